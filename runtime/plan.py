@@ -1,0 +1,142 @@
+"""Where the two wings meet: what the scheduler asks of a model step and what comes back.
+
+Wing A (scheduler, cache, grammar) decides in ints; wing B (engine, attention, models) computes in tensors.
+This module knows nothing of either: no torch, no request objects, no policies.
+
+A sequence's KV is a list of runs of slots in the pool. A plan names each piece of KV once, as a Segment, with
+the rows that attend to the whole of it; a radix node shared by many requests is one Segment with many rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from runtime.protocol.sampling import SamplingParams
+
+
+class Run(NamedTuple):
+    """`length` consecutive KV slots of the pool, the first of them `start`. One slot holds one token."""
+
+    start: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """KV of earlier tokens which every row in `rows` attends to in whole (sliding window aside).
+
+    `position` is the position of its first token in those rows' sequences; `runs` are in token order and their
+    lengths add up to the segment's. Segments of one row do not overlap and, together, cover exactly the
+    positions 0 .. row.position - 1.
+    """
+
+    runs: tuple[Run, ...]
+    rows: tuple[int, ...]
+    position: int
+
+    @property
+    def length(self) -> int:
+        return sum(run.length for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sequence's part in a step: tokens to compute, and what is wanted from their logits.
+
+    seq        the sequence's handle, unique while it lives (a runner may keep sampler state under it)
+    tokens     input ids to compute now, at least one; they attend causally to one another
+    position   position of tokens[0]; equal to the number of KV entries before it
+    slots      where the new KV goes: runs whose lengths add up to len(tokens)
+    sample     whether a next token is wanted after the last input token
+    step       how many tokens this sequence has generated so far (keys the random draw, with the seed)
+    scores     (index into tokens, target id): the log-probability of `target` after tokens[index] is wanted;
+               natural log, temperature 1, no mask
+    """
+
+    seq: int
+    tokens: tuple[int, ...]
+    position: int
+    slots: tuple[Run, ...]
+    sampling: SamplingParams
+    sample: bool = True
+    step: int = 0
+    scores: tuple[tuple[int, int], ...] = ()
+    top_logprobs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One forward pass. `released` are handles of sequences that will not come again."""
+
+    rows: tuple[Row, ...]
+    segments: tuple[Segment, ...]
+    released: tuple[int, ...] = ()
+
+    @property
+    def token_count(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+class TokenMask(NamedTuple):
+    """Which ids may be sampled. `bits`: packed little-endian uint32 words, numpy array [ceil(vocab / 32)], bit 1 =
+    allowed. `allowed`: the same as sorted ids, numpy int64 array, when the mask is sparse enough to list; then
+    only those rows of the logits need be looked at."""
+
+    bits: Any
+    allowed: Any | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """What one row gave. `error` is set (and the rest is empty) when its numbers were not finite.
+
+    token    the sampled id, None when row.sample was False
+    logprob  its log-probability under the unmasked, temperature-1 distribution
+    scores   one per row.scores, same order
+    top      (id, logprob) pairs, best first, len == row.top_logprobs; of the sampled position
+    """
+
+    token: int | None = None
+    logprob: float | None = None
+    scores: tuple[float, ...] = ()
+    top: tuple[tuple[int, float], ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Results in the order of plan.rows."""
+
+    rows: tuple[RowResult, ...]
+    seconds: float = field(default=0.0, compare=False)
+
+
+class Runner(Protocol):
+    """Runs plans. Two verbs, so that grammar masks are filled while the forward pass runs.
+
+    Exactly one finish() follows each launch(). launch() returns at once where the device allows it.
+    """
+
+    @property
+    def slots(self) -> int:
+        """How many token slots the KV pool has."""
+        ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; ids at and above it are never sampled."""
+        ...
+
+    def launch(self, plan: StepPlan) -> None: ...
+
+    def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
+        """Sample with `masks` (row index -> mask; absent = all ids allowed) and give the results back."""
+        ...
+
+    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
+        """Copy KV between equally long runs (source, target), before the next launch."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,99 @@
+"""The runtime's tree of errors, spoken on both sides of every boundary.
+
+    RuntimeFault                      everything below; carries status, code, hint
+    +-- BadRequest                    400  the request itself is wrong
+    |   +-- PromptTooLong             400
+    |   +-- BadConstraint             400  a regex, schema or grammar that cannot be compiled
+    |   |   +-- UnsupportedConstraint 400  understood, but no backend keeps it exactly
+    |   +-- TemplateError             400  the chat template refused the messages
+    +-- ModelLoadError                500  a checkpoint cannot be loaded (path, config, weights, tokenizer)
+    +-- QueueFull                     503
+    +-- DeadlineExceeded              504
+    +-- Aborted                       499  the client, or an operator, cancelled it
+    +-- EngineDead                    503  the engine stopped; the cause is named
+    +-- InternalFault                 500  a defect; the request failed, the engine goes on
+
+It does not know HTTP beyond the status numbers, and holds no traceback: an error must survive a wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class RuntimeFault(Exception):
+    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint` what to do."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "runtime_fault"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.message, self.where, self.hint = message, where, hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text} ({self.hint})" if self.hint else text
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "where": self.where, "hint": self.hint}
+
+
+class BadRequest(RuntimeFault):
+    status, code = 400, "bad_request"
+
+
+class PromptTooLong(BadRequest):
+    code = "prompt_too_long"
+
+
+class BadConstraint(BadRequest):
+    code = "bad_constraint"
+
+
+class UnsupportedConstraint(BadConstraint):
+    code = "unsupported_constraint"
+
+
+class TemplateError(BadRequest):
+    code = "template_error"
+
+
+class ModelLoadError(RuntimeFault):
+    code = "model_load_error"
+
+
+class QueueFull(RuntimeFault):
+    status, code, retryable = 503, "queue_full", True
+
+
+class DeadlineExceeded(RuntimeFault):
+    status, code, retryable = 504, "deadline_exceeded", True
+
+
+class Aborted(RuntimeFault):
+    status, code = 499, "aborted"
+
+
+class EngineDead(RuntimeFault):
+    status, code, retryable = 503, "engine_dead", True
+
+
+class InternalFault(RuntimeFault):
+    code = "internal_fault"
+
+
+BY_CODE: dict[str, type[RuntimeFault]] = {
+    kind.code: kind
+    for kind in (
+        RuntimeFault, BadRequest, PromptTooLong, BadConstraint, UnsupportedConstraint, TemplateError, ModelLoadError,
+        QueueFull, DeadlineExceeded, Aborted, EngineDead, InternalFault,
+    )
+}  # fmt: skip
+
+
+def from_dict(data: dict[str, Any]) -> RuntimeFault:
+    """The error that `to_dict` described; an unknown code becomes the base class."""
+    kind = BY_CODE.get(str(data.get("code")), RuntimeFault)
+    return kind(str(data.get("message", "")), where=data.get("where"), hint=data.get("hint"))

@@ -1,0 +1,79 @@
+"""Registry: a table of names to "module:object", loaded on first use. Does not know what it holds."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar, cast
+
+T = TypeVar("T")
+
+
+class UnknownName(KeyError):
+    """A name that no line of the registry has; the message lists the known ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class MissingExtra(ImportError):
+    """A plug-in whose optional package is not installed; the message names the extra to install."""
+
+
+class Registry(Generic[T]):
+    """`lines`: name -> "module:object". `extras`: name -> the extra of this distribution that installs its needs.
+
+    Third parties add lines through the entry-point group `sglang_dsl.<kind>`, dots for spaces in `kind`.
+    """
+
+    def __init__(self, kind: str, lines: dict[str, str], extras: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self._lines = dict(lines)
+        self._extras = dict(extras or {})
+        self._plugged = False
+
+    def _all(self) -> dict[str, str]:
+        if not self._plugged:
+            self._plugged = True
+            for point in entry_points(group=f"sglang_dsl.{self.kind.replace(' ', '.')}"):
+                self._lines.setdefault(point.name, point.value)
+        return self._lines
+
+    def names(self) -> list[str]:
+        return sorted(self._all())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._lines or name in self._all()
+
+    def add(self, name: str, target: str) -> None:
+        """Add a line; an existing name is an error, so that nobody replaces a built-in by accident."""
+        if name in self._all():
+            raise ValueError(f"{self.kind} {name!r} is registered already ({self._lines[name]})")
+        self._lines[name] = target
+
+    def load(self, name: str) -> T:
+        """The object behind `name`. Raises UnknownName or MissingExtra."""
+        target = self._lines.get(name) or self._all().get(name)
+        if target is None:
+            raise UnknownName(f"unknown {self.kind} {name!r}; known: {', '.join(self.names()) or 'none'}")
+        module, _, attribute = target.partition(":")
+        try:
+            return cast(T, _attribute(importlib.import_module(module), attribute))
+        except ModuleNotFoundError as error:
+            extra = self._extras.get(name)
+            if extra is None or (error.name or "").partition(".")[0] in ("runtime", "sglang_dsl"):
+                raise
+            raise MissingExtra(
+                f"{self.kind} {name!r} needs the package {error.name!r}: pip install 'sglang-dsl[{extra}]'"
+            ) from error
+
+
+def _attribute(module: Any, path: str) -> Any:
+    found = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

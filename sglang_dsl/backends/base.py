@@ -1,0 +1,118 @@
+"""Backend: what the executor asks of anything that can continue a conversation.
+
+A backend is async and stateless towards programs: each call carries the whole prompt. What it cannot do raises
+Unsupported; it never drops a parameter. It knows no nodes and no program state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.messages import Message
+from runtime.protocol.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last message
+    is open when the generation continues it. A prompt that is only raw text is a plain completion prompt."""
+
+    messages: tuple[Message, ...]
+
+    @property
+    def plain_text(self) -> str | None:
+        """The text of a completion prompt; None when there are turns."""
+        if all(m.role == "raw" and isinstance(m.content, str) for m in self.messages):
+            return "".join(m.content for m in self.messages if isinstance(m.content, str))
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generation. `timeout` in seconds."""
+
+    prompt: Prompt
+    sampling: SamplingParams
+    constraint: Constraint | None = None
+    n: int = 1
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceCall:
+    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt."""
+
+    prompt: Prompt
+    choices: tuple[str, ...]
+    unconditional: bool = False
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens, cached_tokens,
+    jumped_tokens, ... as far as the backend knows them."""
+
+    texts: tuple[str, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of a streamed text; `meta` is set on the last one."""
+
+    text: str
+    meta: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScore:
+    """Natural-log probabilities of one option's tokens after the boundary that all options share."""
+
+    logprobs: tuple[float, ...]
+    token_ids: tuple[int, ...] = ()
+    unconditional: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceScores:
+    """One score per option, in order."""
+
+    scores: tuple[ChoiceScore, ...]
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class Backend(ABC):
+    """`name` is shown in errors. All verbs run on the language's event loop; cancelling the task aborts the work."""
+
+    name: str = "backend"
+
+    @abstractmethod
+    async def generate(self, call: Call) -> Completion: ...
+
+    @abstractmethod
+    def stream(self, call: Call) -> AsyncIterator[Delta]:
+        """Pieces of the text as they come; their concatenation equals what generate would give."""
+
+    @abstractmethod
+    async def score(self, call: ChoiceCall) -> ChoiceScores: ...
+
+    async def commit(self, prompt: Prompt) -> None:
+        """Warm the prefix cache with the prompt. A backend without one does nothing: it costs nothing to say."""
+        return None
+
+    async def flush_cache(self) -> bool:
+        """Drop cached prefixes; False where the backend has none or it is in use."""
+        return False
+
+    async def aclose(self) -> None:
+        """Release connections and engines this backend started."""
+        return None

@@ -1,0 +1,106 @@
+"""The language's errors.
+
+    SglError                       everything below
+    +-- ProgramError               a program failed while it ran; carries place, node, variable, backend, cause
+    |   +-- MissingVariable        (also KeyError) a variable nobody set was read
+    |   +-- BackendError           the backend answered with an error, or not at all
+    |   |   +-- Unsupported        this backend cannot do what the node asks
+    |   |   +-- Timeout            it took longer than its deadline
+    |   +-- ProgramCancelled       the program, or the branch, was cancelled
+    +-- NoBackend                  no backend was given and no default is set
+    +-- BadProgram                 (also ValueError) a word was used wrongly: empty choices, bad regex, ...
+    +-- StateClosed                text was added to a state that cannot go on
+
+An error is raised where the value is read. It does not hold the state alive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_dsl.ir import Source
+
+
+class SglError(Exception):
+    """Base of the language's errors."""
+
+
+class BadProgram(SglError, ValueError):
+    """A word of the language was used wrongly; raised at once, where it was written."""
+
+
+class NoBackend(SglError):
+    """No backend: pass backend=..., or call set_default_backend(...)."""
+
+
+class StateClosed(SglError):
+    """The state cannot take more text."""
+
+
+class ProgramError(SglError):
+    """A program failed.
+
+    program, source (file, line), node, variable, backend, request_id, status, retryable and hint are None where
+    unknown; __cause__ is what happened underneath.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        program: str | None = None,
+        source: Source | None = None,
+        node: str | None = None,
+        variable: str | None = None,
+        backend: str | None = None,
+        request_id: str | None = None,
+        status: int | None = None,
+        retryable: bool = False,
+        hint: str | None = None,
+    ) -> None:
+        self.message, self.program, self.source, self.node = message, program, source, node
+        self.variable, self.backend, self.request_id = variable, backend, request_id
+        self.status, self.retryable, self.hint = status, retryable, hint
+        super().__init__(message)
+
+    def fields(self) -> dict[str, Any]:
+        """All that is known, for logs."""
+        known = {k: v for k, v in vars(self).items() if v not in (None, False)}
+        return known | ({"source": str(self.source)} if self.source else {})
+
+    def __str__(self) -> str:
+        place = [
+            f"program {self.program!r}" if self.program else "",
+            f"at {self.source}" if self.source else "",
+            f"variable {self.variable!r}" if self.variable else "",
+            f"in {self.node}" if self.node else "",
+            f"backend {self.backend}" if self.backend else "",
+            f"request {self.request_id}" if self.request_id else "",
+            f"status {self.status}" if self.status else "",
+        ]
+        text = self.message
+        if known := ", ".join(part for part in place if part):
+            text += f" [{known}]"
+        return f"{text}. {self.hint}" if self.hint else text
+
+
+class MissingVariable(ProgramError, KeyError):
+    """A variable was read that no node of the program sets."""
+
+    __str__ = ProgramError.__str__
+
+
+class BackendError(ProgramError):
+    """The backend failed."""
+
+
+class Unsupported(BackendError):
+    """The backend cannot do this; nothing was dropped silently."""
+
+
+class Timeout(BackendError):
+    """The deadline passed."""
+
+
+class ProgramCancelled(ProgramError):
+    """Cancelled before it was done."""

@@ -1,0 +1,247 @@
+"""The IR: frozen nodes, and `+` between them. It knows no backend, no template and no running state.
+
+    Node
+    +-- Text          constant text
+    +-- RoleBegin     opens a turn           +-- RoleEnd      closes it
+    +-- Gen           a generation, named or not
+    +-- Select        a choice among given texts
+    +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
+    +-- Seq           nodes in order (what `+` makes)
+
+Every node carries where it was written (`src`), which takes no part in equality. Prints as a tree; to_dict and
+from_dict give plain JSON data and back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Source(NamedTuple):
+    """File, line and function of the user's code that made a node."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+def caller() -> Source | None:
+    """Where the user's code stands now: the innermost frame outside this package."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_HERE):
+            return Source(code.co_filename, frame.f_lineno, code.co_qualname)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Base of all nodes. `a + b`, with text on either side, makes a Seq."""
+
+    KIND: ClassVar[str] = "node"
+
+    def __add__(self, other: Node | str) -> Seq:
+        return concat(self, other)
+
+    def __radd__(self, other: str) -> Seq:
+        return concat(other, self)
+
+    def children(self) -> tuple[Node, ...]:
+        return ()
+
+    def walk(self) -> Iterator[Node]:
+        """This node and all below it, in order."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    def label(self) -> str:
+        """One line for people."""
+        shown = [
+            f"{f.name}={getattr(self, f.name)!r}"
+            for f in dataclasses.fields(self)
+            if f.name != "src" and getattr(self, f.name) != f.default
+        ]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def tree(self, depth: int = 0) -> str:
+        lines = ["  " * depth + self.label()]
+        lines += [child.tree(depth + 1) for child in self.children()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Node):
+    KIND: ClassVar[str] = "text"
+    text: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleBegin(Node):
+    """Opens a turn of `role`. A system turn may be opened without text: then the template's default stands in."""
+
+    KIND: ClassVar[str] = "role_begin"
+    role: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleEnd(Node):
+    KIND: ClassVar[str] = "role_end"
+    role: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling words as written; None means "not said", so that defaults < program < call merge once, in lower.py."""
+
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    stop: tuple[str, ...] | None = None
+    stop_token_ids: tuple[int, ...] | None = None
+    stop_regex: tuple[str, ...] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    ignore_eos: bool | None = None
+    seed: int | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+
+    def over(self, base: Sampling) -> Sampling:
+        """These words where said, `base`'s elsewhere."""
+        said = {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
+        return dataclasses.replace(base, **said) if said else base
+
+
+@dataclass(frozen=True, slots=True)
+class Gen(Node):
+    """A generation. At most one of dtype, regex, json_schema says what it must match."""
+
+    KIND: ClassVar[str] = "gen"
+    name: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    dtype: str | None = None
+    regex: str | None = None
+    json_schema: str | None = None
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Node):
+    """A choice among `choices` by log-probability; `method` is a name in choices.METHODS."""
+
+    KIND: ClassVar[str] = "select"
+    name: str | None = None
+    choices: tuple[str, ...] = ()
+    method: str = "token_length_normalized"
+    temperature: float = 0.0
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeBegin(Node):
+    KIND: ClassVar[str] = "scope_begin"
+    name: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeEnd(Node):
+    KIND: ClassVar[str] = "scope_end"
+    name: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Seq(Node):
+    KIND: ClassVar[str] = "seq"
+    nodes: tuple[Node, ...] = ()
+
+    def children(self) -> tuple[Node, ...]:
+        return self.nodes
+
+    def label(self) -> str:
+        return f"Seq[{len(self.nodes)}]"
+
+
+def as_node(value: object, src: Source | None = None) -> Node:
+    """A node from what a user may add: text or a node. Anything else is a TypeError that says so."""
+    if isinstance(value, str):
+        return Text(value, src=src)
+    if isinstance(value, Node):
+        return value
+    raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {type(value).__name__}: {value!r:.80}")
+
+
+def concat(*parts: Node | str) -> Seq:
+    """Nodes in order, flattened."""
+    flat: list[Node] = []
+    for part in parts:
+        node = as_node(part)
+        flat.extend(node.nodes if isinstance(node, Seq) else (node,))
+    return Seq(tuple(flat))
+
+
+def flatten(node: Node) -> tuple[Node, ...]:
+    """The leaves of a tree, in order."""
+    return tuple(n for n in node.walk() if not isinstance(n, Seq))
+
+
+KINDS: dict[str, type[Node]] = {
+    kind.KIND: kind for kind in (Text, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq)
+}
+
+
+def to_dict(node: Node) -> dict[str, Any]:
+    """Plain JSON data; from_dict gives an equal node back."""
+    data: dict[str, Any] = {"kind": node.KIND}
+    for f in dataclasses.fields(node):
+        value = getattr(node, f.name)
+        if isinstance(node, Seq):
+            value = [to_dict(child) for child in node.nodes]
+        elif isinstance(value, Sampling):
+            value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+        elif isinstance(value, tuple):
+            value = list(value)
+        if value is not None:
+            data[f.name] = value
+    return data
+
+
+def from_dict(data: dict[str, Any]) -> Node:
+    """The node that to_dict described. Raises ValueError for an unknown kind."""
+    kind = KINDS.get(str(data.get("kind")))
+    if kind is None:
+        raise ValueError(f"unknown node kind {data.get('kind')!r}; known: {', '.join(KINDS)}")
+    fields: dict[str, Any] = {k: v for k, v in data.items() if k != "kind"}
+    if kind is Seq:
+        return Seq(tuple(from_dict(child) for child in fields["nodes"]))
+    if "sampling" in fields:
+        fields["sampling"] = Sampling(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields["sampling"].items()})
+    if "choices" in fields:
+        fields["choices"] = tuple(fields["choices"])
+    if "src" in fields:
+        fields["src"] = Source(*fields["src"])
+    return kind(**fields)

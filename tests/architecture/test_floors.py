@@ -1,0 +1,115 @@
+"""The floors of the house: wing A and the language import with torch absent, and every table's lines resolve."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIGHT_PACKAGES = [
+    "sglang_dsl",
+    "runtime.protocol",
+    "runtime.cache",
+    "runtime.formats",
+    "runtime.config",
+    "runtime.ipc",
+    "runtime.grammar",
+    "runtime.scheduler",
+]
+LIGHT_MODULES = ["runtime", "runtime.plan", "runtime.pocket"]
+
+BLOCKER = """
+import importlib, sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+for name in {names!r}:
+    importlib.import_module(name)
+print("ok", len({names!r}))
+"""
+
+
+def modules_below(package: str) -> list[str]:
+    """Names of all modules of a package, found on disk (nothing is imported)."""
+    folder = ROOT.joinpath(*package.split("."))
+    found = [package]
+    for info in pkgutil.walk_packages([str(folder)], prefix=f"{package}."):
+        found.append(info.name)
+        if info.ispkg:
+            found += modules_below(info.name)[1:]
+    return sorted({name for name in found if not name.endswith("__main__")})
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+
+
+def test_light_modules_import_without_torch() -> None:
+    names = [name for package in LIGHT_PACKAGES for name in modules_below(package)] + LIGHT_MODULES
+    assert len(names) > 40
+    done = run(BLOCKER.format(blocked={"torch", "triton", "transformers"}, names=names))
+    assert done.returncode == 0, done.stderr
+
+
+def test_language_imports_on_the_base_install() -> None:
+    """The base install has msgspec, rich and tqdm: nothing else may be needed to write and trace programs."""
+    blocked = {"torch", "triton", "transformers", "numpy", "tokenizers", "safetensors", "jinja2", "outlines_core"}
+    done = run(BLOCKER.format(blocked=blocked, names=modules_below("sglang_dsl")))
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_the_language_loads_nothing_heavy() -> None:
+    heavy = ["torch", "numpy", "transformers", "rich", "tqdm", "jinja2", "tokenizers", "asyncio.subprocess"]
+    done = run(f"import sglang_dsl, sys; print([m for m in {heavy[:-1]!r} if m in sys.modules])")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def all_registries() -> list[tuple[str, object]]:
+    from runtime.protocol.registry import Registry
+
+    found = []
+    for package in ("runtime", "sglang_dsl"):
+        for name in modules_below(package):
+            if name.endswith(("train", "evaluate", "demo")):
+                continue
+            module = importlib.import_module(name)
+            found += [
+                (f"{name}.{attribute}", value)
+                for attribute, value in vars(module).items()
+                if isinstance(value, Registry) and not attribute.startswith("__")
+            ]
+    return found
+
+
+def test_every_line_of_every_table_resolves() -> None:
+    registries = all_registries()
+    assert len({id(table) for _, table in registries}) >= 4
+    for where, table in registries:
+        for name in table.names():  # type: ignore[attr-defined]
+            assert table.load(name) is not None, f"{where}: {name}"  # type: ignore[attr-defined]
+
+
+def test_public_names_exist() -> None:
+    import runtime
+    import sglang_dsl
+
+    for module in (sglang_dsl, runtime):
+        for name in module.__all__:
+            assert getattr(module, name) is not None, name
+        assert len(module.__all__) == len(set(module.__all__))
+
+
+@pytest.mark.parametrize("folder", ["sglang_dsl", "runtime", "benchmarks", "examples"])
+def test_every_file_says_what_it_is(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        text = path.read_text(encoding="utf-8").lstrip()
+        if text and path.name != "__init__.py":
+            assert text.startswith(('"""', "#!", 'r"""')), f"{path.relative_to(ROOT)} opens without a docstring"
