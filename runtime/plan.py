@@ -53,6 +53,9 @@ class Row:
     step       how many tokens this sequence has generated so far (keys the random draw, with the seed)
     scores     (index into tokens, target id): the log-probability of `target` after tokens[index] is wanted;
                natural log, temperature 1, no mask
+    prompt     all prompt ids, cached ones included; read only when sampling has a repetition penalty
+    output     all ids generated so far (sampled or forced); read only when sampling has any penalty. Both may be
+               live sequences of the scheduler's: they must not change between launch() and finish()
     """
 
     seq: int
@@ -64,6 +67,8 @@ class Row:
     step: int = 0
     scores: tuple[tuple[int, int], ...] = ()
     top_logprobs: int = 0
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

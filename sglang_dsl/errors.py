@@ -1,7 +1,7 @@
 """The language's errors.
 
     SglError                       everything below
-    +-- ProgramError               a program failed while it ran; carries place, node, variable, backend, cause
+    +-- ProgramError               a program failed while it ran; carries place, variable, backend, cause
     |   +-- MissingVariable        (also KeyError) a variable nobody set was read
     |   +-- BackendError           the backend answered with an error, or not at all
     |   |   +-- Unsupported        this backend cannot do what the node asks
@@ -16,6 +16,7 @@ An error is raised where the value is read. It does not hold the state alive.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from sglang_dsl.ir import Source
@@ -40,8 +41,8 @@ class StateClosed(SglError):
 class ProgramError(SglError):
     """A program failed.
 
-    program, source (file, line), node, variable, backend, request_id, status, retryable and hint are None where
-    unknown; __cause__ is what happened underneath.
+    program, source (file, line), node, variable, backend, request_id, status, retryable and hint are None
+    where unknown; __cause__ is what happened underneath.
     """
 
     def __init__(
@@ -104,3 +105,10 @@ class Timeout(BackendError):
 
 class ProgramCancelled(ProgramError):
     """Cancelled before it was done."""
+
+
+def again(error: ProgramError) -> ProgramError:
+    """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own."""
+    fresh = copy.copy(error)
+    fresh.__cause__ = error.__cause__
+    return fresh

@@ -7,9 +7,10 @@
     +-- Select        a choice among given texts
     +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
     +-- Seq           nodes in order (what `+` makes)
+    +-- Fork          branches over what stands before it    +-- Join     (only in traced programs)
 
-Every node carries where it was written (`src`), which takes no part in equality. Prints as a tree; to_dict and
-from_dict give plain JSON data and back.
+Every node carries where it was written (`src`), which takes no part in equality. Prints as a tree; to_dict
+and from_dict give plain JSON data and back.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, ClassVar, NamedTuple
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_DEMO = _HERE + "demo.py"  # holds programs like a user's
 
 
 class Source(NamedTuple):
@@ -37,12 +40,12 @@ class Source(NamedTuple):
 
 def caller() -> Source | None:
     """Where the user's code stands now: the innermost frame outside this package."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_HERE):
+        if not code.co_filename.startswith(_HERE) or code.co_filename == _DEMO:
             return Source(code.co_filename, frame.f_lineno, code.co_qualname)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -68,18 +71,25 @@ class Node:
             yield from child.walk()
 
     def label(self) -> str:
-        """One line for people."""
-        shown = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in dataclasses.fields(self)
-            if f.name != "src" and getattr(self, f.name) != f.default
-        ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        """One line for people: what is said, without what is left at its default."""
+        return f"{type(self).__name__}({', '.join(_said(self))})"
 
     def tree(self, depth: int = 0) -> str:
         lines = ["  " * depth + self.label()]
         lines += [child.tree(depth + 1) for child in self.children()]
         return "\n".join(lines)
+
+
+def _said(value: Any) -> list[str]:
+    """name=value of the fields that differ from their default; those of a Sampling stand among them."""
+    shown: list[str] = []
+    for f in dataclasses.fields(value):
+        said = getattr(value, f.name)
+        if isinstance(said, Sampling):
+            shown += _said(said)
+        elif f.name != "src" and said != f.default:
+            shown.append(f"{f.name}={said!r}")
+    return shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +101,8 @@ class Text(Node):
 
 @dataclass(frozen=True, slots=True)
 class RoleBegin(Node):
-    """Opens a turn of `role`. A system turn may be opened without text: then the template's default stands in."""
+    """Opens a turn of `role`. A system turn may be opened without text: then the template's default stands
+    in."""
 
     KIND: ClassVar[str] = "role_begin"
     role: str = ""
@@ -107,7 +118,8 @@ class RoleEnd(Node):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling words as written; None means "not said", so that defaults < program < call merge once, in lower.py."""
+    """Sampling words as written; None means "not said", so that defaults < program < call merge once, in
+    lower.py."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -150,13 +162,15 @@ class Gen(Node):
 
 @dataclass(frozen=True, slots=True)
 class Select(Node):
-    """A choice among `choices` by log-probability; `method` is a name in choices.METHODS."""
+    """A choice among `choices` by log-probability; `method` is a name in choices.METHODS. A temperature above
+    0 draws from the normalised probabilities, with `seed` where given."""
 
     KIND: ClassVar[str] = "select"
     name: str | None = None
     choices: tuple[str, ...] = ()
     method: str = "token_length_normalized"
     temperature: float = 0.0
+    seed: int | None = None
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
@@ -186,13 +200,38 @@ class Seq(Node):
         return f"Seq[{len(self.nodes)}]"
 
 
+@dataclass(frozen=True, slots=True)
+class Fork(Node):
+    """Branches that go on from the same text, each on its own."""
+
+    KIND: ClassVar[str] = "fork"
+    branches: tuple[Seq, ...] = ()
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+    def children(self) -> tuple[Node, ...]:
+        return self.branches
+
+    def label(self) -> str:
+        return f"Fork[{len(self.branches)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Node):
+    """The branches' end; `mode` says what the parent takes from them."""
+
+    KIND: ClassVar[str] = "join"
+    mode: str = "gather_variable"
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
 def as_node(value: object, src: Source | None = None) -> Node:
     """A node from what a user may add: text or a node. Anything else is a TypeError that says so."""
     if isinstance(value, str):
         return Text(value, src=src)
     if isinstance(value, Node):
         return value
-    raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {type(value).__name__}: {value!r:.80}")
+    shown = f"{type(value).__name__}: {value!r:.80}"
+    raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {shown}")
 
 
 def concat(*parts: Node | str) -> Seq:
@@ -210,7 +249,7 @@ def flatten(node: Node) -> tuple[Node, ...]:
 
 
 KINDS: dict[str, type[Node]] = {
-    kind.KIND: kind for kind in (Text, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq)
+    kind.KIND: kind for kind in (Text, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq, Fork, Join)
 }
 
 
@@ -219,10 +258,11 @@ def to_dict(node: Node) -> dict[str, Any]:
     data: dict[str, Any] = {"kind": node.KIND}
     for f in dataclasses.fields(node):
         value = getattr(node, f.name)
-        if isinstance(node, Seq):
-            value = [to_dict(child) for child in node.nodes]
+        if f.name in ("nodes", "branches"):
+            value = [to_dict(child) for child in node.children()]
         elif isinstance(value, Sampling):
-            value = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+            said = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+            value = {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()}
         elif isinstance(value, tuple):
             value = list(value)
         if value is not None:
@@ -236,10 +276,13 @@ def from_dict(data: dict[str, Any]) -> Node:
     if kind is None:
         raise ValueError(f"unknown node kind {data.get('kind')!r}; known: {', '.join(KINDS)}")
     fields: dict[str, Any] = {k: v for k, v in data.items() if k != "kind"}
-    if kind is Seq:
-        return Seq(tuple(from_dict(child) for child in fields["nodes"]))
+    for below in ("nodes", "branches"):
+        if below in fields:
+            fields[below] = tuple(from_dict(child) for child in fields[below])
     if "sampling" in fields:
-        fields["sampling"] = Sampling(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields["sampling"].items()})
+        said: dict[str, Any] = fields["sampling"]
+        words: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
+        fields["sampling"] = Sampling(**words)
     if "choices" in fields:
         fields["choices"] = tuple(fields["choices"])
     if "src" in fields:

@@ -1,7 +1,7 @@
 """PrefixCache: the contract of every prefix cache. Ints only; it knows neither requests nor tensors.
 
-Slots belong to exactly one of: the free list of the allocator, a cache node, a request. The verbs below say who
-owns what afterwards.
+Slots belong to exactly one of: the free list of the allocator, a cache node, a request. The verbs below say
+who owns what afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from runtime.plan import Run
 
 
 class Node(Protocol):
-    """One stretch of cached tokens that some prefix ends with. Its identity (id) is what plans share segments by."""
+    """One stretch of cached tokens that some prefix ends with. Its identity (id) is what plans share
+    segments by."""
 
     @property
     def id(self) -> int: ...
@@ -29,8 +30,8 @@ class Node(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: `nodes` from the root down, `length` tokens in all. Valid until the next insert or
-    evict unless locked."""
+    """The longest cached prefix: `nodes` from the root down, `length` tokens in all. Valid until the next
+    insert or evict unless locked."""
 
     nodes: tuple[Node, ...]
     length: int
@@ -44,10 +45,29 @@ class PrefixCache(ABC):
         """The longest cached prefix, in whole pages. May split a node; total size does not change."""
 
     @abstractmethod
-    def insert(self, tokens: Sequence[int], runs: Sequence[Run], key: str | None = None) -> tuple[Match, list[Run]]:
-        """Hand over `runs` (the slots of ALL of `tokens`, whole pages, cached part included) to the cache. Returns
-        the match that now covers `tokens`, and those of the handed slots that the cache did not take because it
-        holds other slots for the same tokens: the caller frees them."""
+    def insert(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        key: str | None = None,
+        held: Match | None = None,
+    ) -> tuple[Match, list[Run]]:
+        """Hand over `runs` (the slots of ALL of `tokens`, whole pages, cached part included) to the cache.
+        Returns the match that now covers `tokens`, and those of the handed slots that the cache did not take
+        because it holds other slots for the same tokens: the caller frees them. Slots of tokens beyond the
+        returned match's length (a cache that keeps nothing) stay the caller's.
+
+        `held`: a match of a beginning of `tokens` that the caller has locked and will unlock next; the cache may
+        lengthen its last node in place, so it is good for unlock() only from then on."""
+
+    @abstractmethod
+    def probe(self, tokens: Sequence[int], key: str | None = None) -> int:
+        """The length that match() would find. Changes nothing; valid until the next insert or evict."""
+
+    @abstractmethod
+    def path(self, match: Match) -> tuple[Node, ...]:
+        """The nodes that now make up a locked match, root first: a later match may have split some of them.
+        Changes nothing; valid until `version` changes."""
 
     @abstractmethod
     def lock(self, match: Match) -> None:
@@ -58,11 +78,17 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def evict(self, slots: int) -> list[Run]:
-        """Drop unlocked leaves until at least `slots` slots are gone, or no leaf is left; returns them to the caller."""
+        """Drop unlocked leaves until at least `slots` slots are gone, or no leaf is left; returns them to
+        the caller. Whole pages; the last leaf may only be shortened."""
 
     @abstractmethod
     def reset(self) -> list[Run]:
         """Drop all that is unlocked; returns the slots."""
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Goes up whenever a node is split: only then can path() of a locked match change."""
 
     @property
     @abstractmethod

@@ -62,7 +62,8 @@ class GenerateReqInput(BaseReq):
 
 
 class TokenizedGenerateReqInput(BaseReq):
-    """The same as ids. `prompt_text_tail`: the text of the prompt's end, for incremental detokenisation."""
+    """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a decoder's
+    rule about leading spaces applies to it."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -75,6 +76,13 @@ class TokenizedGenerateReqInput(BaseReq):
     priority: int = 0
     extra_key: str | None = None
     deadline: float | None = None  # time.monotonic() seconds of the sending machine
+    at_start: bool = False
+
+
+class BatchTokenizedGenerateReqInput(BaseBatchReq):
+    """Requests that should meet in one step, such as the options of one choice."""
+
+    requests: list[TokenizedGenerateReqInput]
 
 
 class AbortReq(BaseReq):
@@ -126,10 +134,25 @@ class TokenOutput(msgspec.Struct, omit_defaults=True):
     http_worker_ipc: str | None = None
 
 
+class TextRequest(msgspec.Struct, omit_defaults=True):
+    """How the text of one request is to be made; the detokeniser hears it before the request's first news.
+
+    stream: news are wanted before the end."""
+
+    rid: str
+    stop: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
+    at_start: bool = False
+    stream: bool = False
+    http_worker_ipc: str | None = None
+
+
 class BatchTokenIDOutput(BaseBatchReq):
-    """Scheduler -> detokeniser, once per step."""
+    """Scheduler -> detokeniser, once per step. `begun`: requests that were received since the last one."""
 
     outputs: list[TokenOutput]
+    begun: list[TextRequest] = []
 
 
 class StrOutput(msgspec.Struct, omit_defaults=True):

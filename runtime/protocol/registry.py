@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
@@ -35,6 +34,8 @@ class Registry(Generic[T]):
 
     def _all(self) -> dict[str, str]:
         if not self._plugged:
+            from importlib.metadata import entry_points  # slow to import; only once a table is listed or missed
+
             self._plugged = True
             for point in entry_points(group=f"sglang_dsl.{self.kind.replace(' ', '.')}"):
                 self._lines.setdefault(point.name, point.value)

@@ -1,7 +1,7 @@
 """Backend: what the executor asks of anything that can continue a conversation.
 
-A backend is async and stateless towards programs: each call carries the whole prompt. What it cannot do raises
-Unsupported; it never drops a parameter. It knows no nodes and no program state.
+A backend is async and stateless towards programs: each call carries the whole prompt. What it cannot do
+raises Unsupported; it never drops a parameter. It knows no nodes and no program state.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from runtime.protocol.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last message
-    is open when the generation continues it. A prompt that is only raw text is a plain completion prompt."""
+    """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last
+    message is open when the generation continues it. A prompt that is only raw text is a plain completion
+    prompt."""
 
     messages: tuple[Message, ...]
 
@@ -58,8 +59,8 @@ class ChoiceCall:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens, cached_tokens,
-    jumped_tokens, ... as far as the backend knows them."""
+    """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens,
+    cached_tokens, jumped_tokens, ... as far as the backend knows them."""
 
     texts: tuple[str, ...]
     meta: dict[str, Any] = field(default_factory=dict)
@@ -91,7 +92,8 @@ class ChoiceScores:
 
 
 class Backend(ABC):
-    """`name` is shown in errors. All verbs run on the language's event loop; cancelling the task aborts the work."""
+    """`name` is shown in errors. All verbs run on the language's event loop; cancelling the task aborts the
+    work."""
 
     name: str = "backend"
 
@@ -106,13 +108,18 @@ class Backend(ABC):
     async def score(self, call: ChoiceCall) -> ChoiceScores: ...
 
     async def commit(self, prompt: Prompt) -> None:
-        """Warm the prefix cache with the prompt. A backend without one does nothing: it costs nothing to say."""
-        return None
+        """Warm the prefix cache with the prompt. A backend without one does nothing: it costs nothing to
+        say."""
+        return
 
     async def flush_cache(self) -> bool:
         """Drop cached prefixes; False where the backend has none or it is in use."""
         return False
 
+    async def info(self) -> dict[str, Any]:
+        """What the backend says of itself: at least its name."""
+        return {"backend": self.name}
+
     async def aclose(self) -> None:
         """Release connections and engines this backend started."""
-        return None
+        return

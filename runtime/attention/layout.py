@@ -1,0 +1,169 @@
+"""Layout: which queries see which runs of slots in one pass, as few and as large pieces as the plan allows.
+
+Plain ints; no tensors. For each piece all its queries see all its keys (Full), or each query of a row's new
+tokens those before it (Causal), or a band (Band), or several short rows are computed side by side (Bundle).
+Every new token is in at least one piece; its results over all its pieces are merged by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from runtime.attention.runs import cut_runs, join
+from runtime.plan import Run, StepPlan
+
+BUNDLE_KEYS = (
+    128  # rows with at most so many keys of their own are copied side by side; longer ones are views
+)
+BUNDLE_QUERIES = 16
+SHORTEST_BUCKET = 32
+BAND_QUERIES = 256
+
+
+class Span(NamedTuple):
+    """Consecutive new tokens of the pass: the first one's index, and how many."""
+
+    first: int
+    size: int
+
+
+class Full(NamedTuple):
+    """All tokens in `spans` see all of `runs`."""
+
+    spans: tuple[Span, ...]
+    runs: tuple[Run, ...]
+
+
+class Causal(NamedTuple):
+    """The tokens of `span`, one row's new ones, see one another causally."""
+
+    span: Span
+
+
+class Band(NamedTuple):
+    """The tokens of `span` see the keys in `runs` no later than themselves and less than `window` back. The
+    first key is `lead` positions before the first token."""
+
+    span: Span
+    runs: tuple[Run, ...]
+    lead: int
+    window: int
+
+
+class Member(NamedTuple):
+    """One row of a bundle: its tokens see `past` keys and then one another causally; `runs` hold both."""
+
+    span: Span
+    runs: tuple[Run, ...]
+    past: int
+
+
+class Bundle(NamedTuple):
+    members: tuple[Member, ...]
+
+
+Piece = Full | Causal | Band | Bundle
+
+
+@dataclass(slots=True)
+class _Own:
+    """What one row alone sees: runs of earlier tokens, then its new tokens."""
+
+    span: Span
+    slots: tuple[Run, ...]
+    runs: list[Run] = field(default_factory=list)
+
+
+def spans_of(plan: StepPlan) -> list[Span]:
+    spans, first = [], 0
+    for row in plan.rows:
+        spans.append(Span(first, len(row.tokens)))
+        first += len(row.tokens)
+    return spans
+
+
+def layout(plan: StepPlan, window: int | None) -> list[Piece]:
+    """The pieces of one pass under `window` (None = no window). Each row's own come first: they cover every
+    token; then the shared ones, those of most rows first. Spans of a piece belong to different rows."""
+    spans = spans_of(plan)
+    own = {index: _Own(spans[index], row.slots) for index, row in enumerate(plan.rows)}
+    pieces: list[Piece] = []
+    if window is not None:
+        for index, row in enumerate(plan.rows):
+            if len(row.tokens) > 1 and row.position + len(row.tokens) > window:
+                pieces += _bands(plan, index, spans[index], window)
+                del own[index]
+    shared: dict[tuple[int, ...], list[Run]] = {}
+    for segment in sorted(plan.segments, key=lambda segment: segment.position):
+        for rows, runs in _visible(
+            plan, segment.rows, segment.runs, segment.position, segment.length, window
+        ):
+            rows = tuple(row for row in rows if row in own)
+            if len(rows) == 1:
+                own[rows[0]].runs += runs
+            elif rows:
+                shared.setdefault(rows, []).extend(runs)
+    pieces += _own_pieces(own.values())
+    for rows in sorted(shared, key=len, reverse=True):
+        pieces.append(Full(tuple(spans[row] for row in sorted(rows)), join(shared[rows])))
+    return pieces
+
+
+def _visible(
+    plan: StepPlan, rows: Iterable[int], runs: tuple[Run, ...], position: int, length: int, window: int | None
+) -> Iterator[tuple[tuple[int, ...], tuple[Run, ...]]]:
+    """The segment's runs, cut to what each row's window leaves of them; rows that see the same go
+    together."""
+    if window is None:
+        yield tuple(rows), runs
+        return
+    cuts: dict[int, list[int]] = {}
+    for row in rows:
+        # The last of a row's queries sees least; rows of several queries only get here if it sees everything.
+        last = plan.rows[row].position + len(plan.rows[row].tokens) - 1
+        cuts.setdefault(max(0, last - window + 1 - position), []).append(row)
+    for cut, same in cuts.items():
+        if cut < length:
+            yield tuple(same), cut_runs(runs, cut, length)
+
+
+def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band]:
+    """A row whose later queries no longer see its first token, in blocks of queries."""
+    row = plan.rows[index]
+    segments = sorted((s for s in plan.segments if index in s.rows), key=lambda segment: segment.position)
+    runs = join([*(run for segment in segments for run in segment.runs), *row.slots])
+    for start in range(0, span.size, BAND_QUERIES):
+        count = min(BAND_QUERIES, span.size - start)
+        position = row.position + start
+        first = max(0, position - window + 1)
+        visible = cut_runs(runs, first, position + count)
+        yield Band(Span(span.first + start, count), visible, position - first, window)
+
+
+def _own_pieces(own: Iterable[_Own]) -> Iterator[Piece]:
+    buckets: dict[tuple[bool, int], list[Member]] = {}
+    for row in own:
+        runs = join([*row.runs, *row.slots])
+        keys = sum(run.length for run in runs)
+        member = Member(row.span, runs, keys - row.span.size)
+        if keys <= BUNDLE_KEYS and row.span.size <= BUNDLE_QUERIES:
+            size = max(SHORTEST_BUCKET, 1 << (keys - 1).bit_length())
+            buckets.setdefault((row.span.size == 1, size), []).append(member)
+        else:
+            yield from _alone(member)
+    for members in buckets.values():
+        if len(members) == 1:
+            yield from _alone(members[0])
+        else:
+            yield Bundle(tuple(members))
+
+
+def _alone(member: Member) -> Iterator[Piece]:
+    if member.span.size == 1:
+        yield Full((member.span,), member.runs)
+        return
+    if member.past:
+        yield Full((member.span,), cut_runs(member.runs, 0, member.past))
+    yield Causal(member.span)

@@ -1,0 +1,50 @@
+"""Reference: slow and obviously right. One row at a time: gather everything, one softmax, in float32.
+
+The yardstick of the contract suite; other implementations are compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runtime.attention.base import Attention, AttentionStep
+from runtime.attention.pool import slots_of
+from runtime.plan import Run, StepPlan
+
+
+class Reference(Attention):
+    def begin(self, plan: StepPlan) -> AttentionStep:
+        pool = self.pool
+        slots = []
+        for index, row in enumerate(plan.rows):
+            mine = sorted((s for s in plan.segments if index in s.rows), key=lambda segment: segment.position)
+            runs: list[Run] = [run for segment in mine for run in segment.runs]
+            slots.append(slots_of([*runs, *row.slots], pool.device))
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            q, k, v = qkv.split((self.heads, pool.kv_heads, pool.kv_heads), 1)
+            outs, first = [], 0
+            for row, places in zip(plan.rows, slots):
+                count = len(row.tokens)
+                tokens = slice(first, first + count)
+                first += count
+                pool.keys[layer][:, places[row.position :]] = k[tokens].transpose(0, 1)
+                pool.values[layer][:, places[row.position :]] = v[tokens].transpose(0, 1)
+                keys = pool.keys[layer][:, places].float().repeat_interleave(self.group, 0)
+                values = pool.values[layer][:, places].float().repeat_interleave(self.group, 0)
+                queries = q[tokens].transpose(0, 1).float()
+                scores = queries @ keys.transpose(1, 2) / math.sqrt(pool.head_dim)
+                at = torch.arange(row.position, row.position + count, device=pool.device)[:, None]
+                of = torch.arange(row.position + count, device=pool.device)[None]
+                seen = of <= at
+                window = self.windows[layer]
+                if window is not None:
+                    seen &= of > at - window
+                weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+                outs.append((weights @ values).transpose(0, 1).reshape(count, -1).to(q.dtype))
+            return torch.cat(outs)
+
+        return attend

@@ -1,0 +1,319 @@
+"""TorchViews: attention in plain torch, on views of the pool. The reference for GPU kernels, the fast path on
+CPU.
+
+A run of slots shared by many rows is read once, by one product for all of them (cascade attention), and is
+never copied: on CPU a gather costs three to twelve times the product. Short rows' own tails are copied side
+by side into a padded buffer and computed at once. Parts are merged by log-sum-exp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from runtime.attention.base import Attention, AttentionStep
+from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, layout
+from runtime.attention.pool import KVPool, slots_of
+from runtime.attention.runs import join
+from runtime.plan import Run, StepPlan
+
+SHORT_RUN = 64  # neighbours shorter than this are gathered into one part
+GATHER_AT_MOST = 4096  # tokens of one gathered part: bounds the scratch buffer
+SCORES_AT_MOST = 1 << 25  # elements of the score matrix of one product
+
+Place: TypeAlias = slice | Tensor  # which tokens, or which slots
+Product: TypeAlias = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One product: `queries` (places of new tokens) against `keys` (slots of the pool; None = the new tokens'
+    own, as given). `batch` rows of equal shape lie behind one another in both. `mask` [batch or 1, 1,
+    queries, keys], added to the scores. `taken`: which of the results count (None = all), `into` where those
+    go."""
+
+    queries: Place
+    keys: Place | None
+    batch: int = 1
+    causal: bool = False
+    mask: Tensor | None = None
+    taken: Tensor | None = None
+    into: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Parts that share no new token. `first`, `last`: the range of tokens they lie in; `whole`: they fill
+    it."""
+
+    parts: tuple[Part, ...]
+    first: int
+    last: int
+    whole: bool
+
+
+class TorchViews(Attention):
+    def __init__(self, pool: KVPool, heads: int, windows: Sequence[int | None]) -> None:
+        super().__init__(pool, heads, windows)
+        self._product = self._choose_product()
+        self._scratch = pool.data.new_empty(0)
+
+    def _choose_product(self) -> Product:
+        return _fused if self.pool.device.type == "cpu" and _fused_works() else _plain
+
+    def begin(self, plan: StepPlan) -> AttentionStep:
+        levels = {window: self._levels(layout(plan, window)) for window in dict.fromkeys(self.windows)}
+        place = self.pool.place(run for row in plan.rows for run in row.slots)
+        pool, heads = self.pool, self.heads
+        shape = (plan.token_count, pool.kv_heads, self.group, pool.head_dim)
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            pool.write(layer, place, qkv[:, heads:])
+            queries = qkv[:, :heads].reshape(shape).transpose(0, 1).contiguous()
+            return self._merged(layer, queries, qkv[:, heads:], levels[self.windows[layer]])
+
+        return attend
+
+    # -- once per pass
+    # -------------------------------------------------------------------------------------------
+
+    def _levels(self, pieces: Iterable[Piece]) -> list[Level]:
+        """Each row's first part in level 0, its second in level 1, and so on. Own pieces come first, so that
+        level 0 covers every token."""
+        height: dict[int, int] = {}  # of a row or band, by its first token
+        parts: list[list[Part]] = []
+        reach: list[list[Span]] = []
+        for piece in pieces:
+            for part, spans in self._parts(piece):
+                level = max(height.get(span.first, 0) for span in spans)
+                height.update((span.first, level + 1) for span in spans)
+                if level == len(parts):
+                    parts.append([])
+                    reach.append([])
+                parts[level].append(part)
+                reach[level] += spans
+        return [_level(mine, spans) for mine, spans in zip(parts, reach)]
+
+    def _parts(self, piece: Piece) -> Iterable[tuple[Part, tuple[Span, ...]]]:
+        match piece:
+            case Full(spans, runs):
+                queries = self._tokens(spans)
+                return [(Part(queries, keys), spans) for keys in self._keys(runs)]
+            case Causal(span):
+                return [(Part(self._tokens((span,)), None, causal=True), (span,))]
+            case Band():
+                return [(self._band(piece), (piece.span,))]
+            case Bundle():
+                return [(self._bundle(piece), tuple(member.span for member in piece.members))]
+
+    def _tokens(self, spans: Sequence[Span]) -> Place:
+        return self.pool.place(Run(*span) for span in spans)
+
+    def _keys(self, runs: Iterable[Run]) -> list[Place]:
+        """Views of long runs; short neighbours gathered."""
+        places: list[Place] = []
+        short: list[Run] = []
+        gathered = 0
+        for run in (*runs, None):
+            if short and (run is None or run.length >= SHORT_RUN or gathered + run.length > GATHER_AT_MOST):
+                places.append(self.pool.place(short))
+                short, gathered = [], 0
+            if run is None:
+                break
+            if run.length >= SHORT_RUN:
+                places.append(slice(run.start, run.start + run.length))
+            else:
+                short.append(run)
+                gathered += run.length
+        return places
+
+    def _band(self, band: Band) -> Part:
+        keys = self.pool.place(band.runs)
+        of = torch.arange(sum(run.length for run in band.runs), device=self.pool.device)
+        at = torch.arange(band.span.size, device=self.pool.device)[:, None] + band.lead
+        return Part(
+            self._tokens((band.span,)), keys, mask=self._mask((of <= at) & (of > at - band.window))[None]
+        )
+
+    def _bundle(self, bundle: Bundle) -> Part:
+        members, device = bundle.members, self.pool.device
+        rows = len(members)
+        spans = [member.span for member in members]
+        counts = torch.tensor([span.size for span in spans], device=device)
+        past = torch.tensor([member.past for member in members], device=device)
+        most, widest = int(counts.max()), int((past + counts).max())
+        # Queries and keys of shorter rows are padded with repetitions; the mask hides such keys, `taken` such
+        # queries.
+        query = torch.arange(most, device=device).expand(rows, most)
+        real = query < counts[:, None]
+        query = query.minimum(counts[:, None] - 1)
+        tokens = query + torch.tensor([span.first for span in spans], device=device)[:, None]
+        seen = torch.arange(widest, device=device) <= (past[:, None] + query)[:, :, None]
+        queries: Place = tokens.flatten()
+        taken: Tensor | None = None
+        into: Place = queries
+        if bool(real.all()):
+            joined = join(Run(*span) for span in spans)
+            if len(joined) == 1:
+                queries = into = slice(joined[0].start, joined[0].start + joined[0].length)
+        else:
+            taken = real.flatten().nonzero().flatten()
+            into = tokens.flatten()[taken]
+        keys = self._padded(
+            members_runs=[member.runs for member in members], lengths=past + counts, width=widest
+        )
+        return Part(queries, keys, batch=rows, mask=self._mask(seen), taken=taken, into=into)
+
+    def _padded(self, members_runs: Sequence[Sequence[Run]], lengths: Tensor, width: int) -> Tensor:
+        """Slots of each member's runs, repeated at the end up to `width`: [members * width]."""
+        flat = slots_of([run for runs in members_runs for run in runs], self.pool.device)
+        column = torch.arange(width, device=self.pool.device).minimum(lengths[:, None] - 1)
+        return flat[(column + (lengths.cumsum(0) - lengths)[:, None]).flatten()]
+
+    def _mask(self, seen: Tensor) -> Tensor:
+        """seen [(batch,) queries, keys] -> [(batch,) 1, queries * group, keys], 0 where seen, else -inf."""
+        mask = torch.zeros(seen.shape, dtype=self.pool.data.dtype, device=seen.device).masked_fill_(
+            ~seen, -math.inf
+        )
+        return mask.repeat_interleave(self.group, -2).unsqueeze(-3)
+
+    # -- once per layer
+    # ------------------------------------------------------------------------------------------
+
+    def _merged(self, layer: int, q: Tensor, own: Tensor, levels: Sequence[Level]) -> Tensor:
+        """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]."""
+        kv_heads, tokens, group, dim = q.shape
+        base = levels[0]
+        if len(base.parts) == 1 and base.whole and base.parts[0].taken is None:
+            out, lse = self._attend(layer, q, own, base.parts[0])
+        else:
+            out, lse = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
+            self._fill(layer, q, own, base.parts, out, lse, 0)
+        for level in levels[1:]:
+            span = slice(level.first, level.last)
+            shape = (kv_heads, level.last - level.first, group)
+            if level.whole:
+                more, more_lse = q.new_empty((*shape, dim)), q.new_empty(shape, dtype=torch.float32)
+            else:
+                more, more_lse = q.new_zeros((*shape, dim)), q.new_full(shape, -math.inf, dtype=torch.float32)
+            self._fill(layer, q, own, level.parts, more, more_lse, level.first)
+            both = torch.logaddexp(lse[:, span], more_lse)
+            out[:, span].lerp_(more, (more_lse - both).exp_().unsqueeze(-1).to(out.dtype))
+            lse[:, span] = both
+        return out.permute(1, 0, 2, 3).reshape(tokens, -1)
+
+    def _fill(
+        self,
+        layer: int,
+        q: Tensor,
+        own: Tensor,
+        parts: Iterable[Part],
+        out: Tensor,
+        lse: Tensor,
+        first: int,
+    ) -> None:
+        """Each part's results into out, lse [kv_heads, tokens - first, ...]."""
+        for part in parts:
+            result, result_lse = self._attend(layer, q, own, part)
+            into = part.queries if part.into is None else part.into
+            if part.taken is not None:
+                result, result_lse = (
+                    result.index_select(1, part.taken),
+                    result_lse.index_select(1, part.taken),
+                )
+            if isinstance(into, slice):
+                here = slice(into.start - first, into.stop - first)
+                out[:, here], lse[:, here] = result, result_lse
+            else:
+                here = into - first if first else into
+                out.index_copy_(1, here, result)
+                lse.index_copy_(1, here, result_lse)
+
+    def _attend(self, layer: int, q: Tensor, own: Tensor, part: Part) -> tuple[Tensor, Tensor]:
+        """One product: results [kv_heads, queries, group, head_dim] and their log-sum-exp [kv_heads, queries,
+        group]."""
+        kv_heads, _, group, dim = q.shape
+        picked = q[:, part.queries] if isinstance(part.queries, slice) else q.index_select(1, part.queries)
+        if part.causal:
+            mine = own[part.queries].transpose(0, 1).unsqueeze(1).expand(-1, group, -1, -1)
+            k, v = mine[:kv_heads], mine[kv_heads:]
+            out, lse = self._product(
+                picked.transpose(1, 2), k, v, True, None
+            )  # [kv_heads, group, queries, ...]
+            return out.transpose(1, 2), lse.transpose(1, 2)
+        k, v = self._read(layer, part)
+        rows = picked.shape[1] // part.batch
+        side_by_side = picked.reshape(kv_heads, part.batch, rows * group, dim).transpose(0, 1)
+        out, lse = self._product(side_by_side, k, v, False, part.mask)  # [batch, kv_heads, rows * group, ...]
+        shape = (kv_heads, part.batch * rows, group)
+        return out.transpose(0, 1).reshape(*shape, dim), lse.transpose(0, 1).reshape(shape)
+
+    def _read(self, layer: int, part: Part) -> tuple[Tensor, Tensor]:
+        """Keys and values of a part: [batch, kv_heads, keys, head_dim]; views where they are one run."""
+        data, kv_heads = self.pool.data[layer], self.pool.kv_heads
+        if isinstance(part.keys, slice):
+            run = data[None, :, part.keys]
+            return run[:, :kv_heads], run[:, kv_heads:]
+        assert part.keys is not None
+        shape = (data.shape[0], part.keys.numel(), data.shape[2])
+        needed = math.prod(shape)
+        if self._scratch.numel() < needed:
+            self._scratch = data.new_empty(needed)
+        buffer = self._scratch[:needed].view(shape)
+        torch.index_select(data, 1, part.keys, out=buffer)
+        rows = buffer.view(data.shape[0], part.batch, -1, data.shape[2]).transpose(0, 1)
+        return rows[:, :kv_heads], rows[:, kv_heads:]
+
+
+class TorchPlain(TorchViews):
+    """The same with torch's public operations only."""
+
+    def _choose_product(self) -> Product:
+        return _plain
+
+
+def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
+    first = min(span.first for span in spans)
+    last = max(span.first + span.size for span in spans)
+    return Level(tuple(parts), first, last, whole=sum(span.size for span in spans) == last - first)
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp), any strides."""
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The same in public operations, on any device; blocks of queries bound the score matrix."""
+    queries, keys = q.shape[2], k.shape[2]
+    block = max(1, SCORES_AT_MOST // max(1, q.shape[0] * q.shape[1] * keys))
+    outs, sums = [], []
+    for first in range(0, queries, block):
+        last = min(first + block, queries)
+        seen = last if causal else keys
+        scores = (q[:, :, first:last] @ k[:, :, :seen].transpose(2, 3)).float() / math.sqrt(q.shape[3])
+        if causal:
+            later = torch.ones(last - first, seen, dtype=torch.bool, device=q.device).triu_(first + 1)
+            scores.masked_fill_(later, -math.inf)
+        if mask is not None:
+            scores += mask[:, :, first:last]
+        total = scores.logsumexp(-1, keepdim=True)
+        outs.append((scores - total).exp_().to(v.dtype) @ v[:, :, :seen])
+        sums.append(total.squeeze(-1))
+    return (outs[0], sums[0]) if len(outs) == 1 else (torch.cat(outs, 2), torch.cat(sums, 2))
+
+
+def _fused_works() -> bool:
+    """Whether this torch has the (private) fused operation and it gives the right numbers."""
+    q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 1, 5, 8).expand(-1, 3, -1, -1), torch.randn(2, 3, 5, 8)
+    mask = torch.zeros(2, 1, 4, 5).masked_fill_(torch.arange(5) > 3, -math.inf)
+    try:
+        pairs = zip(_fused(q, k, v, False, mask), _plain(q, k, v, False, mask))
+        return all(torch.allclose(mine, right, atol=1e-5) for mine, right in pairs)
+    except (RuntimeError, AttributeError, TypeError):
+        return False

@@ -1,0 +1,311 @@
+"""RadixCache: a tree of token runs; a path from the root spells a cached prefix, its nodes hold the KV slots.
+
+After Zheng et al., "SGLang: Efficient Execution of Structured Language Model Programs", section 3
+(RadixAttention). It knows slots as ints only: neither requests, nor the free list, nor tensors.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from runtime.cache.base import Match, PrefixCache
+from runtime.cache.eviction import EvictionQueue, Key, lru
+from runtime.cache.pages import join, split, total
+from runtime.plan import Run
+from runtime.protocol.errors import InternalFault
+
+
+class RadixNode:
+    """A stretch of tokens below `parent`; whole pages. `locks` counts the sequences that read it or a node
+    below. A root has no parent, no tokens, and the namespace's `key`."""
+
+    __slots__ = ("children", "id", "key", "length", "locks", "parent", "runs", "ticket", "tokens", "used_at")
+
+    def __init__(self, id: int, parent: RadixNode | None, tokens: array[int], runs: tuple[Run, ...]) -> None:
+        self.id = id
+        self.key: str | None = None
+        self.parent = parent
+        self.tokens = tokens
+        self.runs = runs
+        self.length = len(tokens)
+        self.children: dict[int | bytes, RadixNode] = {}
+        self.locks = 0
+        self.used_at = 0
+        self.ticket = 0
+
+
+class RadixCache(PrefixCache):
+    """A prefix tree per extra_key. `eviction`: which unlocked leaf goes first (smallest key).
+
+    Tokens are compared as packed ints, so a verb costs one memory comparison over the prefix, whatever the
+    tree's size. A locked match is known by its last node: a split gives the upper part a new node and leaves
+    that one's end where it is.
+    """
+
+    def __init__(self, page_size: int = 1, eviction: Key = lru) -> None:
+        self.page_size = page_size
+        self._roots: dict[str | None, RadixNode] = {}
+        self._leaves: EvictionQueue[RadixNode] = EvictionQueue(eviction)
+        self._ids = 0
+        self._clock = 0
+        self._version = 0
+        self._evictable = 0
+        self._protected = 0
+
+    @property
+    def evictable(self) -> int:
+        return self._evictable
+
+    @property
+    def protected(self) -> int:
+        return self._protected
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    # -- finding ---------------------------------------------------------------------------------------------
+
+    def match(self, tokens: Sequence[int], key: str | None = None) -> Match:
+        """Changes the tree only where the match ends inside a node (a split) and in the order of use. The
+        answer holds until the next insert or evict; once locked, as long as the lock."""
+        packed = _packed(tokens)
+        path, length, inside = self._walk(packed, key)
+        if inside:
+            path[-1] = self._split(path[-1], inside)
+        self._touch(path)
+        return Match(tuple(path), length)
+
+    def probe(self, tokens: Sequence[int], key: str | None = None) -> int:
+        return self._walk(_packed(tokens), key)[1]
+
+    def path(self, match: Match) -> tuple[RadixNode, ...]:
+        return tuple(reversed(list(self._upwards(match))))
+
+    def _walk(self, tokens: array[int], key: str | None) -> tuple[list[RadixNode], int, int]:
+        """The nodes along `tokens`, how many tokens they share with it, and how many of the last node's when
+        not all of them (else 0)."""
+        path: list[RadixNode] = []
+        node = self._roots.get(key)
+        position, end = 0, len(tokens) - len(tokens) % self.page_size
+        while node is not None and position < end:
+            child = node.children.get(self._edge(tokens, position))
+            if child is None:
+                break
+            path.append(child)
+            common = self._common(child.tokens, tokens, position, min(child.length, end - position))
+            position += common
+            if common < child.length:
+                return path, position, common
+            node = child
+        return path, position, 0
+
+    def _common(self, edge: array[int], tokens: array[int], position: int, limit: int) -> int:
+        """Length in whole pages of what `edge` and tokens[position:] share, at most `limit`; at least one
+        page, which the caller has looked up. Bisects with memory comparisons."""
+        if edge[:limit] == tokens[position : position + limit]:
+            return limit
+        low, high = self.page_size, limit  # edge[:low] is shared, edge[:high] is not
+        while high - low > self.page_size:
+            middle = low + (high - low) // 2 // self.page_size * self.page_size
+            if edge[low:middle] == tokens[position + low : position + middle]:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _edge(self, tokens: array[int], position: int) -> int | bytes:
+        if self.page_size == 1:
+            return tokens[position]
+        return tokens[position : position + self.page_size].tobytes()
+
+    # -- adding ----------------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        runs: Sequence[Run],
+        key: str | None = None,
+        held: Match | None = None,
+    ) -> tuple[Match, list[Run]]:
+        """Changes the tree. A leaf that nobody else reads grows in place: a prompt computed in chunks, or a
+        conversation, is one node and so one segment, until somebody branches off. The returned match holds until the next insert or evict unless locked. Raises
+        InternalFault when `runs` are not exactly the slots of `tokens`, or these are no whole pages."""
+        packed = _packed(tokens)
+        if len(packed) % self.page_size or total(runs) != len(packed):
+            raise InternalFault(
+                f"{len(packed)} tokens with {total(runs)} slots for a cache of page size {self.page_size}",
+                where="cache.radix",
+            )
+        path, position, inside = self._walk(packed, key)
+        if inside:
+            path[-1] = self._split(path[-1], inside)
+        duplicates: list[Run] = []
+        rest: list[Run] = list(runs)
+        for node in path:
+            handed, rest = split(rest, node.length)
+            duplicates += _differing(handed, node.runs)
+        if rest:
+            parent = path[-1] if path else self._root(key)
+            if self._may_lengthen(parent, held):
+                self._lengthen(parent, packed[position:], rest)
+            else:
+                path.append(self._grow(parent, packed[position:], tuple(join(rest))))
+        self._touch(path)
+        return Match(tuple(path), len(packed)), join(duplicates)
+
+    def _root(self, key: str | None) -> RadixNode:
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = RadixNode(0, None, array("q"), ())
+            root.key = key
+        return root
+
+    def _may_lengthen(self, leaf: RadixNode, held: Match | None) -> bool:
+        if leaf.children or leaf.parent is None:
+            return False
+        return not leaf.locks or (leaf.locks == 1 and held is not None and held.nodes[-1:] == (leaf,))
+
+    def _lengthen(self, leaf: RadixNode, tokens: array[int], runs: Sequence[Run]) -> None:
+        leaf.tokens.extend(tokens)
+        leaf.runs = tuple(join([*leaf.runs, *runs]))
+        leaf.length += len(tokens)
+        if leaf.locks:
+            self._protected += len(tokens)
+        else:
+            self._evictable += len(tokens)
+
+    def _grow(self, parent: RadixNode, tokens: array[int], runs: tuple[Run, ...]) -> RadixNode:
+        self._leaves.discard(parent)  # it is a leaf no longer
+        leaf = RadixNode(self._next_id(), parent, tokens, runs)
+        parent.children[self._edge(tokens, 0)] = leaf
+        self._evictable += leaf.length
+        return leaf
+
+    def _split(self, node: RadixNode, at: int) -> RadixNode:
+        """Give the first `at` tokens of `node` to a new node above it and return that. Sizes, locks and
+        order stay."""
+        parent = node.parent
+        assert parent is not None
+        head, rest = split(node.runs, at)
+        upper = RadixNode(self._next_id(), parent, node.tokens[:at], tuple(head))
+        upper.locks, upper.used_at = node.locks, node.used_at
+        parent.children[self._edge(upper.tokens, 0)] = upper
+        node.tokens, node.runs, node.length = node.tokens[at:], tuple(rest), node.length - at
+        node.parent = upper
+        upper.children[self._edge(node.tokens, 0)] = node
+        self._version += 1
+        return upper
+
+    def _next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+    def _touch(self, path: Sequence[RadixNode]) -> None:
+        self._clock += 1
+        for node in path:
+            node.used_at = self._clock
+        if path:
+            self._requeue(path[-1])  # only the last can be a leaf
+
+    # -- protecting and dropping -----------------------------------------------------------------------------
+
+    def lock(self, match: Match) -> None:
+        """Moves the match's nodes from evictable to protected."""
+        for node in self._upwards(match):
+            if not node.locks:
+                self._evictable -= node.length
+                self._protected += node.length
+                self._leaves.discard(node)
+            node.locks += 1
+
+    def unlock(self, match: Match) -> None:
+        """Undoes one lock() of the same match. Raises InternalFault when there is none to undo."""
+        for node in self._upwards(match):
+            if not node.locks:
+                raise InternalFault(
+                    f"cache node {node.id} is unlocked more often than locked", where="cache.radix"
+                )
+            node.locks -= 1
+            if not node.locks:
+                self._protected -= node.length
+                self._evictable += node.length
+                self._requeue(node)
+
+    def evict(self, slots: int) -> list[Run]:
+        """Changes the tree: matches that are not locked are void afterwards."""
+        dropped: list[Run] = []
+        while slots > 0:
+            leaf = self._leaves.pop()
+            if leaf is None:
+                break
+            goes = min(leaf.length, -(-slots // self.page_size) * self.page_size)
+            slots -= goes
+            self._evictable -= goes
+            if goes < leaf.length:
+                dropped += self._shorten(leaf, leaf.length - goes)
+            else:
+                dropped += leaf.runs
+                self._remove(leaf)
+        return join(dropped)
+
+    def reset(self) -> list[Run]:
+        """Changes the tree: matches that are not locked are void afterwards."""
+        return self.evict(self._evictable)
+
+    def _shorten(self, leaf: RadixNode, keep: int) -> list[Run]:
+        kept, gone = split(leaf.runs, keep)
+        del leaf.tokens[keep:]
+        leaf.runs, leaf.length = tuple(kept), keep
+        self._leaves.push(leaf)
+        return gone
+
+    def _remove(self, leaf: RadixNode) -> None:
+        parent = leaf.parent
+        assert parent is not None
+        del parent.children[self._edge(leaf.tokens, 0)]
+        leaf.parent = None
+        self._requeue(parent)
+        if parent.parent is None and not parent.children:  # a root: forget the namespace
+            del self._roots[parent.key]
+
+    def _requeue(self, node: RadixNode) -> None:
+        if not node.children and not node.locks and node.parent is not None:
+            self._leaves.push(node)
+
+    def _upwards(self, match: Match) -> Iterator[RadixNode]:
+        """The match's nodes as they are now, last first, without the root."""
+        node = cast(RadixNode, match.nodes[-1]) if match.nodes else None
+        while node is not None and node.parent is not None:
+            yield node
+            node = node.parent
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Iterator[RadixNode]:
+        """All nodes, parents first; for checks and reports."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+def _packed(tokens: Sequence[int]) -> array[int]:
+    return tokens if type(tokens) is array else array("q", tokens)
+
+
+def _differing(handed: Sequence[Run], held: Sequence[Run]) -> list[Run]:
+    """The slots of `handed` that are not at the same place in `held` (equally long)."""
+    if tuple(handed) == tuple(held):
+        return []
+    found: list[Run] = []
+    mine, theirs = join(handed), join(held)
+    while mine:
+        length = min(mine[0].length, theirs[0].length)
+        if mine[0].start != theirs[0].start:
+            found.append(Run(mine[0].start, length))
+        mine, theirs = split(mine, length)[1], split(theirs, length)[1]
+    return found

@@ -1,0 +1,38 @@
+"""Where a model's files are: a directory, or the name of a bundled checkpoint. Never looks at the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.protocol.errors import ModelLoadError
+
+_RUNTIME = Path(__file__).resolve().parent.parent
+BUNDLED: dict[str, Path] = {"pocket": _RUNTIME / "pocket" / "checkpoint"}
+"""Name -> directory in this package."""
+
+
+def find_checkpoint(model: str | Path) -> Path:
+    """The directory of `model`, absolute. A bundled name means the bundled checkpoint (write ./name for a
+    directory of that name).
+
+    Raises ModelLoadError naming the path and the bundled names; whether the directory's contents make sense
+    is for those to say who read them.
+    """
+    bundled = BUNDLED.get(str(model))
+    if bundled is not None:
+        if bundled.is_dir():
+            return bundled
+        raise ModelLoadError(
+            "this installation holds no copy of the bundled checkpoint",
+            where=str(bundled),
+            hint="install sglang-dsl again, or pass the directory of another checkpoint",
+        )
+    path = Path(model).expanduser()
+    if str(model) and path.is_dir():
+        return path.resolve()
+    what = "is a file" if path.is_file() else "there is no such directory"
+    raise ModelLoadError(
+        f"{what}; a model is a directory with a checkpoint in it, or a bundled name ({', '.join(BUNDLED)})",
+        where=str(model) or "model",
+        hint="nothing is ever downloaded: get the checkpoint first, then pass its directory",
+    )

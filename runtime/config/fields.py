@@ -1,0 +1,108 @@
+"""Fields: reads typed values out of a JSON object on disk, with errors that name file, field, value and rule.
+
+It knows JSON and files; not models, not what the values mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.protocol.errors import ModelLoadError
+
+_MISSING = object()
+
+
+class Fields:
+    """A JSON object and where it came from. Every getter raises ModelLoadError for a missing value without a
+    default, a wrong type, or a number outside its range."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values, self.where = values, where
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """The object in `path`. Raises ModelLoadError: unreadable, not UTF-8, not JSON (line, column), no
+        object."""
+        try:
+            text = path.read_bytes().decode("utf-8")
+        except OSError as error:
+            raise ModelLoadError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+        except UnicodeDecodeError as error:
+            raise ModelLoadError(
+                f"is not UTF-8: bad byte at offset {error.start}", where=str(path)
+            ) from error
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            place = f"line {error.lineno} column {error.colno}"
+            raise ModelLoadError(f"is not valid JSON at {place}: {error.msg}", where=str(path)) from error
+        except RecursionError as error:
+            raise ModelLoadError("is nested too deeply to be a configuration", where=str(path)) from error
+        if not isinstance(values, dict):
+            raise ModelLoadError(f"must hold a JSON object, holds {type(values).__name__}", where=str(path))
+        return cls(values, str(path))
+
+    def fail(self, message: str, hint: str | None = None) -> ModelLoadError:
+        return ModelLoadError(message, where=self.where, hint=hint)
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(name) is not None
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self.values.get(name)
+        if value is None:
+            if default is _MISSING:
+                raise self.fail(f"the field {name!r} is missing")
+            return default
+        return value
+
+    def integer(self, name: str, default: Any = _MISSING, *, minimum: int = 1) -> int:
+        value = self._get(name, default)
+        if type(value) is not int or value < minimum:
+            raise self.fail(f"{name!r} must be an integer of at least {minimum}, got {value!r}")
+        return value
+
+    def number(self, name: str, default: Any = _MISSING, *, above: float = 0.0) -> float:
+        value = self._get(name, default)
+        if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
+            raise self.fail(f"{name!r} must be a finite number above {above:g}, got {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: Any = _MISSING) -> bool:
+        value = self._get(name, default)
+        if type(value) is not bool:
+            raise self.fail(f"{name!r} must be true or false, got {value!r}")
+        return value
+
+    def text(self, name: str, default: Any = _MISSING) -> str:
+        value = self._get(name, default)
+        if type(value) is not str:
+            raise self.fail(f"{name!r} must be a string, got {value!r}")
+        return value
+
+    def ids(self, name: str) -> tuple[int, ...]:
+        """A token id, a list of them, or nothing."""
+        value = self.values.get(name)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(item) is int and item >= 0 for item in listed):
+            raise self.fail(f"{name!r} must be a token id or a list of them, got {value!r}")
+        return tuple(listed)
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty when the field is missing."""
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(f"{name!r} must be a list of strings, got {value!r}")
+        return tuple(value)
+
+    def child(self, name: str) -> Fields:
+        """The object under `name`; an empty one when it is missing."""
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise self.fail(f"{name!r} must be an object, got {value!r}")
+        return Fields(value, f"{self.where} [{name}]")

@@ -1,0 +1,57 @@
+"""RunnerConfig: how the model wing computes. Torch-free, so that wing A and command lines can hold one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.protocol.errors import BadRequest
+
+COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerConfig:
+    """dtype              "auto" = bfloat16 on CUDA and on CPUs that multiply it natively, else float32
+    device             "auto" = CUDA where there is one, else CPU
+    max_total_tokens   slots of the KV pool; None = from free memory
+    memory_fraction    share of the memory that is free after loading which the KV pool may take
+    attention          name in the table of attention implementations
+    pack_weights       keep a second copy of the matrices, laid out for small batches (CPU, float32): "auto" =
+                       where it fits comfortably, "always", "never"
+    threads            of one operation on the CPU; None = torch's own choice
+    step_timeout_s     how long finish() waits for a forward pass
+    seed               keys the draws of requests that give no seed; None = fresh
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_total_tokens: int | None = None
+    memory_fraction: float = 0.25
+    attention: str = "auto"
+    pack_weights: str = "auto"
+    threads: int | None = None
+    step_timeout_s: float = 600.0
+    seed: int | None = None
+
+    def verify(self) -> RunnerConfig:
+        """Return self, or raise BadRequest naming the field, its value and the rule."""
+        checks: tuple[tuple[str, bool, str], ...] = (
+            ("dtype", self.dtype in COMPUTE_DTYPES, f"must be one of {', '.join(COMPUTE_DTYPES)}"),
+            (
+                "max_total_tokens",
+                self.max_total_tokens is None or self.max_total_tokens >= 1,
+                "must be at least 1",
+            ),
+            ("memory_fraction", 0.0 < self.memory_fraction <= 0.95, "must be in (0, 0.95]"),
+            (
+                "pack_weights",
+                self.pack_weights in ("auto", "always", "never"),
+                "must be auto, always or never",
+            ),
+            ("threads", self.threads is None or self.threads >= 1, "must be at least 1"),
+            ("step_timeout_s", self.step_timeout_s > 0, "must be above 0"),
+        )
+        for name, ok, rule in checks:
+            if not ok:
+                raise BadRequest(f"{name} {rule}, got {getattr(self, name)!r}", where=f"runner.{name}")
+        return self

@@ -1,0 +1,97 @@
+"""Batch: a StepPlan as flat tensors, and the check that the plan is whole.
+
+Knows the plan and the vocabulary's size; not the model, not sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from runtime.plan import StepPlan
+from runtime.protocol.errors import InternalFault
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """ids, positions   [tokens] int64, the plan's rows one behind the other
+    sampled          plan row of each next token that is wanted
+    wanted           [len(sampled) + scored] int64: tokens whose logits are needed, those to sample from first
+    targets          [scored] int64: the ids whose log-probabilities are wanted there, in the order of
+    plan.rows
+    """
+
+    plan: StepPlan
+    ids: Tensor
+    positions: Tensor
+    sampled: tuple[int, ...]
+    wanted: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, plan: StepPlan, vocab_size: int, slots: int, device: torch.device) -> Batch:
+        """Raises InternalFault when the plan is not whole: see check()."""
+        check(plan, vocab_size, slots)
+        lengths = [len(row.tokens) for row in plan.rows]
+        ids = torch.tensor(list(chain.from_iterable(row.tokens for row in plan.rows)), dtype=torch.int64)
+        positions = torch.cat(
+            [torch.arange(row.position, row.position + length) for row, length in zip(plan.rows, lengths)]
+        )
+        sampled, wanted, scored, targets, first = [], [], [], [], 0
+        for index, (row, length) in enumerate(zip(plan.rows, lengths)):
+            if row.sample:
+                sampled.append(index)
+                wanted.append(first + length - 1)
+            scored += [first + token for token, _ in row.scores]
+            targets += [target for _, target in row.scores]
+            first += length
+        return cls(
+            plan,
+            ids.to(device),
+            positions.to(device),
+            tuple(sampled),
+            torch.tensor(wanted + scored, dtype=torch.int64, device=device),
+            torch.tensor(targets, dtype=torch.int64, device=device),
+        )
+
+
+def check(plan: StepPlan, vocab_size: int, slots: int) -> None:
+    """Raise InternalFault, naming the row, for a plan that would read or write the wrong memory: ids beyond
+    the vocabulary, slots beyond the pool, KV that does not add up to the row's position. Proportional to
+    tokens to compute, rows and segments; not to the context."""
+    if not plan.rows:
+        raise InternalFault("the plan has no rows", where="step plan")
+    covered = [0] * len(plan.rows)
+    for segment in plan.segments:
+        length = segment.length
+        if any(run.start < 0 or run.length < 1 or run.start + run.length > slots for run in segment.runs):
+            raise InternalFault(
+                f"a segment of rows {segment.rows} leaves the pool of {slots} slots", where="step plan"
+            )
+        for user in segment.rows:
+            if not 0 <= user < len(plan.rows):
+                raise InternalFault(f"a segment names row {user} of {len(plan.rows)}", where="step plan")
+            covered[user] += length
+    for index, (row, length) in enumerate(zip(plan.rows, covered)):
+        where = f"step plan, row {index} (sequence {row.seq})"
+        if not row.tokens:
+            raise InternalFault("the row has no tokens", where=where)
+        if length != row.position:
+            raise InternalFault(
+                f"its segments hold {length} tokens, its position is {row.position}", where=where
+            )
+        if sum(run.length for run in row.slots) != len(row.tokens):
+            raise InternalFault(f"slots {row.slots} do not fit its {len(row.tokens)} tokens", where=where)
+        if any(run.start < 0 or run.start + run.length > slots for run in row.slots):
+            raise InternalFault(f"slots {row.slots} leave the pool of {slots} slots", where=where)
+        if min(row.tokens) < 0 or max(row.tokens) >= vocab_size:
+            raise InternalFault(f"an input id is outside the vocabulary of {vocab_size}", where=where)
+        if any(
+            not 0 <= token < len(row.tokens) or not 0 <= target < vocab_size for token, target in row.scores
+        ):
+            raise InternalFault(
+                f"scores {row.scores} point outside its tokens or the vocabulary", where=where
+            )

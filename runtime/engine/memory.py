@@ -1,0 +1,102 @@
+"""How much memory there is, and how many KV slots it buys. Knows no model beyond its ModelSpec."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from runtime.config.model import ModelSpec
+from runtime.protocol.errors import ModelLoadError
+
+DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}
+SLOTS_AT_LEAST = 64
+PACK_AT_MOST = 0.25  # share of free memory that a second copy of the matrices may take
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated on `device`: what the system says, or the container's limit if that
+    is less."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo() or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limit, used = _number(_CGROUP / "memory.max"), _number(_CGROUP / "memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(0, limit - used))
+    return free
+
+
+def _meminfo() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0]) * 1024 if found else None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def bytes_per_slot(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """Keys and values of one token in all layers."""
+    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """All matrices of the model (norms and biases are negligible)."""
+    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
+    layer = attention + 3 * spec.hidden_size * spec.ffn_size
+    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
+    return (spec.num_layers * layer + embeddings) * dtype.itemsize
+
+
+def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device, where: str) -> None:
+    """Raise ModelLoadError when the weights alone are more than there is."""
+    needed, free = weight_bytes(spec, dtype), available_bytes(device)
+    if needed > free:
+        raise ModelLoadError(
+            f"the weights need {_gib(needed)} as {dtype}, {_gib(free)} are free on {device}",
+            where=where,
+            hint="use a smaller model or dtype='bfloat16'",
+        )
+
+
+def packing_fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a second copy of the matrices is small against what is free; asked before loading."""
+    return weight_bytes(spec, dtype) <= PACK_AT_MOST * available_bytes(device)
+
+
+def slots_for(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, asked: int | None, fraction: float, where: str
+) -> int:
+    """How many KV slots to make: `asked`, or what `fraction` of the free memory holds up to a cap. Raises
+    ModelLoadError when they do not fit, or when there is no room for a useful number."""
+    each, free = bytes_per_slot(spec, dtype), available_bytes(device)
+    if asked is not None:
+        if asked * each > free:
+            raise ModelLoadError(
+                f"max_total_tokens={asked} needs {_gib(asked * each)}, {_gib(free)} are free on {device}",
+                where=where,
+                hint=f"at most {free // each} fit",
+            )
+        return asked
+    slots = min(DEFAULT_SLOTS_AT_MOST.get(device.type, 65_536), int(free * fraction) // each)
+    if slots < SLOTS_AT_LEAST:
+        raise ModelLoadError(
+            f"{fraction:.0%} of the {_gib(free)} free on {device} hold {slots} KV slots of {each} bytes",
+            where=where,
+            hint="free memory, raise memory_fraction or set max_total_tokens",
+        )
+    return slots
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

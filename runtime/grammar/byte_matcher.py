@@ -1,0 +1,47 @@
+"""ByteMatcher: a grammar backend driven byte by byte, for tests and for people. No tokenizer is involved."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from runtime.grammar.base import Matcher
+from runtime.grammar.table import AUTO, GRAMMAR_BACKENDS
+from runtime.protocol.constraint import Constraint, ConstraintKind
+from runtime.protocol.vocabulary import Vocabulary
+
+BYTES = Vocabulary(tuple(bytes([value]) for value in range(256)))
+"""One token for each byte."""
+
+
+class ByteMatcher:
+    """Follows one text. next_bytes() is empty where nothing may follow."""
+
+    def __init__(self, matcher: Matcher) -> None:
+        self.matcher = matcher
+
+    def next_bytes(self) -> set[int]:
+        """The bytes that some matching text goes on with."""
+        bits = self.matcher.mask().bits
+        return {int(value) for value in np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))}
+
+    def advance(self, byte: int) -> bool:
+        """Follow one byte; False, and no change, if it is not allowed."""
+        return self.matcher.advance_bytes(bytes([byte]))
+
+    def may_stop(self) -> bool:
+        return self.matcher.may_stop()
+
+    def forced_bytes(self) -> bytes:
+        return self.matcher.forced_bytes()
+
+    def copy(self) -> ByteMatcher:
+        return ByteMatcher(self.matcher.copy())
+
+
+def byte_matcher(kind: str, spec: str, backend: str = "auto", **options: Any) -> ByteMatcher:
+    """A ByteMatcher for a constraint. `options` go to the backend. Raises BadConstraint, UnsupportedConstraint."""
+    make = GRAMMAR_BACKENDS.load(AUTO if backend == "auto" else backend)
+    constraint = Constraint(cast(ConstraintKind, kind), spec).verify()
+    return ByteMatcher(make(BYTES, **options).compile(constraint))

@@ -1,0 +1,157 @@
+"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked for a whole vocabulary at once.
+
+It does not know what is allowed; an automaton tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.grammar.dfa import DEAD, ByteDfa
+from runtime.protocol.vocabulary import Vocabulary
+
+Ints = npt.NDArray[np.int64]
+Step = Callable[[Ints, Ints], Ints]
+"""The state after a byte, DEAD where it is not allowed; element by element."""
+
+
+class Reached(NamedTuple):
+    """Tokens that may follow a state and the states they lead to, int64 [found] each, in no special order."""
+
+    ids: Ints
+    states: Ints
+
+
+class TokenTrie:
+    """Nodes level by level; a node's children, and the tokens that end at it, are consecutive.
+
+    Leaves out ids that stand for no text: special ones, those that end a generation and empty ones.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        tokens = vocabulary.tokens
+        silent = vocabulary.special | vocabulary.eos
+        texts = sorted((data, token) for token, data in enumerate(tokens) if data and token not in silent)
+        self.size = len(tokens)
+        self._ids = np.array([token for _, token in texts], dtype=np.int64)
+        lengths = np.array([len(data) for data, _ in texts], dtype=np.int64)
+        starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64) if texts else lengths
+        buffer = np.frombuffer(b"".join(data for data, _ in texts), dtype=np.uint8)
+        self.deepest = int(lengths.max(initial=0))
+        bytes_, child_start, child_count, tokens_at = [], [], [], []
+        self._roots = 0
+        made = 0
+        rows = np.arange(len(texts))  # tokens longer than the depth, in sorted order
+        above = np.zeros(len(texts), dtype=np.int64)  # their node one level up, counted within that level
+        for depth in range(self.deepest):
+            keep = lengths[rows] > depth
+            rows, above = rows[keep], above[keep]
+            now = buffer[starts[rows] + depth]
+            new = np.ones(len(rows), dtype=np.bool_)
+            new[1:] = (now[1:] != now[:-1]) | (above[1:] != above[:-1])
+            mine = np.cumsum(new) - 1
+            level = int(mine[-1]) + 1
+            bytes_.append(now[new])
+            if depth:
+                counts = np.bincount(above[new], minlength=len(bytes_[-2]))
+                child_start.append(made + np.cumsum(counts) - counts)
+                child_count.append(counts)
+            else:
+                self._roots = level
+            ends = np.flatnonzero(lengths[rows] == depth + 1)[::-1]
+            token = np.full(level, -1, dtype=np.int64)
+            token[mine[ends]] = rows[ends]  # the first of equal tokens is written last
+            tokens_at.append(token)
+            above = mine
+            made += level
+        if bytes_:
+            child_start.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
+            child_count.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
+        self._byte = _joined(bytes_)
+        self._child_start, self._child_count = _joined(child_start), _joined(child_count)
+        row_of = _joined(tokens_at)  # the first token that ends at each node, -1 for none
+        self._token = np.where(row_of >= 0, self._ids[row_of], -1) if len(row_of) else row_of
+        first: dict[bytes, int] = {}
+        twins = [(token, first[data]) for data, token in texts if first.setdefault(data, token) != token]
+        self._twins = np.array(twins, dtype=np.int64).reshape(
+            -1, 2
+        )  # (id, the one of equal text that a node names)
+        singles = {data[0] for data, _ in texts if len(data) == 1}
+        self.missing_bytes = frozenset(range(256)) - singles
+
+    def reach(self, dfa: ByteDfa, state: int) -> Reached:
+        """All tokens whose bytes `dfa` allows from `state`."""
+        step = _by_product(dfa) or _by_parts(dfa)
+        here = np.arange(self._roots)
+        at = np.full(self._roots, state, dtype=np.int64)
+        tokens: list[Ints] = []
+        states: list[Ints] = []
+        while len(here):
+            at = step(at, self._byte[here])
+            keep = np.flatnonzero(at >= 0)
+            here, at = here[keep], at[keep]
+            tokens.append(self._token[here])
+            states.append(at)
+            here, source = _spread(self._child_start[here], self._child_count[here])
+            at = at[source]
+        return self._with_twins(_joined(tokens), _joined(states))
+
+    def _with_twins(self, tokens: Ints, states: Ints) -> Reached:
+        found = np.flatnonzero(tokens >= 0)
+        tokens, states = tokens[found], states[found]
+        if not len(self._twins):
+            return Reached(tokens, states)
+        state_of = np.full(self.size, DEAD, dtype=np.int64)
+        state_of[tokens] = states
+        state_of[self._twins[:, 0]] = state_of[self._twins[:, 1]]
+        ids = np.flatnonzero(state_of != DEAD)
+        return Reached(ids, state_of[ids])
+
+    def can_spell(self, dfa: ByteDfa) -> bool:
+        """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
+        if not self.missing_bytes:
+            return True
+        wanted = (dfa.delta >= 0).any(axis=0)
+        for byte in self.missing_bytes:
+            for entry in np.unique(dfa.utf8[:, byte]):
+                if entry >= 0 or wanted[~entry]:
+                    return False
+        return True
+
+
+def _by_product(dfa: ByteDfa) -> Step | None:
+    if dfa.product is None:
+        return None
+    kind_of, table = dfa.product
+    kinds, flat = table.shape[1], table.reshape(-1)
+    return lambda at, byte: flat[at * kinds + kind_of[byte]].astype(np.int64)
+
+
+def _by_parts(dfa: ByteDfa) -> Step:
+    nodes, width = dfa.nodes, dfa.delta.shape[1]
+    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
+
+    def step(at: Ints, byte: Ints) -> Ints:
+        state, node = np.divmod(at, nodes)
+        entry = utf8[node * 256 + byte].astype(np.int64)
+        leaf = entry < 0
+        after = delta[state * width + np.where(leaf, ~entry, width - 1)].astype(np.int64)
+        inner = np.where(leaf, 0, entry)
+        stays = np.where(dfa.open_nodes[dfa.pattern_of[state], inner], state * nodes + inner, DEAD)
+        return np.where(leaf, np.where(after >= 0, after * nodes, DEAD), stays)
+
+    return step
+
+
+def _spread(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """start, start + 1 ... of each run, and which run each comes from."""
+    source = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(source)) + (starts - (np.cumsum(counts) - counts))[source], source
+
+
+def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> Ints:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)

@@ -1,0 +1,74 @@
+"""Rotary position embedding (arXiv 2104.09864) with the scalings that RopeSpec names.
+
+Angles are computed in float32 for the positions of the step: no table to grow with the context.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from runtime.config.model import RopeSpec
+
+
+def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
+    """[head_dim / 2] float32: the angle per position of each pair of dimensions."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    plain = 1.0 / (rope.theta**exponents)
+    match rope.kind:
+        case "default" | "dynamic":
+            return plain
+        case "linear":
+            return plain / rope.factor
+        case "llama3":
+            return _llama3(plain, rope)
+        case "yarn":
+            return _yarn(plain, rope, head_dim)
+        case _:
+            raise ValueError(f"unknown rope kind {rope.kind!r}")
+
+
+def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
+    # How many times a pair turns within the trained length decides: few turns are stretched, many are kept.
+    turns = rope.original_positions * plain / (2 * math.pi)
+    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return (1 - keep) * plain / rope.factor + keep * plain
+
+
+def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
+    def dimension(turns: float) -> float:
+        # The (fractional) index of the pair that turns so often within the trained length.
+        stretched = rope.original_positions / (turns * 2 * math.pi)
+        return head_dim * math.log(stretched) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    span = max(high - low, 0.001)
+    stretch = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / span).clamp(0.0, 1.0)
+    return plain / rope.factor * stretch + plain * (1 - stretch)
+
+
+class Rotary:
+    """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
+
+    __slots__ = ("_frequencies", "_scale")
+
+    def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
+        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
+        self._scale = rope.attention_factor
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """positions [tokens] -> cos and signed sin, each [tokens, 1, head_dim] in `dtype`."""
+        angle = positions.float()[:, None] * self._frequencies
+        cos, sin = angle.cos() * self._scale, angle.sin() * self._scale
+        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+
+    @staticmethod
+    def turn_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """In place, x [tokens, heads, head_dim]: a head's first half of dimensions is paired with its second."""
+        swapped = x.roll(x.shape[-1] // 2, -1)
+        return x.mul_(cos).addcmul_(swapped, sin)

@@ -1,0 +1,151 @@
+"""Checkpoint: safetensors files of a directory, one tensor at a time, checked against what the model expects.
+
+Knows file formats and names; not what the tensors are for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from tqdm import tqdm
+
+from runtime.config.fields import Fields
+from runtime.protocol.errors import ModelLoadError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LOADABLE = (torch.float32, torch.bfloat16, torch.float16)
+SHOW_PROGRESS_FROM = 1 << 30  # bytes of weights
+
+
+class Checkpoint:
+    """An open checkpoint; use as a context manager. Every error names file and tensor.
+
+    take() reads one tensor; finish() checks that nothing expected is missing and nothing unexpected was left.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._stack = contextlib.ExitStack()
+        self._files: dict[str, Any] = {}
+        self._where: dict[str, str] = {}
+        self._taken: set[str] = set()
+        self._bar: tqdm | None = None
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def _open(self) -> None:
+        single, index = self.directory / SINGLE, self.directory / INDEX
+        if single.is_file():
+            names = self._open_file(SINGLE)
+            self._where = dict.fromkeys(names, SINGLE)
+        elif index.is_file():
+            self._open_shards(Fields.read(index).child("weight_map"))
+        else:
+            raise ModelLoadError(
+                f"holds neither {SINGLE} nor {INDEX}",
+                where=str(self.directory),
+                hint="weights are read from safetensors files only; pickled .bin files are refused",
+            )
+        total = sum((self.directory / file).stat().st_size for file in self._files)
+        if total >= SHOW_PROGRESS_FROM:
+            self._bar = self._stack.enter_context(
+                tqdm(total=total, unit="B", unit_scale=True, desc=f"loading {self.directory.name}")
+            )
+
+    def _open_shards(self, weight_map: Fields) -> None:
+        if not weight_map.values:
+            raise weight_map.fail("names no tensors")
+        found: dict[str, set[str]] = {}
+        for name in weight_map.values:
+            file = weight_map.text(name)
+            if Path(file).name != file:
+                raise weight_map.fail(f"{name!r} points outside the directory: {file!r}")
+            if file not in found:
+                if not (self.directory / file).is_file():
+                    raise ModelLoadError(
+                        f"the shard is missing; {INDEX} expects {name!r} in it",
+                        where=str(self.directory / file),
+                    )
+                found[file] = set(self._open_file(file))
+            if name not in found[file]:
+                raise ModelLoadError(
+                    f"lacks {name!r}, which {INDEX} expects in it", where=str(self.directory / file)
+                )
+            self._where[name] = file
+        for file, names in found.items():
+            stray = sorted(names - set(weight_map.values))
+            if stray:
+                raise ModelLoadError(
+                    f"holds {stray[0]!r}, which {INDEX} does not list", where=str(self.directory / file)
+                )
+
+    def _open_file(self, file: str) -> Iterable[str]:
+        path = self.directory / file
+        try:
+            self._files[file] = self._stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            return list(self._files[file].keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(
+                f"is not a whole safetensors file: {error}",
+                where=str(path),
+                hint="truncated download? fetch it again",
+            ) from error
+
+    def path_of(self, name: str) -> str:
+        return str(self.directory / self._where.get(name, ""))
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """The tensor `name`, on the CPU, in the checkpoint's type. Raises ModelLoadError: missing, another
+        shape, a type that is no plain floating point, unreadable."""
+        file = self._where.get(name)
+        if file is None:
+            raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
+        path = str(self.directory / file)
+        try:
+            found = tuple(self._files[file].get_slice(name).get_shape())
+            if found != tuple(shape):
+                raise ModelLoadError(
+                    f"{name!r} has shape {list(found)}, config.json implies {list(shape)}", where=path
+                )
+            tensor: Tensor = self._files[file].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelLoadError(f"{name!r} cannot be read: {error}", where=path) from error
+        if tensor.dtype not in LOADABLE:
+            raise ModelLoadError(f"{name!r} has type {tensor.dtype}, which is not supported", where=path)
+        self._taken.add(name)
+        if self._bar is not None:
+            self._bar.update(tensor.numel() * tensor.element_size())
+        return tensor
+
+    def finish(self, ignored: tuple[str, ...]) -> None:
+        """Raise ModelLoadError if tensors were left that end in none of `ignored`: another model's
+        weights."""
+        left = sorted(name for name in self._where if name not in self._taken and not name.endswith(ignored))
+        if left:
+            some = ", ".join(repr(name) for name in left[:3]) + (" ..." if len(left) > 3 else "")
+            raise ModelLoadError(
+                f"holds {len(left)} tensors the model has no place for: {some}",
+                where=self.path_of(left[0]),
+                hint="does config.json belong to these weights?",
+            )

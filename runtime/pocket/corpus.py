@@ -1,0 +1,175 @@
+"""The generated corpus: conversations that mix all tasks, and a little completion text.
+
+A document is a list of (text, learn) pieces. The module knows the mix of tasks; the wordings live
+in `tasks/`, the system prompts in `systems.py`, and tokens nowhere here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.pocket.chat import Message, segments
+from runtime.pocket.systems import THINK_SYSTEM, system_prompt
+from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn
+from runtime.pocket.tasks.classify import classify_group
+from runtime.pocket.tasks.extract import extract_group
+from runtime.pocket.tasks.facts import fact_group, record_group
+from runtime.pocket.tasks.numbers import arithmetic_group, sum_lines, think_group
+from runtime.pocket.tasks.tools import TOOLS, tool_group
+
+__all__ = ["MIX", "Conversation", "conversation", "document", "documents"]
+
+Document = list[tuple[str, bool]]
+
+MIX: dict[str, float] = {
+    # kinds of document
+    "doc_tools": 0.2,
+    "doc_sums": 0.1,
+    "doc_completion": 0.04,
+    # kinds of group inside a conversation
+    "facts": 0.25,
+    "arithmetic": 0.28,
+    "classify": 0.12,
+    "extract": 0.17,
+    "think": 0.1,
+    "record": 0.05,
+    "small_talk": 0.02,
+}
+
+_TALK = {
+    "Hello!": "Hello! How can I help?",
+    "Hi": "Hello! How can I help?",
+    "Good morning.": "Hello! How can I help?",
+    "Thanks!": "You are welcome.",
+    "Thank you.": "You are welcome.",
+    "Great, thanks.": "You are welcome.",
+    "Bye!": "Goodbye!",
+    "Goodbye.": "Goodbye!",
+    "Who are you?": "I am Pocket, a very small language model.",
+    "What are you?": "I am Pocket, a very small language model.",
+    "Are you a robot?": "I am a very small language model.",
+    "What can you do?": "I know a small world, do sums, label texts, write JSON and call tools.",
+}
+
+
+@dataclass
+class Conversation:
+    """Messages with the turns they came from (`turns[i]` is answered by the i-th assistant message)."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def add(self, group: Group) -> None:
+        """Appends a group's questions and replies."""
+        for turn in group.turns:
+            self.messages.append({"role": turn.role, "content": turn.user})
+            self.messages.append({"role": "assistant", "content": turn.reply})
+            self.turns.append(turn)
+
+
+def _talk_group(rng: random.Random) -> Group:
+    user = rng.choice(list(_TALK))
+    return Group((Turn("small_talk", user, _TALK[user]),))
+
+
+def _group(rng: random.Random, split: Split, kind: str, style: Style, think: bool) -> Group:
+    if kind == "facts":
+        return fact_group(rng, split, style)
+    if kind == "arithmetic":
+        return arithmetic_group(rng, split, rng.choice((1, 1, 2, 4)))
+    if kind == "small_talk":
+        return _talk_group(rng)
+    if kind == "think":
+        return think_group(rng, split, asked=not think or rng.random() < 0.3)
+    plain: dict[str, Callable[[random.Random, Split], Group]] = {
+        "classify": classify_group,
+        "extract": extract_group,
+        "record": record_group,
+    }
+    return plain[kind](rng, split)
+
+
+KINDS = ("facts", "arithmetic", "classify", "extract", "think", "record", "small_talk")
+
+
+def conversation(
+    rng: random.Random,
+    split: Split,
+    groups: int,
+    tools: bool = False,
+    mix: dict[str, float] | None = None,
+    first: str | None = None,
+) -> Conversation:
+    """A conversation of some groups of tasks; `first` fixes the kind of the last one."""
+    weights = mix or MIX
+    system, style = system_prompt(rng, split)
+    think = not tools and rng.random() < 0.08
+    if think:
+        system = rng.choice(THINK_SYSTEM)
+        style = "sentence"
+    made = Conversation()
+    if system:
+        made.messages.append({"role": "system", "content": system})
+    names: list[str] = rng.sample(list(TOOLS), rng.randint(1, 3)) if tools else []
+    made.tools = [TOOLS[name] for name in names]
+    for index in range(groups):
+        last = index == groups - 1
+        if last and first:
+            kind = first
+        elif tools and rng.random() < 0.7:
+            kind = "tool"
+        elif think and rng.random() < 0.5:
+            kind = "think"
+        else:
+            kind = rng.choices(KINDS, [weights[k] for k in KINDS])[0]
+        if kind == "tool":
+            made.add(tool_group(rng, split, rng.choice(names)))
+        else:
+            made.add(_group(rng, split, kind, style, think))
+    return made
+
+
+def _completion(rng: random.Random) -> Document:
+    """Plain `Q: ... A: ...` text outside the chat format."""
+    marks = rng.choice((("Q: ", "A: "), ("Question: ", "Answer: ")))
+    pieces: Document = []
+    for _ in range(rng.randint(2, 5)):
+        kind = rng.choice(("facts", "facts", "arithmetic", "classify"))
+        turn = _group(rng, TRAIN, kind, "sentence", False).turns[0]
+        pieces += [(f"{marks[0]}{turn.user}\n{marks[1].rstrip()}", False), (f" {turn.reply}\n", True)]
+    return [*pieces, ("<|endoftext|>", True)]
+
+
+def _sums(rng: random.Random) -> Document:
+    """Bare sums, one a line: the densest practice in carrying."""
+    pieces: Document = []
+    for question, result in sum_lines(rng, TRAIN, rng.randint(8, 16)):
+        pieces += [(question, False), (result, True)]
+    return [*pieces, ("<|endoftext|>", False)]
+
+
+def document(rng: random.Random, mix: dict[str, float] | None = None) -> Document:
+    """One training document."""
+    weights = mix or MIX
+    kind = rng.random()
+    if kind < weights["doc_sums"]:
+        return _sums(rng)
+    kind -= weights["doc_sums"]
+    if kind < weights["doc_completion"]:
+        return _completion(rng)
+    kind -= weights["doc_completion"]
+    tools = kind < weights["doc_tools"]
+    groups = rng.randint(10, 18) if rng.random() < 0.012 else rng.randint(1, 5)
+    made = conversation(rng, TRAIN, groups, tools, weights)
+    return segments(made.messages, made.tools)
+
+
+def documents(seed: int, mix: dict[str, float] | None = None) -> Iterator[Document]:
+    """An endless, seeded stream of training documents."""
+    rng = random.Random(seed)
+    while True:
+        yield document(rng, mix)

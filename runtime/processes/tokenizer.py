@@ -1,0 +1,201 @@
+"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text, and what each id stands for.
+
+Loads with the `tokenizers` library alone, neither transformers nor torch. It knows no templates and no
+requests.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from runtime.config.fields import Fields
+from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
+from runtime.processes.detokenize import TextTable
+from runtime.protocol.errors import ModelLoadError
+from runtime.protocol.vocabulary import Vocabulary
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Thread safe: nothing changes after loading.
+
+    vocabulary   the bytes of each id, for grammars; len() == width of the model's logits
+    text_table   the same for detokenising, with the decoder's own rules about spaces and broken bytes
+    eos          ids that end a generation; bos: the id that begins a text, or None
+    config       tokenizer_config.json, {} when there is none
+    tokens       what templates call the special tokens: {"bos_token": "<s>", ...}
+    """
+
+    def __init__(
+        self, data: dict[str, Any], config: Mapping[str, Any], vocab_size: int, eos: Iterable[int] = ()
+    ) -> None:
+        """`data`: tokenizer.json, parsed. Raises ModelLoadError (see `load`)."""
+        self.config = dict(config)
+        self._text = _build(data)
+        self._plain = _build(_without_extras(data))
+        self._plain.encode_special_tokens = True
+        self._special = {
+            int(t["id"]): str(t["content"]) for t in data.get("added_tokens", ()) if t["special"]
+        }
+        self._added = {str(token["content"]): int(token["id"]) for token in data.get("added_tokens", ())}
+        self._check_size(vocab_size)
+        self.tokens = {
+            name: text for name in _TOKEN_NAMES if (text := _content(config.get(name))) is not None
+        }
+        ends = {*eos, *self._ids_of(["eos_token"])}
+        self.eos = frozenset(token for token in ends if 0 <= token < vocab_size)
+        self.vocabulary: Vocabulary = vocabulary_from_tokenizer(data, vocab_size=vocab_size, eos=self.eos)
+        self.text_table = TextTable.from_decoder(data.get("decoder"), self.vocabulary, self._special)
+        self._prefix = self._find_prefix()
+        starts = [*(token for token in self._prefix if token in self._special), *self._ids_of(["bos_token"])]
+        self.bos: int | None = starts[0] if starts else None
+
+    @classmethod
+    def load(cls, path: Path, vocab_size: int, eos: Iterable[int] = ()) -> Tokenizer:
+        """The tokenizer in the directory `path`. `eos`: ids that config.json and generation_config.json name
+        (ModelSpec.eos_ids); the eos_token of tokenizer_config.json is added.
+
+        Raises ModelLoadError: no tokenizer.json, a broken one, or one with more ids than the model's
+        embedding.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            slow = [
+                name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()
+            ]
+            raise ModelLoadError(
+                f"only a slow tokenizer is there ({slow[0]})" if slow else "the file is missing",
+                where=str(file),
+                hint="convert it once: transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+                if slow
+                else "copy the tokenizer's files next to the weights",
+            )
+        config_file = path / "tokenizer_config.json"
+        config = Fields.read(config_file).values if config_file.is_file() else {}
+        try:
+            return cls(dict(Fields.read(file).values), config, vocab_size, eos)
+        except ModelLoadError as error:
+            if error.where is None:
+                error.where = str(file)
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelLoadError(
+                f"is not a tokenizer of the tokenizers library: {type(error).__name__}: {error}",
+                where=str(file),
+            ) from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, with the begin-of-text id in front where the checkpoint wants one and the text does
+        not begin with it. Never ends with an end-of-text id: a prompt is there to be continued."""
+        ids: list[int] = self._text.encode(_writable(text), add_special_tokens=False).ids
+        if not add_special_tokens or ids[: len(self._prefix)] == self._prefix:
+            return ids
+        return [*self._prefix, *ids]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids that spell `text` in the middle of a text: no special ids, no space put in front."""
+        ids: list[int] = self._plain.encode(_writable(text), add_special_tokens=False).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._text.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def added_id(self, text: str) -> int | None:
+        """The id of `text` when it is one of the tokens that were added as a whole (control tokens, tags)."""
+        return self._added.get(text)
+
+    def _check_size(self, vocab_size: int) -> None:
+        largest = max(self._text.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= vocab_size:
+            raise ModelLoadError(
+                f"the tokenizer has ids up to {largest}, the model's vocabulary has {vocab_size} "
+                f"(0 to {vocab_size - 1}): they do not belong together",
+                hint="put the tokenizer the model was trained with next to its weights",
+            )
+        if largest < 0:
+            raise ModelLoadError("the tokenizer has no tokens")
+
+    def _ids_of(self, names: Iterable[str]) -> list[int]:
+        """Ids of special tokens by their names in tokenizer_config.json."""
+        texts = [self.tokens[name] for name in names if name in self.tokens]
+        return [token for text in texts if (token := self._text.token_to_id(text)) is not None]
+
+    def _find_prefix(self) -> list[int]:
+        """What the checkpoint puts before every text: its post-processor's tokens, unless the config
+        overrules.
+        """
+        bare: list[int] = self._text.encode("a", add_special_tokens=False).ids
+        full: list[int] = self._text.encode("a", add_special_tokens=True).ids
+        starts = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
+        prefix = full[: starts[0]] if starts else []
+        named = self._ids_of(["bos_token"])
+        match self.config.get("add_bos_token"):
+            case True if named and prefix[:1] != named:
+                return [*named, *prefix]
+            case False:
+                return [token for token in prefix if token not in named]
+            case _:
+                return prefix
+
+
+def _build(data: Mapping[str, Any]) -> Any:
+    """A tokenizers.Tokenizer that neither truncates nor pads."""
+    try:
+        made = tokenizers.Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
+    except Exception as error:  # the library raises bare Exception for every defect of the file
+        raise ModelLoadError(f"the tokenizers library cannot read it: {error}") from error
+    return made
+
+
+def _without_extras(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer as it works in the middle of a text: nothing put before or around the text."""
+    made = {**data, "post_processor": None}
+    made["normalizer"] = _cleared(data.get("normalizer"), "normalizers")
+    made["pre_tokenizer"] = _cleared(data.get("pre_tokenizer"), "pretokenizers")
+    return made
+
+
+def _cleared(part: Any, children: str) -> Any:
+    """`part` of a tokenizer.json without what puts a space in front of the text."""
+    if not isinstance(part, Mapping):
+        return part
+    match part.get("type"):
+        case "Sequence":
+            kept = [
+                made for child in part.get(children, ()) if (made := _cleared(child, children)) is not None
+            ]
+            return {**part, children: kept} if kept else None
+        case "Prepend":
+            return None
+        case "Metaspace":
+            older = {"add_prefix_space": False} if "add_prefix_space" in part else {}
+            return {**part, "prepend_scheme": "never", **older}
+        case "ByteLevel":
+            return {**part, "add_prefix_space": False}
+        case _:
+            return part
+
+
+def _content(token: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object with the text as "content"."""
+    match token:
+        case str(text) | {"content": str(text)}:
+            return text
+        case _:
+            return None
+
+
+def _writable(text: str) -> str:
+    """Lone surrogates (a broken \\ud83d escape in JSON) cannot be encoded; they become U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

@@ -1,0 +1,174 @@
+"""FakeRunner: a Runner of ints, for tests and for measuring the scheduler alone. Knows no model.
+
+Its "KV" of a token is a hash of the whole history up to it. So it notices at once when a plan shows a
+sequence anything but its own history, and its next token depends on all of that history, as a model's does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from runtime.plan import Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.protocol.errors import InternalFault
+
+START = 0x9E3779B97F4A7C15  # the hash of no tokens
+_MASK = (1 << 64) - 1
+
+
+def follow(history: int, tokens: Iterable[int]) -> int:
+    """The hash of a history after `tokens` were added to it."""
+    for token in tokens:
+        history = ((history ^ (history >> 29)) * 0xBF58476D1CE4E5B9 + token + 1) & _MASK
+    return history
+
+
+def logprob(history: int, token: int) -> float:
+    """What the fake model thinks of `token` after `history`: a number in [-8, 0)."""
+    return -8.0 + (follow(history, (token,)) >> 40) / (1 << 21)
+
+
+def draw(history: int, vocab_size: int, mask: TokenMask | None = None) -> int:
+    """The fake model's next token: the same for the same history, whatever the sampling parameters."""
+    choice = follow(history, (0,)) >> 33
+    if mask is None:
+        return choice % vocab_size
+    allowed = mask.allowed
+    if allowed is None:
+        bits = np.unpackbits(mask.bits.astype("<u4").view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[:vocab_size])
+    return int(allowed[choice % len(allowed)])
+
+
+class FakeRunner:
+    """Implements runtime.plan.Runner. launch() raises InternalFault, naming the row, when
+
+    * the segments of a row do not cover its positions 0 .. position-1 exactly, or not with one and the same
+    history; * that history is not the one which the sequence had before;
+    * a slot is written that lies outside the pool, twice, or that a row of the same step reads.
+    """
+
+    def __init__(self, slots: int, vocab_size: int) -> None:
+        self._slots = slots
+        self._vocab_size = vocab_size
+        self._before = [-1] * slots  # hash of the history before the token in this slot, and
+        self._after = [-1] * slots  # after it
+        self._touched = [0] * slots  # number of the last step that read or wrote it
+        self._known: dict[int, tuple[int, int]] = {}  # seq -> (tokens computed, hash after them)
+        self._step: tuple[StepPlan, list[list[int]]] | None = None
+        self.steps = 0
+        self.tokens = 0
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def launch(self, plan: StepPlan) -> None:
+        if self._step is not None:
+            raise InternalFault("launch() before finish()", where="fake runner")
+        self.steps += 1
+        self.tokens += plan.token_count
+        for seq in plan.released:
+            self._known.pop(seq, None)
+        histories = self._read(plan)
+        self._step = plan, [self._write(row, history) for row, history in zip(plan.rows, histories)]
+
+    def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
+        if self._step is None:
+            raise InternalFault("finish() without launch()", where="fake runner")
+        (plan, histories), self._step = self._step, None
+        results = zip(plan.rows, histories)
+        return StepResult(
+            tuple(self._answer(row, seen, masks.get(i)) for i, (row, seen) in enumerate(results))
+        )
+
+    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
+        for source, target in pairs:
+            if source.length != target.length:
+                raise InternalFault(f"copying {source} to {target}", where="fake runner")
+            here, there = slice(*_ends(source)), slice(*_ends(target))
+            self._before[there], self._after[there] = self._before[here], self._after[here]
+
+    def close(self) -> None:
+        self._known.clear()
+
+    def _read(self, plan: StepPlan) -> list[int]:
+        """The history of each row as its segments give it."""
+        parts: list[list[tuple[int, Segment, int, int]]] = [[] for _ in plan.rows]
+        for segment in plan.segments:
+            first, last = self._segment(segment)
+            for index in segment.rows:
+                parts[index].append((segment.position, segment, first, last))
+        histories: list[int] = []
+        for row, found in zip(plan.rows, parts):
+            found.sort(key=lambda part: part[0])
+            position, history = 0, START
+            for at, segment, first, last in found:
+                if at != position or first != history:
+                    raise _wrong(row, f"the segment at {at} does not continue the {position} tokens before")
+                position, history = at + segment.length, last
+            if position != row.position:
+                raise _wrong(row, f"its segments cover {position} tokens")
+            known = self._known.get(row.seq)
+            if known is not None and known[0] == position and known[1] != history:
+                raise _wrong(row, "its segments hold another history than it had")
+            histories.append(history)
+        return histories
+
+    def _segment(self, segment: Segment) -> tuple[int, int]:
+        """Check that the segment's slots hold one history; the hashes before and after it."""
+        before: list[int] = []
+        after: list[int] = []
+        for run in segment.runs:
+            start, end = _ends(run)
+            before += self._before[start:end]
+            after += self._after[start:end]
+            self._touched[start:end] = [self.steps] * run.length
+        if not before or before[0] == -1 or len(before) != segment.length or before[1:] != after[:-1]:
+            raise InternalFault(
+                f"the segment {segment} is empty, was never written or mixes histories", where="fake runner"
+            )
+        return before[0], after[-1]
+
+    def _write(self, row: Row, history: int) -> list[int]:
+        """Store the row's tokens; the hash after each of them."""
+        slots = [slot for run in row.slots for slot in range(*_ends(run))]
+        if len(slots) != len(row.tokens) or not slots:
+            raise _wrong(row, f"{len(slots)} slots for {len(row.tokens)} tokens")
+        seen: list[int] = []
+        for slot, token in zip(slots, row.tokens):
+            if not 0 <= slot < self._slots or self._touched[slot] == self.steps:
+                raise _wrong(row, f"slot {slot} is out of the pool, or read or written by another row")
+            self._touched[slot] = self.steps
+            self._before[slot] = history
+            history = follow(history, (token,))
+            self._after[slot] = history
+            seen.append(history)
+        self._known[row.seq] = (row.position + len(slots), history)
+        return seen
+
+    def _answer(self, row: Row, seen: list[int], mask: TokenMask | None) -> RowResult:
+        scores = tuple(logprob(seen[index], target) for index, target in row.scores)
+        if not row.sample:
+            return RowResult(scores=scores)
+        last = seen[-1]
+        token = draw(last, self._vocab_size, mask)
+        top: tuple[tuple[int, float], ...] = ()
+        if row.top_logprobs:
+            every = ((other, logprob(last, other)) for other in range(self._vocab_size))
+            top = tuple(heapq.nlargest(row.top_logprobs, every, key=lambda pair: pair[1]))
+        return RowResult(token, logprob(last, token), scores, top)
+
+
+def _ends(run: Run) -> tuple[int, int]:
+    return run.start, run.start + run.length
+
+
+def _wrong(row: Row, what: str) -> InternalFault:
+    return InternalFault(f"sequence {row.seq} at position {row.position}: {what}", where="fake runner")

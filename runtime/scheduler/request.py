@@ -1,0 +1,202 @@
+"""Request: one generation while it lives in the scheduler, as data. What happens to it is decided elsewhere.
+
+Its sequence is `tokens` (prompt, then output); `computed` of them have KV. A step computes some of the rest:
+a prompt chunk, one sampled token, or the forced text of a jump are the same thing here.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from runtime.cache.manager import Lease
+from runtime.grammar.base import Matcher
+from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
+from runtime.scheduler.stop import LENGTH, StopRule
+
+
+class Request:
+    """`seq` is its handle in plans. `arrival` counts requests; times are seconds of the scheduler's clock.
+
+    ending    why it will finish, once `goal` tokens are computed; None while it generates
+    targets   positions whose log-probabilities are wanted and will come from rows to be run, ascending; the
+              first `scored` of them are known
+    """
+
+    __slots__ = (
+        "added_at", "added_tick", "admitted_at", "arrival", "cached", "computed", "decode_steps", "ending",
+        "first_at", "future", "goal", "input_logprobs", "jumped", "lease", "matcher", "output_logprobs",
+        "output_top", "params", "prompt_len", "publish_to", "retractions", "rid", "rule", "said", "scored",
+        "seq", "source", "tail", "targets", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, source: TokenizedGenerateReqInput, seq: int, vocabulary: Vocabulary, now: float, tick: int
+    ) -> None:
+        self.source = source
+        self.rid = source.rid
+        self.seq = self.arrival = seq
+        # A request without a seed gets one here, once: retraction and recomputation then change no draw.
+        self.params: SamplingParams = source.sampling_params
+        if self.params.seed is None:
+            self.params = msgspec.structs.replace(self.params, seed=secrets.randbits(63))
+        self.rule = StopRule.of(self.params, vocabulary)
+        self.tokens: array[int] = array("q", source.input_ids)
+        self.prompt_len = len(self.tokens)
+        self.computed = 0
+        self.publish_to = 0  # chunks ending up to here go to the prefix cache at once
+        self.lease: Lease | None = None
+        self.matcher: Matcher | None = None
+        self.future: Future[Matcher] | None = None
+        self.tail = b""  # the text a stop string may have begun in
+        self.ending: FinishReason | None = None
+        self.goal = 0
+        self.said = 0  # output ids told already
+        self.cached = -1  # prompt tokens found in the cache at the first admission; -1 before that
+        self.jumped = self.decode_steps = self.retractions = 0
+        self.added_at, self.added_tick = now, tick
+        self.admitted_at = self.first_at = -1.0
+        self.targets: list[int] = []
+        self.scored = 0
+        self.input_logprobs: list[float | None] = []
+        self.output_logprobs: list[float | None] = []
+        self.output_top: list[list[tuple[int, float]]] = []
+        start = source.logprob_start_len
+        if start >= 0:
+            self.input_logprobs = [None] * (self.prompt_len - start)
+            self.targets = list(range(max(start, 1), self.prompt_len))
+        if not self.params.max_new_tokens:
+            self.end(LENGTH, self.prompt_len)
+
+    # -- lengths ---------------------------------------------------------------------------------------------
+
+    @property
+    def produced(self) -> int:
+        """Output tokens so far."""
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """Output tokens that may still come."""
+        return 0 if self.ending else self.params.max_new_tokens - self.produced
+
+    @property
+    def until(self) -> int:
+        """Tokens to compute before the next decision about this request."""
+        return self.goal if self.ending else len(self.tokens)
+
+    @property
+    def most(self) -> int:
+        """Slots its sequence can come to need. The last token generated is never computed."""
+        return self.prompt_len + max(self.params.max_new_tokens - 1, 0)
+
+    @property
+    def matchable(self) -> int:
+        """How long a cached prefix it can use: something must be left to compute, the token before the first
+        wanted log-probability included."""
+        wanted = self.targets[self.scored] - 1 if self.scored < len(self.targets) else len(self.tokens)
+        return max(0, min(len(self.tokens) - 1, wanted))
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is over and all that was wanted is known."""
+        return self.ending is not None and self.computed >= self.goal
+
+    def end(self, reason: FinishReason, goal: int = 0) -> None:
+        """No more tokens come; it finishes when `goal` tokens are computed and all wanted scores are
+        there."""
+        self.ending = reason
+        self.goal = max(goal, self.targets[-1] if self.scored < len(self.targets) else 0)
+
+    # -- output ----------------------------------------------------------------------------------------------
+
+    def append(
+        self, token: int, logprob: float | None, top: Sequence[tuple[int, float]] = (), *, later: bool = False
+    ) -> None:
+        """One more output token. `later`: its log-probability comes from the row that computes it."""
+        if later and self.source.return_logprob:
+            self.targets.append(len(self.tokens))
+        self.tokens.append(token)
+        if self.source.return_logprob:
+            self.output_logprobs.append(logprob)
+            if self.source.top_logprobs_num:
+                self.output_top.append(list(top))
+
+    def drop_last(self) -> None:
+        """Take the last output token back; it has not been computed or told."""
+        self.tokens.pop()
+        if self.source.return_logprob:
+            self.output_logprobs.pop()
+            if self.source.top_logprobs_num:
+                self.output_top.pop()
+
+    def wanted(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
+        """The scores to ask of a row that computes positions start .. end-1: a token's comes from the
+        position before."""
+        if self.scored == len(self.targets):
+            return ()
+        found: list[tuple[int, int]] = []
+        for index in range(self.scored, len(self.targets)):
+            position = self.targets[index]
+            if position > end:
+                break
+            found.append((position - 1 - start, self.tokens[position]))
+        return tuple(found)
+
+    def score(self, values: Sequence[float]) -> None:
+        """The answers to wanted(), same order."""
+        for value in values:
+            position = self.targets[self.scored]
+            self.scored += 1
+            if position < self.prompt_len:
+                self.input_logprobs[position - self.source.logprob_start_len] = value
+            else:
+                self.output_logprobs[position - self.prompt_len] = value
+
+    def news(self, now: float, finish: FinishReason | None = None) -> TokenOutput | None:
+        """What is new since the last call; None when that is nothing. Output ids whose log-probability is
+        wanted and still to come are held back."""
+        end = self.produced
+        if finish is None:
+            if not self.source.stream:
+                return None
+            if self.source.return_logprob and self.scored < len(self.targets):
+                end = min(end, max(0, self.targets[self.scored] - self.prompt_len))
+            if end <= self.said:
+                return None
+        start, self.said = self.said, end
+        admitted = self.admitted_at if self.admitted_at >= 0 else now
+        first = self.first_at if self.first_at >= 0 else now
+        return TokenOutput(
+            rid=self.rid,
+            new_ids=self.tokens[self.prompt_len + start : self.prompt_len + end].tolist(),
+            finish=finish,
+            prompt_tokens=self.prompt_len,
+            completion_tokens=end,
+            cached_tokens=max(self.cached, 0),
+            jumped_tokens=self.jumped,
+            decode_steps=self.decode_steps,
+            output_logprobs=self.output_logprobs[start:end],
+            output_top_logprobs=self.output_top[start:end],
+            input_logprobs=self._prompt_scores(finish),
+            queue_s=admitted - self.added_at,
+            first_token_s=first - self.added_at,
+            http_worker_ipc=self.source.http_worker_ipc,
+        )
+
+    def _prompt_scores(self, finish: FinishReason | None) -> list[float | None] | None:
+        if finish is None or finish.type == "abort" or self.source.logprob_start_len < 0:
+            return None
+        return self.input_logprobs
+
+
+def failure(fault: RuntimeFault) -> FinishReason:
+    """The finish reason that carries an error to the user."""
+    return FinishReason(type="abort", error=fault.to_dict())

@@ -1,0 +1,92 @@
+"""The shortest text a regex accepts in full, for backends without a model. Small and honest: what it does not
+know raises ValueError, and what it makes has been checked with re.fullmatch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+# The standard library's own parser; its module has had this name since Python 3.11.
+from re import _constants as ops  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
+from typing import Any
+
+_CATEGORIES: dict[Any, str] = {
+    ops.CATEGORY_DIGIT: "0",
+    ops.CATEGORY_NOT_DIGIT: "a",
+    ops.CATEGORY_WORD: "a",
+    ops.CATEGORY_NOT_WORD: " ",
+    ops.CATEGORY_SPACE: " ",
+    ops.CATEGORY_NOT_SPACE: "a",
+}
+# Tried in this order where a class says what it does not want.
+_CANDIDATES = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -_.,:;!?'\"()[]{}\n\t/\\"
+
+
+def example(pattern: str, pick: Callable[[int], int] = lambda size: 0) -> str:
+    """A text that `pattern` matches in full. `pick(n)` chooses among n alternatives, or n characters of a
+    range. Raises ValueError."""
+    text = _sequence(parser.parse(pattern), pick, {})
+    if re.fullmatch(pattern, text) is None:
+        raise ValueError(f"no example found for the regex {pattern!r}")
+    return text
+
+
+def _sequence(items: Any, pick: Callable[[int], int], groups: dict[int, str]) -> str:
+    return "".join(_one(op, argument, pick, groups) for op, argument in items)
+
+
+def _one(op: Any, argument: Any, pick: Callable[[int], int], groups: dict[int, str]) -> str:
+    if op is ops.LITERAL:
+        return chr(argument)
+    if op is ops.NOT_LITERAL:
+        return next(c for c in _CANDIDATES if c != chr(argument))
+    if op is ops.ANY:
+        return "a"
+    if op is ops.IN:
+        return _member(argument, pick)
+    if op is ops.BRANCH:
+        branches = argument[1]
+        return _sequence(branches[pick(len(branches))], pick, groups)
+    if op is ops.SUBPATTERN:
+        group, _, _, inner = argument
+        text = _sequence(inner, pick, groups)
+        if group is not None:
+            groups[group] = text
+        return text
+    if op in (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT):
+        least, _, inner = argument
+        return "".join(_sequence(inner, pick, groups) for _ in range(least))
+    if op is ops.ATOMIC_GROUP:
+        return _sequence(argument, pick, groups)
+    if op is ops.GROUPREF:
+        return groups[argument]
+    if op is ops.AT:
+        return ""
+    raise ValueError(f"the regex uses {op}, for which no example can be made")
+
+
+def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str:
+    if items[0][0] is ops.NEGATE:
+        return next(c for c in _CANDIDATES if not any(_holds(c, item) for item in items[1:]))
+    op, argument = items[0]
+    if op is ops.RANGE:
+        low, high = argument
+        return chr(low + pick(min(high - low + 1, 10)))
+    if op is ops.LITERAL:
+        return chr(argument)
+    return _CATEGORIES[argument]
+
+
+def _holds(char: str, item: tuple[Any, Any]) -> bool:
+    op, argument = item
+    if op is ops.LITERAL:
+        return bool(ord(char) == argument)
+    if op is ops.RANGE:
+        low, high = argument
+        return bool(low <= ord(char) <= high)
+    shorthand = {
+        ops.CATEGORY_DIGIT: r"\d", ops.CATEGORY_NOT_DIGIT: r"\D", ops.CATEGORY_WORD: r"\w",
+        ops.CATEGORY_NOT_WORD: r"\W", ops.CATEGORY_SPACE: r"\s", ops.CATEGORY_NOT_SPACE: r"\S",
+    }[argument]  # fmt: skip
+    return re.match(shorthand, char) is not None

@@ -1,0 +1,343 @@
+"""MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
+
+Replies are scripted, or made up: text that the constraint accepts, or a few words that depend on the prompt
+alone. It keeps what any backend keeps: stop strings, max_tokens, n, usage; what it cannot keep raises
+Unsupported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import itertools
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.protocol.constraint import Constraint
+from sglang_dsl.backends.base import (
+    Backend,
+    Call,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Prompt,
+)
+from sglang_dsl.backends.example_text import example
+from sglang_dsl.errors import BackendError, Unsupported
+
+Reply = str | Sequence[str]
+Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]
+Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
+Split = int | Sequence[int] | Callable[[str], Iterable[str]]
+
+_WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp")
+_WORD = re.compile(r"\s*\S+|\s+$")
+
+
+@dataclass
+class MockUsage:
+    """Totals over all calls of the backend."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass
+class MockBackend(Backend):
+    """A scripted or made-up model.
+
+    replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
+    found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list of
+    n texts. None: made up from the constraint, or from the prompt.
+    scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
+    without an entry get figures made from prompt and option.
+    split: how streams break the text: so many characters each, these cut positions, or a function of it.
+    tokens: what counts as one token: "words" (with the blanks before it) or "bytes".
+    delay_s: seconds before an answer; chunk_delay_s: between the pieces of a stream.
+    errors: call number (generations and selects, from 0) -> the exception it raises.
+    fail_after: with an error in a stream, how many pieces come first.
+
+    Records for asserts: calls, choice_calls, commits, usage, in_flight, most_in_flight.
+    """
+
+    replies: Script | None = None
+    scores: Scores | None = None
+    split: Split = 5
+    tokens: str = "words"
+    delay_s: float = 0.0
+    chunk_delay_s: float = 0.0
+    errors: Mapping[int, BaseException] = field(default_factory=dict)
+    fail_after: int = 0
+    name: str = "mock"
+    calls: list[Call] = field(default_factory=list, init=False)
+    choice_calls: list[ChoiceCall] = field(default_factory=list, init=False)
+    commits: list[Prompt] = field(default_factory=list, init=False)
+    usage: MockUsage = field(default_factory=MockUsage, init=False)
+    in_flight: int = field(default=0, init=False)
+    most_in_flight: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.tokens not in ("words", "bytes"):
+            raise ValueError(f'tokens is "words" or "bytes", got {self.tokens!r}')
+        if isinstance(self.replies, str):
+            raise TypeError("replies takes a list, a mapping or a function; for one reply give a list of one")
+        self._count = itertools.count()
+        scripted = not isinstance(self.replies, Mapping) and isinstance(self.replies, Iterable)
+        self._script: Iterator[Reply] | None = iter(self.replies) if scripted else None  # type: ignore[arg-type]
+        self._seen: set[str] = set()
+
+    # -- the verbs -------------------------------------------------------------------------------------------
+
+    async def generate(self, call: Call) -> Completion:
+        with _Flight(self):
+            number = self._begin(call)
+            await asyncio.sleep(self.delay_s)
+            if error := self.errors.get(number):
+                raise error
+            return await self._complete(call, number)
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if call.n != 1:
+            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        with _Flight(self):
+            number = self._begin(call)
+            await asyncio.sleep(self.delay_s)
+            error = self.errors.get(number)
+            if error and not self.fail_after:
+                raise error
+            done = await self._complete(call, number)
+            for index, piece in enumerate(self._pieces(done.texts[0])):
+                if error and index == self.fail_after:
+                    raise error
+                yield Delta(piece)
+                await asyncio.sleep(self.chunk_delay_s)
+            if error:
+                raise error
+            yield Delta("", done.meta)
+
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        with _Flight(self):
+            number = next(self._count)
+            self.choice_calls.append(call)
+            await asyncio.sleep(self.delay_s)
+            if error := self.errors.get(number):
+                raise error
+            prompt = _flat(call.prompt)
+            scores = []
+            for option in call.choices:
+                logprobs = self._score(call, prompt, option)
+                prior = tuple(self._made_up("", option, len(logprobs))) if call.unconditional else None
+                scores.append(ChoiceScore(logprobs, unconditional=prior))
+            used = sum(self._size(option) for option in call.choices)
+            return ChoiceScores(tuple(scores), self._meta(number, prompt, used, {"type": "stop"}))
+
+    async def commit(self, prompt: Prompt) -> None:
+        self.commits.append(prompt)
+        self._seen.add(_flat(prompt))
+
+    async def flush_cache(self) -> bool:
+        self._seen.clear()
+        return True
+
+    async def info(self) -> dict[str, Any]:
+        return {"backend": self.name, "calls": len(self.calls) + len(self.choice_calls)}
+
+    # -- replies ---------------------------------------------------------------------------------------------
+
+    def _begin(self, call: Call) -> int:
+        if call.options:
+            raise Unsupported(f"the mock backend does not know {', '.join(sorted(call.options))}")
+        if call.logprob_start_len >= 0 or call.top_logprobs:
+            raise Unsupported(
+                "the mock backend has no log-probabilities of prompts and no top log-probabilities"
+            )
+        if call.sampling.stop_token_ids:
+            raise Unsupported("the mock backend has no token ids", hint="use stop strings")
+        self.calls.append(call)
+        return next(self._count)
+
+    async def _complete(self, call: Call, number: int) -> Completion:
+        prompt = _flat(call.prompt)
+        reply = await self._reply(call, prompt)
+        given = [reply] * call.n if isinstance(reply, str) else list(reply)
+        if len(given) != call.n:
+            raise BackendError(f"the script has {len(given)} texts for a call that asks for {call.n}")
+        texts, used, finish = [], 0, {"type": "stop"}
+        for text in given:
+            cut, finish = self._cut(text, call)
+            if call.constraint is not None and finish["type"] != "length":
+                _check(call.constraint, text, cut)
+            texts.append(cut)
+            used += self._size(cut)
+        meta = self._meta(number, prompt, used, finish)
+        if call.return_logprob:
+            meta["output_logprobs"] = list(self._made_up(prompt, texts[0], self._size(texts[0])))
+        return Completion(tuple(texts), meta)
+
+    async def _reply(self, call: Call, prompt: str) -> Reply:
+        if self._script is not None:
+            reply = next(self._script, None)
+            if reply is None:
+                raise BackendError("the mock's script of replies is used up")
+            return reply
+        if isinstance(self.replies, Mapping):
+            for pattern, text in self.replies.items():
+                if re.search(pattern, prompt):
+                    return text
+            raise BackendError(f"no pattern of the mock's script is found in the prompt ...{prompt[-60:]!r}")
+        if callable(self.replies):
+            made: Any = self.replies(call)
+            answer: Reply = await made if inspect.isawaitable(made) else made
+            return answer
+        return [self._invent(call, f"{prompt}\0{index}" if index else prompt) for index in range(call.n)]
+
+    def _invent(self, call: Call, key: str) -> str:
+        digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        constraint = call.constraint
+        if constraint is None:
+            return " ".join(_WORDS[byte % len(_WORDS)] for byte in digest[: 2 + digest[0] % 3])
+        match constraint.kind:
+            case "regex":
+                numbers = itertools.cycle(digest)
+                try:
+                    return example(constraint.spec, lambda size: next(numbers) % size)
+                except (ValueError, LookupError, StopIteration) as error:
+                    raise Unsupported(
+                        f"the mock backend cannot make up text for this regex: {error}"
+                    ) from error
+            case "choices":
+                options = json.loads(constraint.spec)
+                return str(options[digest[0] % len(options)])
+            case kind:
+                raise Unsupported(
+                    f"the mock backend cannot make up text for a {kind} constraint", hint="script the reply"
+                )
+
+    def _cut(self, text: str, call: Call) -> tuple[str, dict[str, Any]]:
+        """The text up to the first stop string and the token limit, and why it ended."""
+        finish: dict[str, Any] = {"type": "stop"}
+        starts = [(at, stop) for stop in call.sampling.stop if (at := text.find(stop)) >= 0]
+        if starts:
+            at, stop = min(starts)
+            text = text[: at + len(stop)] if call.sampling.no_stop_trim else text[:at]
+            finish = {"type": "stop", "matched": stop}
+        if self._size(text) > call.sampling.max_new_tokens:
+            return self._first(text, call.sampling.max_new_tokens), {"type": "length"}
+        return text, finish
+
+    def _first(self, text: str, tokens: int) -> str:
+        if self.tokens == "bytes":
+            return text.encode()[:tokens].decode("utf-8", "ignore")
+        return "".join(_WORD.findall(text)[:tokens])
+
+    def _size(self, text: str) -> int:
+        return (
+            len(text.encode("utf-8", "surrogatepass")) if self.tokens == "bytes" else len(_WORD.findall(text))
+        )
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        if callable(self.split):
+            yield from self.split(text)
+            return
+        cuts = range(self.split, len(text), self.split) if isinstance(self.split, int) else sorted(self.split)
+        begin = 0
+        for cut in cuts:
+            if begin < cut < len(text):
+                yield text[begin:cut]
+                begin = cut
+        if text[begin:]:
+            yield text[begin:]
+
+    def _meta(self, number: int, prompt: str, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
+        cached = max((self._size(seen) for seen in self._seen if prompt.startswith(seen)), default=0)
+        size = self._size(prompt)
+        self.usage.prompt_tokens += size
+        self.usage.completion_tokens += completion
+        self.usage.cached_tokens += cached
+        return {
+            "id": f"{self.name}-{number}",
+            "finish_reason": finish,
+            "prompt_tokens": size,
+            "completion_tokens": completion,
+            "cached_tokens": cached,
+            "jumped_tokens": 0,
+        }
+
+    # -- scores ----------------------------------------------------------------------------------------------
+
+    def _score(self, call: ChoiceCall, prompt: str, option: str) -> tuple[float, ...]:
+        if callable(self.scores):
+            return tuple(self.scores(call, option))
+        found = self.scores.get(option) if self.scores is not None else None
+        match found:
+            case None:
+                return tuple(self._made_up(prompt, option, max(1, self._size(option))))
+            case int() | float():
+                return (float(found),)
+            case _:
+                return tuple(found)
+
+    @staticmethod
+    def _made_up(prompt: str, text: str, count: int) -> Iterator[float]:
+        """Log-probabilities that depend on prompt and text alone."""
+        for index in range(count):
+            key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
+            yield math.log((hashlib.blake2b(key, digest_size=1).digest()[0] + 1) / 257)
+
+
+class _Flight:
+    """Counts calls under way, also when they are cancelled."""
+
+    def __init__(self, backend: MockBackend) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        self._backend.in_flight += 1
+        self._backend.most_in_flight = max(self._backend.most_in_flight, self._backend.in_flight)
+
+    def __exit__(self, *_: object) -> None:
+        self._backend.in_flight -= 1
+
+
+def _flat(prompt: Prompt) -> str:
+    """The prompt as one text, turns marked."""
+    if (plain := prompt.plain_text) is not None:
+        return plain
+    parts = []
+    for message in prompt.messages:
+        content = message.content if isinstance(message.content, str) else json.dumps(message.content)
+        turn = message.role != "raw"
+        parts.append(
+            f"{message.role.upper()}: {content}{'' if message.open else chr(10)}" if turn else content
+        )
+    return "".join(parts)
+
+
+def _check(constraint: Constraint, text: str, cut: str) -> None:
+    """Refuse a reply that the constraint does not accept, whole or up to its stop string."""
+    match constraint.kind:
+        case "regex":
+            accepted = any(re.fullmatch(constraint.spec, one) is not None for one in (text, cut))
+        case "choices":
+            accepted = text in json.loads(constraint.spec)
+        case "json_schema":
+            try:
+                json.loads(text)
+            except ValueError:
+                accepted = False
+            else:
+                accepted = True
+        case kind:
+            raise Unsupported(f"the mock backend cannot check a {kind} constraint")
+    if not accepted:
+        raise Unsupported(
+            f"the mock's reply {text!r:.80} does not match its {constraint.kind} {constraint.spec!r:.80}"
+        )

@@ -1,0 +1,128 @@
+"""Many programs at once: bounded, lazy, results in input order. Knows jobs, not functions or arguments.
+
+Bodies run on a bounded pool of threads; a body that has returned gives its thread back while its generations
+are still under way on the loop, so far more items than threads may be in flight.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from sglang_dsl.errors import ProgramError, again
+from sglang_dsl.executor import Executor
+from sglang_dsl.feed import Mark, Signal
+from sglang_dsl.loop import background
+from sglang_dsl.settings import global_config
+from sglang_dsl.state import ProgramState
+
+IN_FLIGHT = 256
+
+
+class Job:
+    """One item. `error` is what its body raised, or what went wrong in its generations."""
+
+    def __init__(self, signal: Signal) -> None:
+        self.state: ProgramState | None = None
+        self.error: BaseException | None = None
+        self.done = False
+        self.dropped: bool = False
+        self._signal = signal
+
+    def run(self, make: Callable[[], ProgramState]) -> None:
+        """On a pool thread: run the body; the rest is waited for on the loop."""
+        try:
+            self.state = make()
+        except BaseException as error:  # noqa: BLE001 - kept for whoever reads the result
+            self._finish(error)
+            return
+        if self.dropped:
+            self.state.cancel()
+        core = self.state.core
+        if not isinstance(core, Executor):
+            self._finish(None)
+            return
+        mark = core.mark()
+        if mark.done:
+            self._finish(mark.error)
+        else:
+            background().start(lambda: self._wait(mark))
+
+    async def _wait(self, mark: Mark) -> None:
+        await mark.signal.wait_async(lambda: mark.done)
+        self._finish(mark.error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        if isinstance(error, ProgramError):
+            error = again(error)
+        self.error, self.done = error, True
+        self._signal.notify()
+
+    def drop(self) -> None:
+        """Nobody wants it any more."""
+        self.dropped = True
+        if self.state is not None:
+            self.state.cancel()
+
+
+def in_order(
+    work: Iterator[Callable[[], ProgramState]],
+    *,
+    limit: int | None,
+    total: int | None,
+    progress: bool,
+) -> Iterator[Job]:
+    """Run `work`, at most `limit` at once, and give the finished jobs in order. Takes the next piece of work
+    only when there is room for it; a slow item holds up its followers' results, not their running."""
+    most = limit or IN_FLIGHT
+    threads = limit or global_config.max_threads
+    signal = Signal()
+    # Everything begun and not given out: what runs, and finished jobs behind a slow one.
+    begun: deque[Job] = deque()
+    more = True
+    bar = _bar(total) if progress else None
+    shown = given = 0
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="sglang-dsl-batch")
+
+    def running() -> int:
+        return sum(not job.done for job in begun)
+
+    def room() -> bool:
+        return more and len(begun) < 4 * most and running() < most
+
+    try:
+        while begun or more:
+            while room():
+                make = next(work, None)
+                if make is None:
+                    more = False
+                    break
+                job = Job(signal)
+                begun.append(job)
+                pool.submit(contextvars.copy_context().run, job.run, make)
+            if not begun:
+                break
+            signal.wait(lambda: begun[0].done or room())
+            if bar is not None:
+                done = given + len(begun) - running()
+                bar.update(done - shown)
+                shown = done
+            while begun and begun[0].done:
+                given += 1
+                yield begun.popleft()
+    finally:
+        for job in begun:
+            job.drop()
+        # Where all is done the threads are idle, and gone when the caller goes on.
+        pool.shutdown(wait=not begun, cancel_futures=True)
+        if bar is not None:
+            bar.close()
+
+
+def _bar(total: int | None) -> Any:
+    from tqdm import tqdm  # only who wants a bar pays for it
+
+    return tqdm(total=total, unit="program")

@@ -1,0 +1,609 @@
+"""The executor: one coroutine per state, folding queued nodes over a transcript, through a backend.
+
+The user's thread only appends to the queue; the coroutine runs on the background loop while there is work and
+ends when there is none, so that an idle state, or a dropped one, holds nothing. After a failure later nodes
+are skipped and whoever reads one of their values gets the failure. Knows no `s`, no threads of user code and
+no particular backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+import traceback
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sglang_dsl import lower
+from sglang_dsl.backends.base import Backend, ChoiceCall, ChoiceScores, Completion
+from sglang_dsl.choices import METHODS
+from sglang_dsl.errors import (
+    BackendError,
+    BadProgram,
+    MissingVariable,
+    NoBackend,
+    ProgramCancelled,
+    ProgramError,
+    StateClosed,
+    Timeout,
+    again,
+)
+from sglang_dsl.feed import Feed, Mark, Signal, Variable
+from sglang_dsl.ir import (
+    Gen,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Sampling,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Source,
+    Text,
+    flatten,
+)
+from sglang_dsl.loop import background
+from sglang_dsl.passes import merge_text, role_after, sets
+from sglang_dsl.transcript import Transcript
+from sglang_dsl.usage import CallRecord, Ledger
+
+GATHER = "gather_variable"
+CONCATENATE = "concate_and_append"
+
+
+class Core(Protocol):
+    """What a state stands on: an Executor while running, a Tracer while compiling."""
+
+    def submit(self, node: Node, src: Source | None) -> None: ...
+    def known(self, name: str) -> bool: ...
+    def find(self, name: str) -> Variable: ...
+    async def find_async(self, name: str) -> Variable: ...
+    def set(self, name: str, value: Any) -> None: ...
+    def open_role(self) -> str | None: ...
+    def fork(self, size: int, src: Source | None) -> Sequence[Core]: ...
+    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None: ...
+    def cancel(self) -> None: ...
+    def so_far(self) -> Transcript: ...
+    def settled(self) -> Transcript: ...
+    def pieces(self) -> Iterator[str]: ...
+    def pieces_async(self) -> AsyncIterator[str]: ...
+    def usage(self) -> dict[str, int]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RunInfo:
+    """What all forks of one run share. `timeout`: seconds per call. `members`: the run's executors that still
+    live."""
+
+    program: str
+    backend: Backend | None
+    defaults: Sampling = field(default_factory=Sampling)
+    timeout: float | None = None
+    stream: bool = False
+    ledger: Ledger = field(default_factory=Ledger)
+    members: weakref.WeakSet[Executor] = field(default_factory=weakref.WeakSet)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def enter(self, member: Executor) -> None:
+        with self.lock:
+            self.members.add(member)
+
+    def live(self) -> list[Executor]:
+        with self.lock:
+            return list(self.members)
+
+
+@dataclass(slots=True)
+class Body:
+    """The user's function, where it runs beside the reader (stream). `end` is reached when it has returned
+    and all it said has been done."""
+
+    end: Mark
+    thread: int | None = None
+    done: bool = False
+    error: BaseException | None = None
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it may still add something, from another thread than the caller's."""
+        return not self.done and self.thread != threading.get_ident()
+
+
+class Prefix:
+    """The text that sibling forks start from. With more than one, the backend's cache is warmed with it,
+    once, before the first of them generates."""
+
+    def __init__(self, mark: Mark, size: int) -> None:
+        self.mark = mark
+        self._size = size
+        self._warm: asyncio.Task[None] | None = None
+
+    async def warm(self, backend: Backend, timeout: float | None) -> None:
+        if self._size < 2 or self.mark.transcript.kind == "root":
+            return
+        if self._warm is None:
+            work = asyncio.wait_for(backend.commit(self.mark.transcript.prompt()), timeout)
+            self._warm = asyncio.create_task(work)
+        # One sibling being cancelled must not take the others' warm-up with it.
+        await asyncio.shield(self._warm)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to do: a leaf node with the place of its `+=` and the variable it sets, or a mark to
+    reach."""
+
+    node: Node | None = None
+    src: Source | None = None
+    variable: Variable | None = None
+    mark: Mark | None = None
+
+
+class Executor:
+    """One state's queue, transcript and variables. Methods are for the user's threads unless they begin with
+    _."""
+
+    def __init__(
+        self,
+        run: RunInfo,
+        *,
+        prefix: Prefix | None = None,
+        role: str | None = None,
+        variables: dict[str, Variable] | None = None,
+        branch: tuple[int, ...] = (),
+        body: Body | None = None,
+    ) -> None:
+        self.run, self.branch, self.body = run, branch, body
+        self.transcript = Transcript.EMPTY
+        self.start = Transcript.EMPTY
+        self.variables = variables if variables is not None else {}
+        self.inherited = dict(self.variables)
+        self.error: ProgramError | None = None
+        self.feed = Feed()
+        # (where, each branch's transcript at its fork and at its end), for display.
+        self.joined: list[tuple[Mark, list[tuple[Transcript, Transcript]]]] = []
+        self._prefix = prefix
+        self._begun = prefix is None
+        self._role = role
+        self._ended = False
+        self._queue: deque[Item] = deque()
+        self._lock = threading.Lock()
+        self._active = False
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self._changed = Signal()
+        self._scopes: dict[str, Transcript] = {}
+        self._children: weakref.WeakSet[Executor] = weakref.WeakSet()
+        self._forks = 0
+        run.enter(self)
+
+    # -- adding ----------------------------------------------------------------------------------------------
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        """Queue `node`. Raises BadProgram, NoBackend or StateClosed at once where it cannot be run at all."""
+        if self._ended:
+            raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
+        leaves = tuple(merge_text(flatten(node)))
+        role = role_after(leaves, self._role)
+        self._check(leaves)
+        items = [Item(leaf, src, self._variable(leaf)) for leaf in leaves]
+        waited_for = any(item.variable is not None for item in items)
+        with self._lock:
+            self._role = role
+            for item in items:
+                if item.variable is not None and item.variable.name is not None:
+                    # The last queued setter is the one that readers wait for.
+                    self.variables[item.variable.name] = item.variable
+            self._queue.extend(items)
+            # Constant text waits for company; in a stream somebody may be looking at it.
+            if waited_for or self.run.stream:
+                self._kick()
+        if waited_for:
+            self._changed.notify()
+
+    @staticmethod
+    def _variable(leaf: Node) -> Variable | None:
+        return Variable(sets(leaf)) if isinstance(leaf, Gen | Select | ScopeEnd) else None
+
+    def _check(self, leaves: Sequence[Node]) -> None:
+        """Refuse generations that can never run."""
+        for leaf in leaves:
+            if isinstance(leaf, Gen | Select) and self.run.backend is None:
+                raise NoBackend(
+                    f"program {self.run.program!r} generates but has no backend: pass backend=..., "
+                    "or call set_default_backend(...)"
+                )
+            if isinstance(leaf, Gen):
+                lower.lower(leaf, self.run.defaults)
+
+    def set(self, name: str, value: Any) -> None:
+        variable = Variable(name)
+        variable.settle(value)
+        with self._lock:
+            self.variables[name] = variable
+        self._changed.notify()
+
+    def open_role(self) -> str | None:
+        return self._role
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def known(self, name: str) -> bool:
+        return name in self.variables
+
+    def find(self, name: str) -> Variable:
+        """The last queued setter of `name`; while the body still runs beside the caller, waits for one.
+        Raises MissingVariable, or what stopped the body."""
+        body = self.body
+        if body is not None and body.elsewhere:
+            self._changed.wait(lambda: name in self.variables or body.done)
+        return self._found(name)
+
+    async def find_async(self, name: str) -> Variable:
+        body = self.body
+        if body is not None and body.elsewhere:
+            await self._changed.wait_async(lambda: name in self.variables or body.done)
+        return self._found(name)
+
+    def _found(self, name: str) -> Variable:
+        variable = self.variables.get(name)
+        if variable is not None:
+            return variable
+        if self.body is not None and self.body.error is not None:
+            raise self.body.error
+        if self.error is not None:
+            raise again(self.error)
+        known = ", ".join(repr(known) for known in self.variables) or "none"
+        raise MissingVariable(
+            f"no variable {name!r}; known: {known}", program=self.run.program, variable=name
+        )
+
+    def mark(self) -> Mark:
+        """A mark after everything queued so far; reached at once where nothing is under way."""
+        mark = Mark(self.feed.signal if self.run.stream else None)
+        self.put_mark(mark)
+        return mark
+
+    def put_mark(self, mark: Mark) -> None:
+        with self._lock:
+            self._queue.append(Item(mark=mark))
+            self._kick()
+
+    def settled(self) -> Transcript:
+        """What was said by all that was queued so far; waits. In a stream, waits for the body too."""
+        body = self.body
+        if body is not None and body.elsewhere:
+            body.end.wait()
+        transcript = self.mark().wait()
+        if body is not None and body.error is not None:
+            raise body.error
+        return transcript
+
+    def so_far(self) -> Transcript:
+        """What has been said by now; does not wait."""
+        return self.transcript
+
+    def pieces(self) -> Iterator[str]:
+        """The whole text as it comes; in one piece where the run does not stream. Raises what went wrong."""
+        if not self.run.stream:
+            yield self.settled().text()
+            return
+        end = self._stream_end()
+        yield from (piece.text for piece in self.feed.read(lambda: end.index) if piece.text)
+        end.result()
+
+    async def pieces_async(self) -> AsyncIterator[str]:
+        if not self.run.stream:
+            mark = self.mark()
+            await mark.signal.wait_async(lambda: mark.done)
+            yield mark.result().text()
+            return
+        end = self._stream_end()
+        async for piece in self.feed.read_async(lambda: end.index):
+            if piece.text:
+                yield piece.text
+        end.result()
+
+    def _stream_end(self) -> Mark:
+        body = self.body
+        return body.end if body is not None and body.elsewhere else self.mark()
+
+    def usage(self) -> dict[str, int]:
+        """Totals over this run, its forks included; waits for what they have queued. Failures do not stop
+        it."""
+        for member in self.run.live():
+            mark = member.mark()
+            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
+        return self.run.ledger.total()
+
+    def finish_body(self, error: BaseException | None) -> None:
+        """The user's function has returned, or raised `error` (stream mode)."""
+        assert self.body is not None
+        self.body.error, self.body.done = error, True
+        self.put_mark(self.body.end)
+        self._changed.notify()
+
+    # -- branches --------------------------------------------------------------------------------------------
+
+    def fork(self, size: int, src: Source | None) -> list[Executor]:
+        prefix = Prefix(self.mark(), size)
+        with self._lock:
+            first, self._forks = self._forks, self._forks + size
+            children = [
+                Executor(
+                    self.run,
+                    prefix=prefix,
+                    role=self._role,
+                    variables=dict(self.variables),
+                    branch=(*self.branch, first + index),
+                )
+                for index in range(size)
+            ]
+        for child in children:
+            self._children.add(child)
+        return children
+
+    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        """Wait for the branches and take over what they have. Raises the first branch's failure, in order."""
+        members = [branch for branch in branches if isinstance(branch, Executor)]
+        marks = [branch.mark() for branch in members]
+        for mark in marks:
+            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
+        for branch in members:
+            branch._ended = True
+        transcripts = [mark.result() for mark in marks]
+        shared = [branch.start for branch in members]
+        self.joined.append((self.mark(), list(zip(shared, transcripts, strict=True))))
+        if mode == GATHER:
+            for name, values in gathered(members).items():
+                self.set(name, values)
+            return
+        for begin, end in zip(shared, transcripts, strict=True):
+            for node in replayed(begin, end):
+                self.submit(node, src)
+
+    def cancel(self) -> None:
+        """Stop what is under way, here and in the branches; readers get ProgramCancelled. Without effect when
+        idle."""
+        for child in list(self._children):
+            child.cancel()
+        with self._lock:
+            if not self._active:
+                return
+            self._cancelled = True
+        background().call(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- on the loop -----------------------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        """Begin the coroutine unless it runs. The lock is held."""
+        if self._active:
+            return
+        if self._begun and all(item.mark is not None for item in self._queue):
+            # Nothing to wait for: the marks are reached here and now.
+            while self._queue:
+                self._reach(self._queue.popleft())
+            return
+        self._active = True
+        background().start(self._drain)
+
+    async def _drain(self) -> None:
+        self._task = asyncio.current_task()
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._active, self._task = False, None
+                    return
+                item = self._queue.popleft()
+            try:
+                if not self._begun:
+                    await self._begin()
+                if self._cancelled and self.error is None:
+                    raise asyncio.CancelledError
+                if self.error is None and item.node is not None:
+                    await self._fold(item.node, item)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered to whoever reads
+                self._fail(error, item)
+            if self.error is not None and item.variable is not None and not item.variable.done:
+                item.variable.fail(self.error)
+            self._reach(item)
+
+    def _reach(self, item: Item) -> None:
+        if item.mark is not None:
+            body = self.body
+            error: BaseException | None = self.error
+            if body is not None and body.end is item.mark and body.error is not None:
+                error = body.error
+            item.mark.reach(self.transcript, error, len(self.feed.pieces))
+
+    async def _begin(self) -> None:
+        """Take over what the parent had said at the fork. Raises the parent's failure."""
+        assert self._prefix is not None
+        self._begun = True
+        mark = self._prefix.mark
+        await mark.signal.wait_async(lambda: mark.done)
+        self.transcript = self.start = mark.transcript
+        if self.run.stream:
+            self.feed.put(self.transcript.text())
+        if mark.error is not None:
+            raise mark.error
+
+    async def _fold(self, node: Node, item: Item) -> None:
+        match node:
+            case Text(text=text):
+                self._say(self.transcript.say(text))
+            case RoleBegin(role=role):
+                self._say(self.transcript.open(role))
+            case RoleEnd():
+                self._say(self.transcript.close())
+            case ScopeBegin(name=name):
+                self._scopes[name] = self.transcript
+            case ScopeEnd(name=name):
+                assert item.variable is not None
+                since = self._scopes.pop(name, self.start)
+                item.variable.settle(self.transcript.text(since))
+            case Gen():
+                await self._generate(node, item)
+            case Select():
+                await self._select(node, item)
+            case _:
+                raise BadProgram(f"{node.label()} cannot be run")
+
+    def _say(self, transcript: Transcript) -> None:
+        self.transcript = transcript
+        if self.run.stream:
+            self.feed.put(transcript.plain)
+
+    async def _generate(self, node: Gen, item: Item) -> None:
+        backend, variable = self._ready(item)
+        call = lower.lower(node, self.run.defaults).call(self.transcript.prompt(), self.run.timeout)
+        began = time.monotonic()
+        streamed = self.run.stream and call.n == 1
+        async with asyncio.timeout(self.run.timeout):
+            await self._warm(backend)
+            if streamed:
+                done = await self._streamed(backend, call, variable)
+            else:
+                done = await backend.generate(call)
+        if len(done.texts) != call.n:
+            raise BackendError(f"the backend answered {len(done.texts)} texts where {call.n} were asked for")
+        text = done.texts[0]
+        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        if self.run.stream and not streamed:
+            self.feed.put(text)
+        self._record("gen", node.name, began, item, done.meta)
+        variable.settle(text if call.n == 1 else list(done.texts), done.meta, streamed=streamed)
+
+    async def _streamed(self, backend: Backend, call: Any, variable: Variable) -> Completion:
+        pieces: list[str] = []
+        meta: dict[str, Any] = {}
+        deltas: Any = backend.stream(call)
+        # Closed here and now when this task is cancelled, so that the backend stops too.
+        async with aclosing(deltas):
+            async for delta in deltas:
+                pieces.append(delta.text)
+                meta = delta.meta or meta
+                variable.feed.put(delta.text, delta.meta)
+                self.feed.put(delta.text)
+        return Completion(("".join(pieces),), meta)
+
+    async def _select(self, node: Select, item: Item) -> None:
+        backend, variable = self._ready(item)
+        method = METHODS[node.method]
+        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, self.run.timeout)
+        began = time.monotonic()
+        async with asyncio.timeout(self.run.timeout):
+            await self._warm(backend)
+            found: ChoiceScores = await backend.score(call)
+        if len(found.scores) != len(node.choices):
+            raise BackendError(f"the backend scored {len(found.scores)} of {len(node.choices)} choices")
+        try:
+            seed = node.seed if node.seed is not None else self.run.defaults.seed
+            decision = method.decide(found.scores, node.temperature, seed)
+        except ValueError as error:
+            raise BackendError(f"the choices cannot be compared: {error}") from error
+        text = node.choices[decision.index]
+        meta = dict(found.meta) | {
+            "index": decision.index,
+            "choices": list(node.choices),
+            "method": method.name,
+            "scores": list(decision.scores),
+            "probabilities": list(decision.probabilities),
+            "logprobs": [list(score.logprobs) for score in found.scores],
+            "normalized_prompt_logprobs": [
+                sum(s.logprobs) / len(s.logprobs) for s in found.scores if s.logprobs
+            ],
+        }
+        if method.unconditional:
+            meta["unconditional_logprobs"] = [list(score.unconditional or ()) for score in found.scores]
+        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        if self.run.stream:
+            self.feed.put(text)
+        self._record("select", node.name, began, item, meta)
+        variable.settle(text, meta)
+
+    def _ready(self, item: Item) -> tuple[Backend, Variable]:
+        # submit() refused the node where either was missing.
+        assert self.run.backend is not None
+        assert item.variable is not None
+        return self.run.backend, item.variable
+
+    async def _warm(self, backend: Backend) -> None:
+        if self._prefix is not None:
+            await self._prefix.warm(backend, self.run.timeout)
+
+    def _record(self, kind: str, name: str | None, began: float, item: Item, meta: dict[str, Any]) -> None:
+        seconds = time.monotonic() - began
+        self.run.ledger.add(CallRecord(kind, name, self.branch, seconds, item.src, meta))
+
+    def _fail(self, cause: BaseException, item: Item) -> None:
+        """Remember the failure, with its place. The first one stays."""
+        if self.error is not None:
+            return
+        place: dict[str, Any] = {
+            "program": self.run.program,
+            "source": item.src,
+            "node": f"{item.node.label():.200}" if item.node is not None else None,
+            "variable": item.variable.name if item.variable is not None else None,
+            "backend": self.run.backend.name if self.run.backend is not None else None,
+        }
+        self.error = placed(cause, place, self.run.timeout)
+        # An error is kept as long as its reader likes; the frames it came through are not.
+        seen: BaseException | None = cause
+        while seen is not None:
+            traceback.clear_frames(seen.__traceback__)
+            seen = seen.__cause__
+
+
+def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:
+    """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
+    filled in."""
+    match cause:
+        case ProgramError():
+            error = copy.copy(cause)
+            for key, value in place.items():
+                if getattr(error, key) is None:
+                    setattr(error, key, value)
+        case asyncio.CancelledError():
+            error = ProgramCancelled("the program was cancelled before this was done", **place)
+        case TimeoutError():
+            error = Timeout(
+                f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
+                retryable=True,
+                hint="give the program more time with run(timeout=...)",
+                **place,
+            )
+        case BadProgram():
+            error = ProgramError(str(cause), **place)
+        case _:
+            error = BackendError(f"{type(cause).__name__}: {cause}", **place)
+    error.__cause__ = cause
+    return error
+
+
+def gathered(branches: Sequence[Executor]) -> dict[str, list[Any]]:
+    """name -> the branches' values in order, of every variable that a branch set itself. All are there
+    already."""
+    found: dict[str, list[Any]] = {}
+    for branch in branches:
+        for name, variable in branch.variables.items():
+            if branch.inherited.get(name) is not variable:
+                found.setdefault(name, []).append(variable.wait())
+    return found
+
+
+def replayed(begin: Transcript, end: Transcript) -> Iterator[Node]:
+    """Nodes that say again what was said between two transcripts, generated text as constant text."""
+    making: dict[str, Callable[[str], Node]] = {"text": Text, "open": RoleBegin, "close": RoleEnd}
+    for entry in end.entries(begin):
+        yield making[entry.kind](entry.value)

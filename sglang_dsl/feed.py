@@ -1,0 +1,191 @@
+"""Waiting: values and streamed pieces that one thread produces and any number of threads or event loops read.
+
+    Signal      wakes whoever waits for a condition, thread or coroutine alike
+    Feed        append-only pieces with an end; every reader has its own cursor
+    Variable    a named value to come, with the pieces it arrives in
+    Mark        a point in a program's queue: what was said up to there, or why it failed
+
+Knows no nodes and no backends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple
+
+from sglang_dsl.errors import ProgramError, SglError, again
+from sglang_dsl.loop import background
+from sglang_dsl.transcript import Transcript
+
+
+class Signal:
+    """notify() wakes all that wait; each then looks at its own condition again."""
+
+    __slots__ = ("_lock", "_wakers")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wakers: list[Callable[[], object]] = []
+
+    def notify(self) -> None:
+        with self._lock:
+            wakers, self._wakers = self._wakers, []
+        for wake in wakers:
+            wake()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Block this thread until `ready()`. Whoever makes it true must notify()."""
+        while not ready():
+            if background().here:
+                raise SglError(
+                    "a value was read on the language's own event loop, which would wait for itself"
+                )
+            event = threading.Event()
+            with self._lock:
+                self._wakers.append(event.set)
+            # Looked at again after registering: a notify() in between is not lost.
+            if ready():
+                return
+            event.wait()
+
+    async def wait_async(self, ready: Callable[[], bool]) -> None:
+        """The same for a coroutine on any event loop."""
+        while not ready():
+            loop = asyncio.get_running_loop()
+            woken: asyncio.Future[None] = loop.create_future()
+
+            def set_result(woken: asyncio.Future[None] = woken) -> None:
+                if not woken.done():
+                    woken.set_result(None)
+
+            def wake(loop: asyncio.AbstractEventLoop = loop, then: Callable[[], None] = set_result) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(then)
+
+            with self._lock:
+                self._wakers.append(wake)
+            if ready():
+                return
+            await woken
+
+
+class Piece(NamedTuple):
+    """Some streamed text, with what the backend said about it, if anything."""
+
+    text: str
+    meta: dict[str, Any] | None = None
+
+
+class Feed:
+    """Pieces in order. A reader goes on until `end()` says it has had enough."""
+
+    __slots__ = ("pieces", "signal")
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.signal = Signal()
+
+    def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
+        if text or meta:
+            self.pieces.append(Piece(text, meta))
+            self.signal.notify()
+
+    def read(self, end: Callable[[], int | None]) -> Iterator[Piece]:
+        """All pieces up to index `end()`, which is None while that is not known."""
+        cursor = 0
+        while True:
+            at = cursor
+            self.signal.wait(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            stop = end()
+            fresh = self.pieces[cursor:stop]
+            cursor += len(fresh)
+            yield from fresh
+            if stop is not None and cursor >= stop:
+                return
+
+    async def read_async(self, end: Callable[[], int | None]) -> AsyncIterator[Piece]:
+        cursor = 0
+        while True:
+            at = cursor
+            await self.signal.wait_async(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            stop = end()
+            fresh = self.pieces[cursor:stop]
+            cursor += len(fresh)
+            for piece in fresh:
+                yield piece
+            if stop is not None and cursor >= stop:
+                return
+
+
+class Variable:
+    """One setting of a name. Ends exactly once, with a value or with an error."""
+
+    __slots__ = ("done", "error", "feed", "meta", "name", "value")
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.feed = Feed()
+        self.value: Any = None
+        self.meta: dict[str, Any] = {}
+        self.error: ProgramError | None = None
+        self.done = False
+
+    def settle(self, value: Any, meta: dict[str, Any] | None = None, *, streamed: bool = False) -> None:
+        """The value is there. `streamed`: its pieces were put into the feed already."""
+        self.value, self.meta = value, meta or {}
+        if not streamed:
+            text = value[0] if isinstance(value, list) and value else value
+            self.feed.put(str(text), self.meta)
+        self.done = True
+        self.feed.signal.notify()
+
+    def fail(self, error: ProgramError) -> None:
+        self.error, self.done = error, True
+        self.feed.signal.notify()
+
+    def ended(self) -> int | None:
+        """How many pieces there are, once there will be no more."""
+        return len(self.feed.pieces) if self.done else None
+
+    def result(self) -> Any:
+        if self.error is not None:
+            raise again(self.error)
+        return self.value
+
+    def wait(self) -> Any:
+        """The value; blocks. Raises the program's error."""
+        self.feed.signal.wait(lambda: self.done)
+        return self.result()
+
+
+class Mark:
+    """A point in the queue. `index`: how many streamed pieces stood before it."""
+
+    __slots__ = ("done", "error", "index", "signal", "transcript")
+
+    def __init__(self, signal: Signal | None = None) -> None:
+        self.transcript = Transcript.EMPTY
+        self.error: BaseException | None = None
+        self.index: int | None = None
+        self.done = False
+        self.signal = signal or Signal()
+
+    def reach(self, transcript: Transcript, error: BaseException | None, index: int) -> None:
+        self.transcript, self.error, self.index, self.done = transcript, error, index, True
+        self.signal.notify()
+
+    def result(self) -> Transcript:
+        match self.error:
+            case None:
+                return self.transcript
+            case ProgramError() as error:
+                raise again(error)
+            case error:
+                raise error
+
+    def wait(self) -> Transcript:
+        """What was said up to here; blocks. Raises what went wrong before it."""
+        self.signal.wait(lambda: self.done)
+        return self.result()

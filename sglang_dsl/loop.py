@@ -1,0 +1,133 @@
+"""The one background event loop, and the bounded threads for ordinary functions. Knows no programs.
+
+Every running program of the process is a coroutine on this loop: never a thread per state or per fork.
+Threads are only for user functions that must run beside their caller (stream, run_batch), and their number is
+bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextvars
+import functools
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from sglang_dsl.errors import SglError
+from sglang_dsl.settings import global_config
+
+T = TypeVar("T")
+
+_START = threading.Lock()
+_DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("sglang_dsl_thread_depth", default=0)
+_CLOSE_S = 5.0
+
+
+class LoopThread:
+    """An event loop on its own daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-dsl-loop", daemon=True)
+        self._thread.start()
+
+    @property
+    def here(self) -> bool:
+        """Whether the calling thread is the loop's own."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def task_count(self) -> int:
+        """Tasks begun with start() and not done."""
+        return len(self._tasks)
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a task; returns at once. The loop holds it until it ends."""
+        self._loop.call_soon_threadsafe(self._spawn, make)
+
+    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(make())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Run `action` on the loop's thread, soon."""
+        self._loop.call_soon_threadsafe(action)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine there and wait for its result here. Raises TimeoutError."""
+        if self.here:
+            work.close()
+            raise SglError("the language's event loop would wait for itself; use the async form here")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except TimeoutError:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs and stop the thread."""
+        if not self._loop.is_running():
+            return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        # Cancelled work may begin new tasks while it cleans up; two rounds reach those.
+        for _ in range(2):
+            others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=_CLOSE_S / 4)
+        await self._loop.shutdown_asyncgens()
+
+
+@functools.cache
+def _make_loop() -> LoopThread:
+    thread = LoopThread()
+    atexit.register(thread.close)
+    return thread
+
+
+def background() -> LoopThread:
+    """The process's loop; started on first use."""
+    with _START:
+        return _make_loop()
+
+
+@functools.cache
+def _make_pool(depth: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(global_config.max_threads, thread_name_prefix=f"sglang-dsl-body{depth}")
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run an ordinary function beside the caller, on a bounded pool, under the caller's context variables.
+
+    A function started from such a thread runs in the pool one level deeper, so that callers waiting for it
+    cannot hold all the threads it needs.
+    """
+    depth = _DEPTH.get()
+    context = contextvars.copy_context()
+    context.run(_DEPTH.set, depth + 1)
+    with _START:
+        pool = _make_pool(depth)
+    pool.submit(context.run, work)
+
+
+def _forget() -> None:
+    # A forked child has none of its parent's threads.
+    _make_loop.cache_clear()
+    _make_pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,252 @@
+"""From words as written to what a backend is given: SamplingParams, Constraint, options. Pure; knows no
+backend.
+
+Defaults < program < call, merged here once. Whatever a word needs is checked here too, so that a wrong word
+is a BadProgram where it was written. Nothing a user passed in is kept: lists are copied into tuples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.sampling import SamplingParams
+from sglang_dsl.backends.base import Call, Prompt
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.ir import Gen, Sampling
+from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+
+# Words of a program and of a generation -> the field of Sampling.
+WORDS: dict[str, str] = {f.name: f.name for f in dataclasses.fields(Sampling)} | {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
+_TUPLES = frozenset({"stop", "stop_token_ids", "stop_regex"})
+_COUNTS = frozenset(
+    {"max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num"}
+)
+_FLAGS = frozenset({"ignore_eos", "return_logprob", "return_text_in_logprobs"})
+# Fields of Sampling that become fields of SamplingParams, and under which name.
+_TO_PARAMS: dict[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "seed",
+} | {
+    name: name
+    for name in (
+        "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+        "presence_penalty", "repetition_penalty", "ignore_eos",
+    )
+}  # fmt: skip
+# Words that few backends know; they travel as options, and a backend that does not know one refuses.
+_OPTIONS = ("stop_regex", "return_text_in_logprobs")
+
+DTYPES: dict[object, str] = {
+    int: "int", float: "float", bool: "bool", str: "str",
+    "int": "int", "float": "float", "bool": "bool", "str": "str", "string": "str",
+}  # fmt: skip
+# dtype -> (regex, strings that end the value).
+_BY_DTYPE: dict[str, tuple[str, tuple[str, ...]]] = {
+    "int": (REGEX_INT, (" ", "\n")),
+    "float": (REGEX_FLOAT, (" ", "\n")),
+    "bool": (REGEX_BOOL, ()),
+    "str": (REGEX_STR, ()),
+}
+
+
+@runtime_checkable
+class SchemaModel(Protocol):
+    """A class that can describe itself as a JSON schema, as pydantic's models do."""
+
+    def model_json_schema(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A generation, ready but for its prompt."""
+
+    sampling: SamplingParams
+    constraint: Constraint | None
+    n: int
+    return_logprob: bool
+    logprob_start_len: int
+    top_logprobs: int
+    options: tuple[tuple[str, Any], ...]
+
+    def call(self, prompt: Prompt, timeout: float | None) -> Call:
+        return Call(
+            prompt=prompt,
+            sampling=self.sampling,
+            constraint=self.constraint,
+            n=self.n,
+            return_logprob=self.return_logprob,
+            logprob_start_len=self.logprob_start_len,
+            top_logprobs=self.top_logprobs,
+            options=dict(self.options),
+            timeout=timeout,
+        )
+
+
+def sampling(words: Mapping[str, Any]) -> Sampling:
+    """Sampling from words as written (keys of WORDS); None means "not said". Raises BadProgram."""
+    said: dict[str, Any] = {}
+    for word, value in words.items():
+        name = WORDS[word]
+        if value is None:
+            continue
+        if name in said:
+            raise BadProgram(f"{word} and max_tokens/min_tokens say the same thing; give one of them")
+        said[name] = _checked(name, word, value)
+    made = Sampling(**said)
+    # Ranges that hold whatever the other levels say. A minimum above the default maximum may still be put
+    # right by another level, so it is left out unless a maximum is said here.
+    alone = made if made.max_tokens is not None else dataclasses.replace(made, min_tokens=None)
+    _params(alone, ())
+    _other_ranges(made)
+    return made
+
+
+def _checked(name: str, word: str, value: Any) -> Any:
+    """One word's value with the right type. Raises BadProgram."""
+    if name in _TUPLES:
+        if isinstance(value, str | int):
+            value = (value,)
+        if not isinstance(value, Iterable):
+            raise BadProgram(f"{word} takes one value or a list, got {value!r}")
+        values = tuple(value)
+        kind: type = int if name == "stop_token_ids" else str
+        if any(type(one) is not kind for one in values):
+            raise BadProgram(f"{word} takes {kind.__name__} values, got {values!r}")
+        if name == "stop_regex":
+            return tuple(regex(one) for one in values)
+        return values
+    if name in _FLAGS:
+        if not isinstance(value, bool):
+            raise BadProgram(f"{word} takes True or False, got {value!r}")
+        return value
+    if name in _COUNTS:
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadProgram(f"{word} takes a whole number, got {value!r}")
+        return value
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise BadProgram(f"{word} takes a number, got {value!r}")
+    return float(value)
+
+
+def _other_ranges(words: Sampling) -> None:
+    if words.n is not None and words.n < 1:
+        raise BadProgram(f"n must be at least 1, got {words.n}")
+    if words.top_logprobs_num is not None and words.top_logprobs_num < 0:
+        raise BadProgram(f"top_logprobs_num must be at least 0, got {words.top_logprobs_num}")
+    if words.logprob_start_len is not None and words.logprob_start_len < -1:
+        raise BadProgram(f"logprob_start_len must be -1 (none) or a position, got {words.logprob_start_len}")
+    if words.min_tokens is not None and words.min_tokens < 0:
+        raise BadProgram(f"min_tokens must be at least 0, got {words.min_tokens}")
+
+
+def _params(words: Sampling, stops: tuple[str, ...]) -> SamplingParams:
+    given = {
+        target: value for name, target in _TO_PARAMS.items() if (value := getattr(words, name)) is not None
+    }
+    if stops:
+        given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *stops)))
+    try:
+        return SamplingParams(**given).verify()
+    except BadRequest as error:
+        raise BadProgram(error.message) from error
+
+
+@functools.lru_cache(maxsize=4096)
+def lower(node: Gen, defaults: Sampling) -> Lowered:
+    """`node` under a program's defaults. Raises BadProgram. Remembered: programs ask for the same thing
+    again."""
+    words = node.sampling.over(defaults)
+    pattern, stops = _BY_DTYPE[node.dtype] if node.dtype is not None else (node.regex, ())
+    constraint = None
+    if pattern is not None:
+        constraint = Constraint("regex", pattern)
+    elif node.json_schema is not None:
+        constraint = Constraint("json_schema", node.json_schema)
+    return Lowered(
+        sampling=_params(words, stops),
+        constraint=constraint,
+        n=words.n if words.n is not None else 1,
+        return_logprob=bool(words.return_logprob),
+        logprob_start_len=-1 if words.logprob_start_len is None else words.logprob_start_len,
+        top_logprobs=words.top_logprobs_num or 0,
+        options=tuple((name, value) for name in _OPTIONS if (value := getattr(words, name))),
+    )
+
+
+def dtype(value: object) -> str:
+    """The name of a dtype given as a type or as text. Raises BadProgram."""
+    try:
+        return DTYPES[value]
+    except (KeyError, TypeError):
+        raise BadProgram(f"dtype must be int, float, bool or str, got {value!r}") from None
+
+
+def regex(value: object) -> str:
+    """A regex as text, checked. Raises BadProgram with the position of the mistake."""
+    if isinstance(value, re.Pattern):
+        if value.flags & ~re.UNICODE:
+            raise BadProgram(
+                f"a compiled regex must have no flags, got {value!r}; write (?i:...) in the text"
+            )
+        value = value.pattern
+    if not isinstance(value, str):
+        raise BadProgram(f"regex takes text, got {value!r}")
+    if not value:
+        raise BadProgram("regex is empty: it would allow no text at all")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise BadProgram(f"regex {value!r} cannot be compiled: {error}") from error
+    return value
+
+
+def json_schema(value: object) -> str:
+    """A JSON schema as JSON text, from text, a mapping, or a pydantic-like class. Raises BadProgram."""
+    if isinstance(value, type) and isinstance(value, SchemaModel):
+        value = value.model_json_schema()
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(dict(value), ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise BadProgram(f"json_schema is not JSON: {error}") from error
+    if not isinstance(value, str):
+        raise BadProgram(f"json_schema takes JSON text or a mapping, got {value!r}")
+    try:
+        parsed = json.loads(value)
+    except ValueError as error:
+        raise BadProgram(f"json_schema is not JSON: {error}") from error
+    if not isinstance(parsed, dict | bool):
+        raise BadProgram(f"json_schema must be a JSON object, got {value!r:.80}")
+    return value
+
+
+def choices(value: object) -> tuple[str, ...]:
+    """Options of a select, copied. Raises BadProgram."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise BadProgram(f"choices takes a list of texts, got {value!r}")
+    options = tuple(value)
+    if not options:
+        raise BadProgram("choices is empty: there is nothing to choose from")
+    for option in options:
+        if not isinstance(option, str) or not option:
+            raise BadProgram(f"choices must be texts that are not empty, got {option!r}")
+    return options
+
+
+def name(value: object) -> str | None:
+    """A variable's name. Raises BadProgram."""
+    if value is not None and not (isinstance(value, str) and value):
+        raise BadProgram(f"a variable's name is text, got {value!r}")
+    return value if value is None else str(value)

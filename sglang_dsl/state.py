@@ -1,0 +1,289 @@
+"""`s`, the state a program writes to and reads from, and groups of its forks.
+
+`+=` only queues; reading waits. Stands on a Core: an Executor while the program runs, a Tracer while it is
+compiled. Knows neither.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.executor import CONCATENATE, GATHER, Core
+from sglang_dsl.ir import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, caller, concat
+
+
+class ProgramState:
+    """The running program. Use it from one thread at a time; reading is safe from any."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        # What the user's function returned, once it has.
+        self.ret_value: Any = None
+
+    @property
+    def core(self) -> Core:
+        """What this state stands on; for tools that look at programs."""
+        return self._core
+
+    def __iadd__(self, other: object) -> ProgramState:
+        """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
+        if isinstance(other, Turn):
+            other.add_to(self)
+        elif other is not self:
+            src = caller()
+            self._core.submit(as_node(other, src), src)
+        return self
+
+    # -- variables -------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        """The variable's value; waits for the last queued node that sets it. Raises ProgramError where that
+        failed, MissingVariable where no node sets it."""
+        return self._core.find(name).wait()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._core.set(name, value)
+
+    def __contains__(self, name: object) -> bool:
+        """Whether some node sets `name`, done or not; does not wait."""
+        return isinstance(name, str) and self._core.known(name)
+
+    def get_var(self, name: str) -> Any:
+        return self[name]
+
+    def set_var(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The variable's value, or `default` where no node sets it."""
+        try:
+            return self[name]
+        except MissingVariable:
+            return default
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """What the backend said about the variable's generation: token counts, finish reason, ...; waits."""
+        variable = self._core.find(name)
+        variable.wait()
+        return copy.deepcopy(variable.meta)
+
+    # -- the whole -------------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All that was said, turns written as "USER: ...\\n"; waits. Raises ProgramError."""
+        return self._core.settled().text()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The turns as {"role", "content"}, the open one last; waits. Content is verbatim. Raises
+        ProgramError."""
+        turns = self._core.settled().messages()
+        return [{"role": turn.role, "content": turn.content} for turn in turns if turn.role != "raw"]
+
+    def sync(self) -> None:
+        """Wait until all that was added is done. Raises ProgramError."""
+        self._core.settled()
+
+    def error(self) -> ProgramError | None:
+        """What went wrong, or None; waits."""
+        try:
+            self._core.settled()
+        except ProgramError as error:
+            return error
+        return None
+
+    def usage(self) -> dict[str, int]:
+        """Tokens of this run with all its forks: calls, prompt_tokens, completion_tokens, cached_tokens,
+        jumped_tokens; waits."""
+        return self._core.usage()
+
+    def cancel(self) -> None:
+        """Stop what is under way, in the branches too; readers get ProgramCancelled."""
+        self._core.cancel()
+
+    def show(self) -> None:
+        """Print the state to the terminal: turns, generated text, forks, usage."""
+        from sglang_dsl import display  # rich takes long to import
+
+        display.show(self)
+
+    def __repr__(self) -> str:
+        return f"ProgramState({self._core.so_far().text()})"
+
+    # -- streaming -------------------------------------------------------------------------------------------
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """Pieces as they come, of one variable or of the whole text (the prompt included). One piece where
+        the program was not run with stream=True. Raises ProgramError where the text breaks off."""
+        if var_name is None:
+            yield from self._core.pieces()
+            return
+        variable = self._core.find(var_name)
+        for piece in variable.feed.read(variable.ended):
+            if piece.text:
+                yield piece.text
+        variable.result()
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it)."""
+        if var_name is None:
+            async for text in self._core.pieces_async():
+                yield (text, {}) if return_meta_data else text
+            return
+        variable = await self._core.find_async(var_name)
+        async for piece in variable.feed.read_async(variable.ended):
+            if return_meta_data:
+                yield piece.text, dict(piece.meta or {})
+            elif piece.text:
+                yield piece.text
+        variable.result()
+
+    # -- turns -----------------------------------------------------------------------------------------------
+
+    def role(self, role: str, expr: Node | str | None = None) -> Turn:
+        """A turn: added at once with `expr`; without, use it in a `with`."""
+        turn = Turn(self, role)
+        if expr is not None:
+            src = caller()
+            self._core.submit(
+                concat(RoleBegin(role, src=src), as_node(expr, src), RoleEnd(role, src=src)), src
+            )
+            turn.added = True
+        return turn
+
+    def system(self, expr: Node | str | None = None) -> Turn:
+        return self.role("system", expr)
+
+    def user(self, expr: Node | str | None = None) -> Turn:
+        return self.role("user", expr)
+
+    def assistant(self, expr: Node | str | None = None) -> Turn:
+        return self.role("assistant", expr)
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[ProgramState]:
+        """Record the text added inside into the variable `name`."""
+        src = caller()
+        self._core.submit(ScopeBegin(name, src=src), src)
+        try:
+            yield self
+        finally:
+            self._core.submit(ScopeEnd(name, src=src), src)
+
+    # -- branches --------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1) -> ProgramStateGroup:
+        """`size` states that go on from here, each on its own. They share this text and its variables."""
+        if type(size) is not int or size < 1:
+            raise BadProgram(f"fork takes a number of branches, at least 1; got {size!r}")
+        src = caller()
+        return ProgramStateGroup(self, [ProgramState(core) for core in self._core.fork(size, src)])
+
+    @contextmanager
+    def copy(self) -> Iterator[ProgramState]:
+        """One branch; at the end of the block its variables come back, each as a list of one."""
+        group = self.fork(1)
+        try:
+            yield group[0]
+        except BaseException:
+            group[0].cancel()
+            raise
+        group.join()
+
+
+class Turn:
+    """What s.user(...) gives: a turn already added, or the context manager that opens and closes one."""
+
+    def __init__(self, state: ProgramState, role: str) -> None:
+        self._state, self._role = state, role
+        self.added = False
+
+    def add_to(self, state: ProgramState) -> None:
+        """`s += s.user(...)`: what was added stays added once; an unused turn is added empty."""
+        if state is not self._state:
+            raise BadProgram("this turn belongs to another state; use the word without a state: user(...)")
+        if not self.added:
+            src = caller()
+            state.core.submit(concat(RoleBegin(self._role, src=src), RoleEnd(self._role, src=src)), src)
+            self.added = True
+
+    def __enter__(self) -> ProgramState:
+        if self.added:
+            raise BadProgram(
+                f"this turn of {self._role!r} was added already; leave its text out to use it in a with"
+            )
+        self.added = True
+        src = caller()
+        self._state.core.submit(RoleBegin(self._role, src=src), src)
+        return self._state
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an exception whatever is open is closed, so that nothing hides that exception.
+        role = self._role if error is None else self._state.core.open_role()
+        if role is not None:
+            src = caller()
+            self._state.core.submit(RoleEnd(role, src=src), src)
+
+
+class ProgramStateGroup:
+    """Forks of one state, in order."""
+
+    def __init__(self, parent: ProgramState, states: Sequence[ProgramState]) -> None:
+        self._parent = parent
+        self._states = tuple(states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, index: int) -> ProgramState:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        # `forks[i] += x` ends with this assignment.
+        if self._states[index] is not state:
+            raise BadProgram("a fork cannot be replaced; forks[i] += ... adds to it")
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self._states)
+
+    def __iadd__(self, other: object) -> ProgramStateGroup:
+        """Add to every fork: text or a node to each, a list one by one, a function of the index what it
+        returns."""
+        src = caller()
+        for state, node in zip(self._states, self._shares(other), strict=True):
+            state.core.submit(as_node(node, src), src)
+        return self
+
+    def _shares(self, other: object) -> Sequence[object]:
+        size = len(self._states)
+        match other:
+            case str() | Node():
+                return [other] * size
+            case list() | tuple():
+                if len(other) != size:
+                    raise BadProgram(f"{len(other)} additions for {size} forks; give one for each")
+                return other
+            case Callable():
+                return [other(index) for index in range(size)]
+            case _:
+                raise TypeError(
+                    "forks take text, a node, a list of these or a function of the index; "
+                    f"got {type(other).__name__}"
+                )
+
+    def join(self, mode: str = GATHER) -> None:
+        """Wait for all forks and end them. "gather_variable": each variable the forks set becomes, in the
+        parent, the list of their values in order. "concate_and_append": what they said is added to the
+        parent's text, in order. Raises the first fork's ProgramError, in order."""
+        if mode not in (GATHER, CONCATENATE):
+            raise BadProgram(f"unknown join mode {mode!r}; known: {GATHER}, {CONCATENATE}")
+        src = caller()
+        self._parent.core.join([state.core for state in self._states], mode, src)

@@ -1,0 +1,231 @@
+"""Compiling a program: the same `s`, without a backend. What it said becomes a Program, a tree of nodes.
+
+Values that only a run can know are placeholders: text like "{answer}". A body that decides by them is
+followed along one path only. Knows no executor.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dsl.errors import MissingVariable
+from sglang_dsl.executor import GATHER, Core
+from sglang_dsl.feed import Variable
+from sglang_dsl.ir import (
+    Fork,
+    Gen,
+    Join,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Seq,
+    Source,
+    Text,
+    flatten,
+    from_dict,
+    to_dict,
+)
+from sglang_dsl.passes import merge_text, role_after, sets, tidy, variables
+from sglang_dsl.transcript import Transcript
+from sglang_dsl.usage import Ledger
+
+# Whether the running function is being traced: programs it calls are traced too.
+TRACING: contextvars.ContextVar[bool] = contextvars.ContextVar("sglang_dsl_tracing", default=False)
+
+
+class Placeholder(str):
+    """Stands for a value that a run would have: reads as "{name}", counts as 0."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Placeholder:
+        return super().__new__(cls, "{" + name + "}")
+
+    def __int__(self) -> int:
+        return 0
+
+    def __float__(self) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled program. `arguments`: names left open, standing in the text as "{name}". Prints as a
+    tree."""
+
+    name: str
+    body: Seq
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names its nodes set, in order."""
+        return variables(self.body)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All leaves and forks, in order, without the sequences."""
+        return tuple(node for node in self.body.walk() if not isinstance(node, Seq))
+
+    def tree(self) -> str:
+        lines = [f"{self.name}({', '.join(self.arguments)})"]
+        for node in self.body.nodes:
+            lines += _tree(node, 1)
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.tree()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Program:
+        """Raises ValueError for data that to_dict does not give."""
+        body = from_dict(data["body"])
+        if not isinstance(body, Seq):
+            raise ValueError(f"a program's body is a seq, got {body.KIND}")
+        return cls(data["program"], body, tuple(data["arguments"]))
+
+    def to_json(self, indent: int | None = None) -> str:
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        return cls.from_dict(json.loads(text))
+
+
+def _tree(node: Node, depth: int) -> list[str]:
+    src: Source | None = getattr(node, "src", None)
+    place = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
+    pad = "  " * depth
+    match node:
+        case Fork(branches=branches):
+            lines = [f"{pad}{node.label()}{place}"]
+            for index, branch in enumerate(branches):
+                lines.append(f"{pad}  branch {index}")
+                for child in branch.nodes:
+                    lines += _tree(child, depth + 2)
+            return lines
+        case _:
+            return [f"{pad}{node.label()}{place}"]
+
+
+class _Branching:
+    """Where a fork stands among the nodes, while its branches are still being written."""
+
+    def __init__(self, branches: list[Tracer], src: Source | None) -> None:
+        self.branches, self.src = branches, src
+
+
+class Tracer:
+    """A Core that writes nodes down."""
+
+    def __init__(self, program: str, *, parent: Tracer | None = None) -> None:
+        self.program = program
+        self._nodes: list[Node | _Branching] = []
+        self._variables: dict[str, Variable] = dict(parent._variables) if parent else {}
+        self._inherited = dict(self._variables)
+        self._role: str | None = parent._role if parent else None
+        self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
+        self._scopes: dict[str, Transcript] = {}
+
+    def body(self) -> Seq:
+        """What was written so far, forks with all their branches."""
+        nodes = [
+            node if isinstance(node, Node) else Fork(tuple(b.body() for b in node.branches), src=node.src)
+            for node in self._nodes
+        ]
+        done = tidy(Seq(tuple(nodes)))
+        assert isinstance(done, Seq)
+        return done
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        leaves = tuple(merge_text(flatten(node)))
+        self._role = role_after(leaves, self._role)
+        self._nodes.extend(leaves)
+        for leaf in leaves:
+            self._say(leaf)
+            if (name := sets(leaf)) is not None and not isinstance(leaf, ScopeEnd):
+                self.set(name, Placeholder(name))
+
+    def _say(self, leaf: Node) -> None:
+        match leaf:
+            case Text(text=text):
+                self._transcript = self._transcript.say(text)
+            case RoleBegin(role=role):
+                self._transcript = self._transcript.open(role)
+            case RoleEnd():
+                self._transcript = self._transcript.close()
+            case Gen(name=name) | Select(name=name):
+                self._transcript = self._transcript.say(Placeholder(name or "..."), chosen=name or "")
+            case ScopeBegin(name=name):
+                self._scopes[name] = self._transcript
+            case ScopeEnd(name=name):
+                self.set(name, self._transcript.text(self._scopes.pop(name, Transcript.EMPTY)))
+            case _:
+                pass
+
+    def known(self, name: str) -> bool:
+        return name in self._variables
+
+    def find(self, name: str) -> Variable:
+        if (variable := self._variables.get(name)) is None:
+            known = ", ".join(map(repr, self._variables)) or "none"
+            raise MissingVariable(
+                f"no variable {name!r}; known: {known}", program=self.program, variable=name
+            )
+        return variable
+
+    async def find_async(self, name: str) -> Variable:
+        return self.find(name)
+
+    def set(self, name: str, value: Any) -> None:
+        self._variables[name] = Variable(name)
+        self._variables[name].settle(value)
+
+    def open_role(self) -> str | None:
+        return self._role
+
+    def fork(self, size: int, src: Source | None) -> Sequence[Core]:
+        branches = [Tracer(self.program, parent=self) for _ in range(size)]
+        self._nodes.append(_Branching(branches, src))
+        return branches
+
+    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        self._nodes.append(Join(mode, src=src))
+        found: dict[str, list[Any]] = {}
+        for branch in branches:
+            assert isinstance(branch, Tracer)
+            for name, variable in branch._variables.items():
+                if branch._inherited.get(name) is not variable:
+                    found.setdefault(name, []).append(variable.value)
+        if mode == GATHER:
+            for name, values in found.items():
+                self.set(name, values)
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def so_far(self) -> Transcript:
+        return self._transcript
+
+    def settled(self) -> Transcript:
+        return self._transcript
+
+    def pieces(self) -> Iterator[str]:
+        yield self._transcript.text()
+
+    async def pieces_async(self) -> AsyncIterator[str]:
+        yield self._transcript.text()
+
+    def usage(self) -> dict[str, int]:
+        return Ledger().total()

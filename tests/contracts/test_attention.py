@@ -1,0 +1,190 @@
+"""Every registered attention implementation gives what the reference gives, whatever the plan looks like."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from runtime.attention.base import ATTENTION, Attention
+from runtime.attention.pool import KVPool
+from runtime.attention.reference import Reference
+from runtime.plan import Row, Run, Segment, StepPlan
+from runtime.protocol.sampling import SamplingParams
+
+IMPLEMENTATIONS = [name for name in ATTENTION if name != "reference"]
+SLOTS = 2048
+
+
+class Slots:
+    """Hands out slots in pages: page size 0 = one run per call, else pages in random order."""
+
+    def __init__(self, page: int, seed: int) -> None:
+        self._page = page
+        size = page or 1
+        self._free = [Run(start, size) for start in range(0, SLOTS - size + 1, size)]
+        if page:
+            random.Random(seed).shuffle(self._free)
+
+    def take(self, tokens: int) -> tuple[Run, ...]:
+        runs: list[Run] = []
+        size = self._page or 1
+        while tokens > 0:
+            run = self._free.pop(0)
+            used = min(size, tokens)
+            joined = runs and runs[-1].start + runs[-1].length == run.start
+            if joined and not self._page:
+                runs[-1] = Run(runs[-1].start, runs[-1].length + used)
+            else:
+                runs.append(Run(run.start, used))
+            tokens -= used
+        return tuple(runs)
+
+
+def plan_of(
+    rows: Sequence[tuple[Sequence[int], int]], lengths: Sequence[int], page: int, seed: int
+) -> StepPlan:
+    """rows: (segments from the root down, new tokens); segments are numbered, `lengths` are theirs."""
+    slots = Slots(page, seed)
+    runs = [slots.take(length) for length in lengths]
+    users: dict[int, list[int]] = {}
+    start: dict[int, int] = {}
+    made = []
+    for index, (path, new) in enumerate(rows):
+        position = 0
+        for segment in path:
+            assert start.setdefault(segment, position) == position
+            users.setdefault(segment, []).append(index)
+            position += lengths[segment]
+        made.append(Row(index, (0,) * new, position, slots.take(new), SamplingParams()))
+    segments = tuple(Segment(runs[number], tuple(mine), start[number]) for number, mine in users.items())
+    return StepPlan(tuple(made), segments)
+
+
+def compare(
+    kind: type[Attention],
+    plan: StepPlan,
+    windows: Sequence[int | None] = (None,),
+    heads: int = 4,
+    kv_heads: int = 2,
+    dim: int = 16,
+    dtype: torch.dtype = torch.float32,
+    tolerance: float = 2e-5,
+) -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    pools = [KVPool(len(windows), kv_heads, SLOTS, dim, dtype, torch.device("cpu")) for _ in range(2)]
+    filled = noise(len(windows), 2 * kv_heads, SLOTS, dim)
+    # Slots that no segment names must not matter, even if they hold no numbers.
+    named = torch.zeros(SLOTS, dtype=torch.bool)
+    for run in (run for segment in plan.segments for run in segment.runs):
+        named[run.start : run.start + run.length] = True
+    filled[:, :, ~named] = torch.nan
+    for pool in pools:
+        pool.data.copy_(filled)
+    tested, reference = (
+        kind(pools[0], heads, windows).begin(plan),
+        Reference(pools[1], heads, windows).begin(plan),
+    )
+    count = plan.token_count
+    for layer in range(len(windows)):
+        qkv = noise(count, heads + 2 * kv_heads, dim)
+        right, got = reference(layer, qkv), tested(layer, qkv)
+        assert got.shape == right.shape == (count, heads * dim)
+        assert torch.isfinite(right).all()
+        torch.testing.assert_close(got, right, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(pools[0].data, pools[1].data, equal_nan=True)
+
+
+# (rows, lengths of the segments): a row is (its segments from the root down, how many new tokens)
+PLANS: dict[str, tuple[list[tuple[list[int], int]], list[int]]] = {
+    "first token": ([([], 1)], []),
+    "one prefill": ([([], 37)], []),
+    "one decode": ([([0], 1)], [51]),
+    "long decode": ([([0], 1)], [700]),
+    "two prefills": ([([], 37), ([], 20)], []),
+    "chunk": ([([0], 40)], [90]),
+    "chunk after chunk": ([([0, 1], 33)], [90, 65]),
+    "decodes of different lengths": ([([n], 1) for n in range(6)], [5, 40, 60, 100, 200, 300]),
+    "equal decodes": ([([n], 1) for n in range(4)], [24] * 4),
+    "shared prefix, decodes": ([([0, n + 1], 1) for n in range(5)], [300, 3, 9, 20, 40, 150]),
+    "shared prefix, extends": ([([0], n + 1) for n in range(5)], [300]),
+    "shared prefix, short extends and decodes": (
+        [([0, 1], 8), ([0, 2], 1), ([0, 3], 3), ([0, 4], 16), ([0, 5], 17)],
+        [100, 5, 9, 20, 7, 11],
+    ),
+    "tree of prefixes": (
+        [([0, 1, 3], 1), ([0, 1, 4], 2), ([0, 2, 5], 1), ([0, 2], 1), ([0], 30), ([6], 1), ([], 4)],
+        [70, 65, 80, 5, 6, 90, 12],
+    ),
+    "rows of one prefix apart": ([([0], 1), ([1], 1), ([0], 1), ([1], 1), ([0], 5)], [80, 90]),
+    "prefill between decodes": ([([0], 1), ([], 200), ([1], 1), ([2], 50)], [30, 64, 65]),
+    "many rows": ([([0, 1 + n % 7], 1 + (n % 3 == 0)) for n in range(40)], [128, 3, 40, 64, 65, 1, 90, 130]),
+}
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("page", [0, 1, 16])
+@pytest.mark.parametrize("shape", PLANS)
+def test_equals_the_reference(name: str, shape: str, page: int) -> None:
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, page, seed=page))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize("window", [1, 7, 64, 100, 10_000])
+@pytest.mark.parametrize("shape", PLANS)
+def test_windows(name: str, shape: str, window: int, page: int) -> None:
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, page, seed=3), windows=(window, None, window))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 32), (6, 2, 20), (8, 1, 64)])
+@pytest.mark.parametrize("shape", ["tree of prefixes", "many rows", "chunk"])
+def test_head_shapes(name: str, shape: str, heads: int, kv_heads: int, dim: int) -> None:
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, 1, seed=5), heads=heads, kv_heads=kv_heads, dim=dim)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", ["tree of prefixes", "many rows", "one prefill"])
+def test_bfloat16(name: str, shape: str) -> None:
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, 1, seed=6), dtype=torch.bfloat16, tolerance=4e-2)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_trees(name: str, seed: int) -> None:
+    chance = random.Random(seed)
+    lengths = [chance.choice([1, 2, 17, 63, 64, 130, 400]) for _ in range(8)]
+    parent = [None] + [chance.choice([None, *range(n)]) for n in range(1, len(lengths))]
+
+    def path(node: int | None) -> list[int]:
+        return [] if node is None else [*path(parent[node]), node]
+
+    rows = [
+        (path(chance.choice([None, *range(len(lengths))])), chance.choice([1, 1, 1, 2, 9, 16, 17, 70]))
+        for _ in range(chance.randint(1, 12))
+    ]
+    plan = plan_of(rows, lengths, chance.choice([0, 1, 3, 16]), seed)
+    compare(ATTENTION.load(name), plan, windows=(None, chance.randint(1, 300)))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_row_without_finite_numbers_harms_no_other(name: str) -> None:
+    plan = plan_of([([0, 1], 1), ([0, 2], 1), ([0], 4)], [80, 10, 12], 1, seed=8)
+    pool = KVPool(1, 2, SLOTS, 16, torch.float32, torch.device("cpu"))
+    pool.data.normal_()
+    bad = next(segment for segment in plan.segments if segment.rows == (1,)).runs[0].start
+    pool.keys[:, :, bad] = torch.nan
+    step = ATTENTION.load(name)(pool, 4, (None,)).begin(plan)
+    out = step(0, torch.randn(6, 8, 16))
+    assert torch.isfinite(out).all(-1).tolist() == [True, False, True, True, True, True]

@@ -1,0 +1,194 @@
+"""What every grammar backend keeps: the language of re.fullmatch, rollback, copies, forced text, honest refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import numpy as np
+import pytest
+
+from runtime.grammar.base import GrammarBackend, Matcher
+from runtime.grammar.byte_matcher import byte_matcher
+from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from runtime.protocol.registry import UnknownName
+from runtime.protocol.vocabulary import Vocabulary
+
+EOS = 256
+VOCABULARY = Vocabulary(
+    (*(bytes([value]) for value in range(256)), b"", b"ab", b"abc", b" the", "é".encode(), b'": "', b"\xf0\x9f", b"", b"20"),
+    frozenset({EOS, 263}), frozenset({EOS}),
+)  # fmt: skip
+CORPUS: dict[str, tuple[list[str], list[str]]] = {
+    r"\d{4}-\d\d-\d\d": (["2026-11-21"], ["2026-1-21", "", "2026-11-210", "２026-11-2x"]),
+    r"(Yes|No|Not sure)": (["Yes", "No", "Not sure"], ["yes", "Not", "Not sure ", "Yes\n"]),
+    r'\{"name": "[^"\\]{1,8}", "ok": (true|false)\}': (['{"name": "éa", "ok": true}'], ['{"name": "", "ok": true}', '{"name": "a"}']),
+    r"(?i)straße [a-c]+": (["STRAßE abC", "ſTRAẞE a"], ["STRASSE a"]),
+    r"[\w.]+@[\w.]+": (["user@example.com", "é@日"], ["@", "a@", "a b@c"]),
+    r"^(a|b)*abb$": (["abb", "aababb"], ["ab", "abba", "abb\n"]),
+    r".+?": (["x", "日本語"], ["", "a\nb"]),
+    r"(?s:.)*": (["", "\n\n"], []),
+    r"(a|)b?": (["", "a", "b", "ab"], ["ba"]),
+}
+
+
+@pytest.fixture(scope="module", params=[name for name in GRAMMAR_BACKENDS if name != "none"])
+def backend(request: pytest.FixtureRequest) -> GrammarBackend:
+    return make_backend(request.param, VOCABULARY)
+
+
+def allowed(matcher: Matcher) -> list[int]:
+    mask = matcher.mask()
+    ids = np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little")).tolist()
+    assert mask.allowed is None or mask.allowed.tolist() == ids
+    return ids
+
+
+@pytest.mark.parametrize("pattern", CORPUS)
+def test_accepts_what_fullmatch_accepts(backend, pattern):
+    good, bad = CORPUS[pattern]
+    for text in [*good, *bad]:
+        matcher = backend.compile(Constraint("regex", pattern))
+        taken = matcher.advance_bytes(text.encode()) and matcher.may_stop()
+        assert taken == (re.fullmatch(pattern, text) is not None) == (text in good)
+
+
+@pytest.mark.parametrize("pattern", CORPUS)
+def test_masks_say_what_advance_does(backend, pattern):
+    matcher, pick = backend.compile(Constraint("regex", pattern)), random.Random(2)
+    for _ in range(12):
+        ids = allowed(matcher)
+        for token in range(len(VOCABULARY)):
+            assert matcher.copy().advance(token) == (token in ids)
+        assert (EOS in ids) == matcher.may_stop()
+        assert not set(ids) & (VOCABULARY.special - {EOS})
+        text_ids = [token for token in ids if token != EOS]
+        if not text_ids:
+            assert matcher.is_terminated()
+            break
+        assert not matcher.is_terminated()
+        assert matcher.advance(pick.choice(text_ids))
+
+
+@pytest.mark.parametrize("pattern", CORPUS)
+def test_rollback_and_copies_are_exact(backend, pattern):
+    matcher, pick = backend.compile(Constraint("regex", pattern)), random.Random(4)
+    trail = [allowed(matcher)]
+    for _ in range(10):
+        ids = allowed(matcher)
+        if matcher.is_terminated():
+            break
+        token = pick.choice(ids)
+        if token != EOS and pick.random() < 0.3:
+            assert matcher.advance_bytes(VOCABULARY.tokens[token])
+        else:
+            assert matcher.advance(token)
+        trail.append(allowed(matcher))
+    steps = len(trail) - 1
+    for _ in range(10):
+        back = pick.randint(0, steps)
+        twin = matcher.copy()
+        twin.rollback(back)
+        assert allowed(twin) == trail[steps - back]
+        assert allowed(matcher) == trail[-1], "a copy must not move its original"
+    with pytest.raises(ValueError, match="undo"):
+        matcher.copy().rollback(steps + 1)
+    matcher.rollback(steps)
+    assert allowed(matcher) == trail[0]
+
+
+def test_refused_steps_change_nothing(backend):
+    matcher = backend.compile(Constraint("regex", "abc?d"))
+    before = allowed(matcher)
+    assert not matcher.advance(ord("x"))
+    assert not matcher.advance_bytes(b"abx")
+    for token in (EOS, 263, -1, len(VOCABULARY)):
+        assert not matcher.advance(token)
+    assert allowed(matcher) == before
+    assert matcher.advance_bytes(b"")
+    matcher.rollback(1)
+    assert allowed(matcher) == before
+
+
+def test_the_end(backend):
+    matcher = backend.compile(Constraint("regex", "ab?"))
+    assert not matcher.may_stop()
+    assert matcher.advance(ord("a"))
+    assert matcher.may_stop()
+    assert not matcher.is_terminated()
+    stopped = matcher.copy()
+    assert stopped.advance(EOS)
+    assert stopped.is_terminated()
+    assert stopped.may_stop()
+    assert not stopped.advance(ord("b"))
+    assert not stopped.advance_bytes(b"b")
+    assert stopped.forced_bytes() == b""
+    assert allowed(stopped) == [EOS]
+    stopped.rollback(1)
+    assert stopped.advance(ord("b"))
+    assert stopped.is_terminated()
+    assert allowed(stopped) == [EOS]
+
+
+@pytest.mark.parametrize(("pattern", "forced"), [
+    (r'\{"name": "[a-z]+"\}', b'{"name": "'), ("(Paris|Pavia)", b"Pa"), ("ab*c", b"a"), ("ab?", b"a"), ("hello world", b"hello world"),
+    ("[가-각]", b"\xea\xb0"), ("(😊|😋)x", b"\xf0\x9f\x98"), ("a?b", b""), (".", b""),
+])  # fmt: skip
+def test_forced_bytes(backend, pattern, forced):
+    matcher = backend.compile(Constraint("regex", pattern))
+    assert matcher.forced_bytes() == forced
+    assert matcher.advance_bytes(forced)
+    assert matcher.forced_bytes() == b""
+
+
+def test_choices(backend):
+    options = ["Paris", "Pavia", "", "東京", "a.b*", "Paris, France"]
+    constraint = Constraint("choices", json.dumps(options))
+    for text in [*options, "P", "Pari", "aXb", "東", " Paris"]:
+        matcher = backend.compile(constraint)
+        assert (matcher.advance_bytes(text.encode()) and matcher.may_stop()) == (text in options)
+    assert backend.compile(Constraint("choices", '["Paris", "Pavia"]')).forced_bytes() == b"Pa"
+
+
+@pytest.mark.parametrize(("kind", "spec"), [
+    ("regex", "(a"), ("regex", "[z-a]"), ("regex", "a^b"), ("choices", "[]"), ("choices", "{"), ("choices", "[1]"), ("choices", '"x"'),
+])  # fmt: skip
+def test_mistakes_say_where(backend, kind, spec):
+    with pytest.raises(BadConstraint) as caught:
+        backend.compile(Constraint(kind, spec))
+    assert kind in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "ebnf", "structural_tag"])
+def test_other_kinds_are_kept_or_refused_by_name(backend, kind):
+    specs = {"json_schema": '{"type": "object", "minProperties": 3, "uniqueItems": true}', "ebnf": 'root ::= "a"', "structural_tag": "{}"}
+    try:
+        backend.compile(Constraint(kind, specs[kind]))
+    except UnsupportedConstraint as error:
+        assert kind in str(error)
+
+
+@pytest.mark.parametrize("pattern", CORPUS)
+def test_byte_face(pattern):
+    good, _ = CORPUS[pattern]
+    for text in good:
+        face = byte_matcher("regex", pattern)
+        for byte in text.encode():
+            assert byte in face.next_bytes()
+            assert face.advance(byte)
+        assert face.may_stop()
+        refused = set(range(256)) - face.next_bytes()
+        assert not any(face.copy().advance(byte) for byte in refused)
+
+
+def test_none_refuses_everything():
+    with pytest.raises(UnsupportedConstraint, match=r"not supported with grammar-backend none"):
+        make_backend("none", VOCABULARY).compile(Constraint("regex", "a"))
+
+
+def test_unknown_backends_list_the_known():
+    with pytest.raises(UnknownName, match="outlines"):
+        make_backend("nothing", VOCABULARY)
