@@ -114,7 +114,7 @@ class Engine:
             request = _request(prompt, sampling_params, fields)
             event = threading.Event()
             door = self._pipeline.door
-            return door.wait(door.begin(_whole(request), event.set), event)
+            return door.wait(door.begin(request, event.set), event)
         params = _spread(sampling_params, len(prompt))
         outcomes = self._batch([_request(one, own, fields) for one, own in zip(prompt, params, strict=True)])
         if on_error == "raise":
@@ -176,7 +176,7 @@ class Engine:
             for request in requests:
                 event = threading.Event()
                 try:
-                    begun.append((door.begin(_whole(request), event.set), event))
+                    begun.append((door.begin(request, event.set), event))
                 except RuntimeFault as fault:
                     begun.append(fault)
             for item in begun:
@@ -208,11 +208,6 @@ def _spread(params: Any, count: int) -> list[Any]:
     if len(params) != count:
         raise BadRequest(f"{len(params)} for {count} prompts", where="sampling_params")
     return list(params)
-
-
-def _whole(request: GenerateReqInput) -> GenerateReqInput:
-    """Nobody watches a blocking call's progress."""
-    return msgspec.structs.replace(request, stream=False) if request.stream else request
 
 
 def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReqInput:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,12 +25,13 @@ IN_FLIGHT = 256
 class Job:
     """One item. `error` is what its body raised, or what went wrong in its generations."""
 
-    def __init__(self, signal: Signal) -> None:
+    def __init__(self, signal: Signal, finished: list[bool]) -> None:
         self.state: ProgramState | None = None
         self.error: BaseException | None = None
         self.done = False
         self.dropped: bool = False
         self._signal = signal
+        self._finished = finished
 
     def run(self, make: Callable[[], ProgramState]) -> None:
         """On a pool thread: run the body; the rest is waited for on the loop."""
@@ -59,6 +60,7 @@ class Job:
         if isinstance(error, ProgramError):
             error = again(error)
         self.error, self.done = error, True
+        self._finished.append(True)
         self._signal.notify()
 
     def drop(self) -> None:
@@ -72,26 +74,25 @@ def in_order(
     work: Iterator[Callable[[], ProgramState]],
     *,
     limit: int | None,
+    lazy: bool,
     total: int | None,
     progress: bool,
-) -> Iterator[Job]:
+) -> Generator[Job, None, None]:
     """Run `work`, at most `limit` at once, and give the finished jobs in order. Takes the next piece of work
-    only when there is room for it; a slow item holds up its followers' results, not their running."""
+    only when there is room for it. A slow item holds up its followers' results, not their running; `lazy`:
+    not more than four times `limit` of them, so that a reader who takes his time is not buried in results."""
     most = limit or IN_FLIGHT
-    threads = limit or global_config.max_threads
     signal = Signal()
-    # Everything begun and not given out: what runs, and finished jobs behind a slow one.
+    # Begun and not given out: what runs, and what is done behind a slow one.
     begun: deque[Job] = deque()
-    more = True
+    finished: list[bool] = []
+    started, more = 0, True
     bar = _bar(total) if progress else None
-    shown = given = 0
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="sglang-dsl-batch")
-
-    def running() -> int:
-        return sum(not job.done for job in begun)
+    shown = 0
+    pool = ThreadPoolExecutor(limit or global_config.max_threads, thread_name_prefix="sglang-dsl-batch")
 
     def room() -> bool:
-        return more and len(begun) < 4 * most and running() < most
+        return more and started - len(finished) < most and not (lazy and len(begun) >= 4 * most)
 
     try:
         while begun or more:
@@ -100,18 +101,17 @@ def in_order(
                 if make is None:
                     more = False
                     break
-                job = Job(signal)
+                job = Job(signal, finished)
                 begun.append(job)
+                started += 1
                 pool.submit(contextvars.copy_context().run, job.run, make)
             if not begun:
                 break
             signal.wait(lambda: begun[0].done or room())
             if bar is not None:
-                done = given + len(begun) - running()
-                bar.update(done - shown)
-                shown = done
+                bar.update(len(finished) - shown)
+                shown = len(finished)
             while begun and begun[0].done:
-                given += 1
                 yield begun.popleft()
     finally:
         for job in begun:

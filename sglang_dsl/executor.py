@@ -9,30 +9,28 @@ no particular backend.
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 import time
-import traceback
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_dsl import lower
 from sglang_dsl.backends.base import Backend, ChoiceCall, ChoiceScores, Completion
 from sglang_dsl.choices import METHODS
+from sglang_dsl.core import GATHER, Core
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
     MissingVariable,
     NoBackend,
-    ProgramCancelled,
     ProgramError,
     StateClosed,
-    Timeout,
     again,
+    forget_frames,
+    placed,
 )
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.ir import (
@@ -40,7 +38,6 @@ from sglang_dsl.ir import (
     Node,
     RoleBegin,
     RoleEnd,
-    Sampling,
     ScopeBegin,
     ScopeEnd,
     Select,
@@ -50,99 +47,9 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.loop import background
 from sglang_dsl.passes import merge_text, role_after, sets
+from sglang_dsl.run import Body, Item, Prefix, RunInfo
 from sglang_dsl.transcript import Transcript
-from sglang_dsl.usage import CallRecord, Ledger
-
-GATHER = "gather_variable"
-CONCATENATE = "concate_and_append"
-
-
-class Core(Protocol):
-    """What a state stands on: an Executor while running, a Tracer while compiling."""
-
-    def submit(self, node: Node, src: Source | None) -> None: ...
-    def known(self, name: str) -> bool: ...
-    def find(self, name: str) -> Variable: ...
-    async def find_async(self, name: str) -> Variable: ...
-    def set(self, name: str, value: Any) -> None: ...
-    def open_role(self) -> str | None: ...
-    def fork(self, size: int, src: Source | None) -> Sequence[Core]: ...
-    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None: ...
-    def cancel(self) -> None: ...
-    def so_far(self) -> Transcript: ...
-    def settled(self) -> Transcript: ...
-    def pieces(self) -> Iterator[str]: ...
-    def pieces_async(self) -> AsyncIterator[str]: ...
-    def usage(self) -> dict[str, int]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class RunInfo:
-    """What all forks of one run share. `timeout`: seconds per call. `members`: the run's executors that still
-    live."""
-
-    program: str
-    backend: Backend | None
-    defaults: Sampling = field(default_factory=Sampling)
-    timeout: float | None = None
-    stream: bool = False
-    ledger: Ledger = field(default_factory=Ledger)
-    members: weakref.WeakSet[Executor] = field(default_factory=weakref.WeakSet)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def enter(self, member: Executor) -> None:
-        with self.lock:
-            self.members.add(member)
-
-    def live(self) -> list[Executor]:
-        with self.lock:
-            return list(self.members)
-
-
-@dataclass(slots=True)
-class Body:
-    """The user's function, where it runs beside the reader (stream). `end` is reached when it has returned
-    and all it said has been done."""
-
-    end: Mark
-    thread: int | None = None
-    done: bool = False
-    error: BaseException | None = None
-
-    @property
-    def elsewhere(self) -> bool:
-        """Whether it may still add something, from another thread than the caller's."""
-        return not self.done and self.thread != threading.get_ident()
-
-
-class Prefix:
-    """The text that sibling forks start from. With more than one, the backend's cache is warmed with it,
-    once, before the first of them generates."""
-
-    def __init__(self, mark: Mark, size: int) -> None:
-        self.mark = mark
-        self._size = size
-        self._warm: asyncio.Task[None] | None = None
-
-    async def warm(self, backend: Backend, timeout: float | None) -> None:
-        if self._size < 2 or self.mark.transcript.kind == "root":
-            return
-        if self._warm is None:
-            work = asyncio.wait_for(backend.commit(self.mark.transcript.prompt()), timeout)
-            self._warm = asyncio.create_task(work)
-        # One sibling being cancelled must not take the others' warm-up with it.
-        await asyncio.shield(self._warm)
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One thing to do: a leaf node with the place of its `+=` and the variable it sets, or a mark to
-    reach."""
-
-    node: Node | None = None
-    src: Source | None = None
-    variable: Variable | None = None
-    mark: Mark | None = None
+from sglang_dsl.usage import CallRecord
 
 
 class Executor:
@@ -430,8 +337,7 @@ class Executor:
         """Take over what the parent had said at the fork. Raises the parent's failure."""
         assert self._prefix is not None
         self._begun = True
-        mark = self._prefix.mark
-        await mark.signal.wait_async(lambda: mark.done)
+        mark = await self._prefix.reached()
         self.transcript = self.start = mark.transcript
         if self.run.stream:
             self.feed.put(self.transcript.text())
@@ -540,7 +446,7 @@ class Executor:
 
     async def _warm(self, backend: Backend) -> None:
         if self._prefix is not None:
-            await self._prefix.warm(backend, self.run.timeout)
+            await self._prefix.warm(backend)
 
     def _record(self, kind: str, name: str | None, began: float, item: Item, meta: dict[str, Any]) -> None:
         seconds = time.monotonic() - began
@@ -558,37 +464,7 @@ class Executor:
             "backend": self.run.backend.name if self.run.backend is not None else None,
         }
         self.error = placed(cause, place, self.run.timeout)
-        # An error is kept as long as its reader likes; the frames it came through are not.
-        seen: BaseException | None = cause
-        while seen is not None:
-            traceback.clear_frames(seen.__traceback__)
-            seen = seen.__cause__
-
-
-def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:
-    """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
-    filled in."""
-    match cause:
-        case ProgramError():
-            error = copy.copy(cause)
-            for key, value in place.items():
-                if getattr(error, key) is None:
-                    setattr(error, key, value)
-        case asyncio.CancelledError():
-            error = ProgramCancelled("the program was cancelled before this was done", **place)
-        case TimeoutError():
-            error = Timeout(
-                f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
-                retryable=True,
-                hint="give the program more time with run(timeout=...)",
-                **place,
-            )
-        case BadProgram():
-            error = ProgramError(str(cause), **place)
-        case _:
-            error = BackendError(f"{type(cause).__name__}: {cause}", **place)
-    error.__cause__ = cause
-    return error
+        forget_frames(cause)
 
 
 def gathered(branches: Sequence[Executor]) -> dict[str, list[Any]]:

@@ -10,7 +10,8 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -19,10 +20,11 @@ from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.batch import Job, in_order
 from sglang_dsl.errors import BadProgram, ProgramError
-from sglang_dsl.executor import Body, Executor, RunInfo
+from sglang_dsl.executor import Executor
 from sglang_dsl.feed import Mark
 from sglang_dsl.ir import Sampling
 from sglang_dsl.loop import in_thread
+from sglang_dsl.run import Body, RunInfo
 from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
 from sglang_dsl.trace import TRACING, Placeholder, Program, Tracer
@@ -264,7 +266,9 @@ class SglFunction:
         jobs = (functools.partial(self._item, options, item) for item in batch_kwargs)
         total = len(batch_kwargs) if isinstance(batch_kwargs, list | tuple) else None
         limit = num_threads if isinstance(num_threads, int) else None
-        results = _settle(in_order(jobs, limit=limit, total=total, progress=progress_bar), on_error)
+        results = _settle(
+            in_order(jobs, limit=limit, lazy=generator_style, total=total, progress=progress_bar), on_error
+        )
         return results if generator_style else list(results)
 
     def _item(self, options: Options, item: Any) -> ProgramState:
@@ -312,15 +316,17 @@ class SglFunction:
         return state, Program(self._name, tracer.body(), tuple(missing))
 
 
-def _settle(jobs: Iterator[Job], on_error: str) -> Iterator[Any]:
+def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
     """A finished job's state, or its error by policy."""
-    for job in jobs:
-        if job.error is None:
-            yield job.state
-        elif on_error == "return":
-            yield job.error
-        else:
-            raise job.error
+    # Closed here and now: an exception keeps its frames, and with them a generator that nobody reads.
+    with closing(jobs):
+        for job in jobs:
+            if job.error is None:
+                yield job.state
+            elif on_error == "return":
+                yield job.error
+            else:
+                raise job.error
 
 
 @overload

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from sglang_dsl.core import CONCATENATE, GATHER, Core
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
-from sglang_dsl.executor import CONCATENATE, GATHER, Core
 from sglang_dsl.ir import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, caller, concat
 
 

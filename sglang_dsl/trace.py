@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_dsl.core import GATHER, Core
 from sglang_dsl.errors import MissingVariable
-from sglang_dsl.executor import GATHER, Core
 from sglang_dsl.feed import Variable
 from sglang_dsl.ir import (
     Fork,

@@ -12,9 +12,9 @@ from runtime.plan import Run
 
 
 class KVPool:
-    """data: [layers, 2 * kv_heads, slots, head_dim], key heads before value heads; `keys` and `values` are views
-    [layers, kv_heads, slots, head_dim]. In a run of slots each head's tokens lie one behind the other. Slots that
-    were never written hold garbage."""
+    """data: [layers, 2 * kv_heads, slots, head_dim], key heads before value heads; `keys` and `values` are
+    views [layers, kv_heads, slots, head_dim]. In a run of slots each head's tokens lie one behind the other.
+    Slots that were never written hold garbage."""
 
     def __init__(
         self, layers: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device

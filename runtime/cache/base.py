@@ -57,8 +57,8 @@ class PrefixCache(ABC):
         because it holds other slots for the same tokens: the caller frees them. Slots of tokens beyond the
         returned match's length (a cache that keeps nothing) stay the caller's.
 
-        `held`: a match of a beginning of `tokens` that the caller has locked and will unlock next; the cache may
-        lengthen its last node in place, so it is good for unlock() only from then on."""
+        `held`: a match of a beginning of `tokens` that the caller has locked and will unlock next; the cache
+        may lengthen its last node in place, so it is good for unlock() only from then on."""
 
     @abstractmethod
     def probe(self, tokens: Sequence[int], key: str | None = None) -> int:

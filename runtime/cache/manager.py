@@ -34,7 +34,7 @@ class Lease:
         self.covered = match.length
         self.capacity = match.length
         self.used: list[Run] = []
-        self.pending: list[Run] = []
+        self.pending: tuple[Run, ...] = ()
         self.spare: list[Run] = []
         self._path: tuple[Node, ...] = match.nodes
         self.version = -1
@@ -50,19 +50,20 @@ class Lease:
 
     def take(self, count: int) -> tuple[Run, ...]:
         """The next `count` spare slots, to be written by the step under way. Changes the lease only."""
-        first = self.spare[0] if self.spare else Run(0, 0)
-        if count < first.length:  # the usual case: a decode step in the middle of a run
-            self.spare[0] = Run(first.start + count, first.length - count)
-            self.pending = [Run(first.start, count)]
+        start, length = self.spare[0] if self.spare else (0, 0)
+        if count < length:  # the usual case: a decode step in the middle of a run
+            self.spare[0] = Run(start + count, length - count)
+            self.pending = (Run(start, count),)
         else:
-            self.pending, self.spare = split(self.spare, count)
-        return tuple(self.pending)
+            head, self.spare = split(self.spare, count)
+            self.pending = tuple(head)
+        return self.pending
 
     def settle(self) -> None:
         """The pending slots were written."""
         for run in self.pending:
             extend(self.used, run)
-        self.pending = []
+        self.pending = ()
 
     def path(self, cache: PrefixCache) -> tuple[Node, ...]:
         """The cache nodes that cover positions 0 .. covered-1, root first."""
@@ -80,6 +81,7 @@ class CacheManager:
         self.page_size = page_size
         self.shares = radix  # whether what one sequence computed can serve another
         self.slots = self.allocator.slots
+        self.moves = 0  # goes up whenever some lease covers another part of the cache than before
 
     @property
     def available(self) -> int:
@@ -90,6 +92,7 @@ class CacheManager:
         """A lease on the longest cached prefix of `tokens`, locked, with no slots of its own yet."""
         match = self.cache.match(tokens, key)
         self.cache.lock(match)
+        self.moves += 1
         return Lease(match, key)
 
     def grow(self, lease: Lease, need: int, wish: int = 0) -> bool:
@@ -140,6 +143,7 @@ class CacheManager:
         self.cache.lock(match)
         self.cache.unlock(lease.match)
         self.allocator.release(duplicates)
+        self.moves += 1
         lease.match, lease.covered, lease.used = match, whole, used
         lease.version = -1
 
@@ -150,7 +154,7 @@ class CacheManager:
             self.publish(lease, tokens, computed)
         self.cache.unlock(lease.match)
         self.allocator.release(lease.slots())
-        lease.used, lease.pending, lease.spare = [], [], []
+        lease.used, lease.pending, lease.spare = [], (), []
         lease.match, lease.covered, lease.capacity = Match((), 0), 0, 0
         lease.version = -1
 

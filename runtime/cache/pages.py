@@ -28,14 +28,14 @@ def join(runs: Iterable[Run]) -> list[Run]:
 
 def extend(runs: list[Run], run: Run) -> None:
     """Append `run` to `runs` in place, lengthening the last one where they touch."""
-    if not run.length:
-        return
+    first, count = run
     if runs:
         start, length = runs[-1]
-        if start + length == run.start:
-            runs[-1] = Run(start, length + run.length)
+        if start + length == first:
+            runs[-1] = Run(start, length + count)
             return
-    runs.append(run)
+    if count:
+        runs.append(run)
 
 
 def split(runs: Sequence[Run], at: int) -> tuple[list[Run], list[Run]]:

@@ -95,10 +95,11 @@ class RadixCache(PrefixCache):
             if child is None:
                 break
             path.append(child)
-            common = self._common(child.tokens, tokens, position, min(child.length, end - position))
-            position += common
-            if common < child.length:
-                return path, position, common
+            length = child.length
+            if position + length > end or child.tokens != tokens[position : position + length]:
+                common = self._common(child.tokens, tokens, position, min(length, end - position))
+                return path, position + common, common if common < length else 0
+            position += length
             node = child
         return path, position, 0
 
@@ -131,8 +132,9 @@ class RadixCache(PrefixCache):
         held: Match | None = None,
     ) -> tuple[Match, list[Run]]:
         """Changes the tree. A leaf that nobody else reads grows in place: a prompt computed in chunks, or a
-        conversation, is one node and so one segment, until somebody branches off. The returned match holds until the next insert or evict unless locked. Raises
-        InternalFault when `runs` are not exactly the slots of `tokens`, or these are no whole pages."""
+        conversation, is one node and so one segment, until somebody branches off. The returned match holds
+        until the next insert or evict unless locked. Raises InternalFault when `runs` are not exactly the
+        slots of `tokens`, or these are no whole pages."""
         packed = _packed(tokens)
         if len(packed) % self.page_size or total(runs) != len(packed):
             raise InternalFault(

@@ -69,6 +69,6 @@ class Rotary:
 
     @staticmethod
     def turn_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """In place, x [tokens, heads, head_dim]: a head's first half of dimensions is paired with its second."""
+        """In place, x [tokens, heads, head_dim]: a head's first half of dimensions pairs with its second."""
         swapped = x.roll(x.shape[-1] // 2, -1)
         return x.mul_(cos).addcmul_(swapped, sin)

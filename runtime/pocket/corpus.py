@@ -13,7 +13,7 @@ from typing import Any
 
 from runtime.pocket.chat import Message, segments
 from runtime.pocket.systems import THINK_SYSTEM, system_prompt
-from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn
+from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented
 from runtime.pocket.tasks.classify import classify_group
 from runtime.pocket.tasks.extract import extract_group
 from runtime.pocket.tasks.facts import fact_group, record_group
@@ -26,9 +26,10 @@ Document = list[tuple[str, bool]]
 
 MIX: dict[str, float] = {
     # kinds of document
-    "doc_tools": 0.2,
+    "doc_tools": 0.12,
     "doc_sums": 0.1,
     "doc_completion": 0.04,
+    "doc_copies": 0.06,
     # kinds of group inside a conversation
     "facts": 0.25,
     "arithmetic": 0.28,
@@ -37,6 +38,7 @@ MIX: dict[str, float] = {
     "think": 0.1,
     "record": 0.05,
     "small_talk": 0.02,
+    "repeat": 0.03,
 }
 
 _TALK = {
@@ -76,6 +78,12 @@ def _talk_group(rng: random.Random) -> Group:
     return Group((Turn("small_talk", user, _TALK[user]),))
 
 
+def _repeat_group(rng: random.Random, split: Split) -> Group:
+    names = " ".join(invented(rng, split, "person") for _ in range(rng.randint(1, 3)))
+    asked = rng.choice(("Repeat {n}.", "Say {n}.", "Please repeat: {n}.", "Write {n}."))
+    return Group((Turn("repeat", asked.format(n=names), names),))
+
+
 def _group(rng: random.Random, split: Split, kind: str, style: Style, think: bool) -> Group:
     if kind == "facts":
         return fact_group(rng, split, style)
@@ -83,6 +91,8 @@ def _group(rng: random.Random, split: Split, kind: str, style: Style, think: boo
         return arithmetic_group(rng, split, rng.choice((1, 1, 2, 4)))
     if kind == "small_talk":
         return _talk_group(rng)
+    if kind == "repeat":
+        return _repeat_group(rng, split)
     if kind == "think":
         return think_group(rng, split, asked=not think or rng.random() < 0.3)
     plain: dict[str, Callable[[random.Random, Split], Group]] = {
@@ -93,7 +103,7 @@ def _group(rng: random.Random, split: Split, kind: str, style: Style, think: boo
     return plain[kind](rng, split)
 
 
-KINDS = ("facts", "arithmetic", "classify", "extract", "think", "record", "small_talk")
+KINDS = ("facts", "arithmetic", "classify", "extract", "think", "record", "small_talk", "repeat")
 
 
 def conversation(
@@ -152,6 +162,14 @@ def _sums(rng: random.Random) -> Document:
     return [*pieces, ("<|endoftext|>", False)]
 
 
+def _copies(rng: random.Random) -> Document:
+    """A list of made-up names written twice: practice in copying what was never seen."""
+    names = [invented(rng, TRAIN, "person") for _ in range(rng.randint(4, 14))]
+    mark = rng.choice((", ", " ", "\n", '", "'))
+    text = mark.join(names) + "\n"
+    return [(text, False), (text, True), ("<|endoftext|>", False)]
+
+
 def document(rng: random.Random, mix: dict[str, float] | None = None) -> Document:
     """One training document."""
     weights = mix or MIX
@@ -162,8 +180,14 @@ def document(rng: random.Random, mix: dict[str, float] | None = None) -> Documen
     if kind < weights["doc_completion"]:
         return _completion(rng)
     kind -= weights["doc_completion"]
+    if kind < weights["doc_copies"]:
+        return _copies(rng)
+    kind -= weights["doc_copies"]
     tools = kind < weights["doc_tools"]
-    groups = rng.randint(10, 18) if rng.random() < 0.012 else rng.randint(1, 5)
+    # A list of tools is long, so more is asked after it.
+    groups = rng.randint(3, 9) if tools else rng.randint(1, 5)
+    if rng.random() < 0.012:
+        groups = rng.randint(10, 18)
     made = conversation(rng, TRAIN, groups, tools, weights)
     return segments(made.messages, made.tools)
 

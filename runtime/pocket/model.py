@@ -185,7 +185,9 @@ def export(state: dict[str, Tensor], shape: Shape, folder: Path, stop: int, pad:
     weights = {
         k: v.detach().to(torch.bfloat16).contiguous() for k, v in state.items() if k.startswith("model.")
     }
-    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, str(file), metadata={"format": "pt"})
+    file.chmod(0o644)
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

@@ -208,8 +208,10 @@ def _loop(
         progress = max(spent / options.minutes, (step - first) / options.steps if options.steps else 0.0)
         bar.update()
         bar.set_postfix(loss=f"{mean:.4f}", tok_s=int(seen / max(1e-3, spent * 60)), refresh=False)
+        if rank == 0 and step % 200 == 0:
+            _save(model, optimizer, step, tokenizer, options)
         if rank == 0 and (step % options.evaluate == 0 or progress >= 1.0):
-            figures = check(model, tokenizer, 1, 24 if progress < 1.0 else 100)
+            figures = check(model, tokenizer, 1, 12 if progress < 1.0 else 50)
             line = {
                 "step": step,
                 "minutes": round(spent, 1),

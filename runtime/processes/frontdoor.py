@@ -8,11 +8,10 @@ dies, everybody who waits is told why. It knows mailboxes, not what is behind th
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -84,7 +83,7 @@ class Ticket:
         """What is new: the text so far; only all of it unless it streams. None: nothing. Raises the fault."""
         with self._lock:
             if self.fault is not None:
-                raise self.fault
+                raise _again(self.fault)
             if not self._news or (self.open and not self.request.stream):
                 return None
             self._news = False
@@ -125,22 +124,35 @@ class TokenizerManager:
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         """The whole answer. Cancelling the task aborts the request."""
-        final: GenerateOutput | None = None
-        async with contextlib.aclosing(self._updates(_with_stream(request, False))) as updates:
-            async for output in updates:
-                final = output
-        if final is None:
-            raise InternalFault(f"request {request.rid} ended without an answer")
-        return final
+        waiter = _Waiter()
+        ticket = await self._begin_async(_with_stream(request, False), waiter)
+        try:
+            while (output := ticket.take()) is None:
+                await waiter.wait(ticket)
+            return output
+        finally:
+            self.leave(ticket)
 
-    async def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
-        """The text so far, again and again; the last one has `finish_reason` in its meta."""
-        async with contextlib.aclosing(self._updates(_with_stream(request, True))) as updates:
-            async for output in updates:
+    async def stream(self, request: GenerateReqInput) -> AsyncGenerator[GenerateOutput, None]:
+        """The text so far, again and again; the last one has `finish_reason` in its meta. Leaving early
+        (aclose) aborts the request."""
+        waiter = _Waiter()
+        ticket = await self._begin_async(_with_stream(request, True), waiter)
+        try:
+            while True:
+                output = ticket.take()
+                if output is None:
+                    await waiter.wait(ticket)
+                    continue
                 yield output
+                if "finish_reason" in output.meta:
+                    return
+        finally:
+            self.leave(ticket)
 
     def begin(self, request: GenerateReqInput, notify: Callable[[], None]) -> Ticket:
-        """Send a request. Raises BadRequest and its kinds, EngineDead."""
+        """Send a request, to be waited for as a whole. Raises BadRequest and its kinds, EngineDead."""
+        request = _with_stream(request, False)
         return self._open(request, self._preparer.prepare(request), notify)
 
     def wait(self, ticket: Ticket, event: threading.Event) -> GenerateOutput:
@@ -148,7 +160,7 @@ class TokenizerManager:
         try:
             while True:
                 output = ticket.take()
-                if output is not None and ticket.done:
+                if output is not None:
                     return output
                 if not event.wait(ticket.time_left()):
                     raise ticket.overdue()
@@ -189,7 +201,7 @@ class TokenizerManager:
             with self._lock:
                 self._controls.pop(request.rid, None)
         if answer.output is None:
-            raise self._dead or EngineDead("the engine stopped")
+            raise self._gone()
         return answer.output
 
     # -- for the other side ----------------------------------------------------------------------------------
@@ -227,36 +239,21 @@ class TokenizerManager:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    async def _updates(self, request: GenerateReqInput) -> AsyncGenerator[GenerateOutput, None]:
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+    async def _begin_async(self, request: GenerateReqInput, waiter: _Waiter) -> Ticket:
+        """Like begin; a long prompt is tokenised in a thread of the loop's pool."""
+        if _size(request) > LONG_PROMPT:
+            job = await waiter.loop.run_in_executor(None, self._preparer.prepare, request)
+        else:
+            job = self._preparer.prepare(request)
 
         def notify() -> None:
             try:
-                loop.call_soon_threadsafe(changed.set)
+                waiter.loop.call_soon_threadsafe(waiter.changed.set)
             except RuntimeError:
                 self._cancel(ticket)  # the caller's loop is closed: nobody will ever take the answer
 
-        if _size(request) > LONG_PROMPT:
-            job = await loop.run_in_executor(None, self._preparer.prepare, request)
-        else:
-            job = self._preparer.prepare(request)
         ticket = self._open(request, job, notify)
-        try:
-            while True:
-                output = ticket.take()
-                if output is not None:
-                    yield output
-                    if "finish_reason" in output.meta:
-                        return
-                    continue
-                try:
-                    await asyncio.wait_for(changed.wait(), ticket.time_left())
-                except TimeoutError:
-                    raise ticket.overdue() from None
-                changed.clear()
-        finally:
-            self.leave(ticket)
+        return ticket
 
     def _open(self, request: GenerateReqInput, job: Job, notify: Callable[[], None]) -> Ticket:
         ticket = Ticket(request, job, notify)
@@ -295,11 +292,29 @@ class TokenizerManager:
         try:
             self._outbox.send(item)
         except MailboxClosed:
-            raise self._dead or EngineDead("the engine was closed") from None
+            raise self._gone() from None
 
     def _check_alive(self) -> None:
         if self._dead is not None:
-            raise self._dead
+            raise self._gone()
+
+    def _gone(self) -> RuntimeFault:
+        return EngineDead("the engine was closed") if self._dead is None else _again(self._dead)
+
+
+class _Waiter:
+    """A coroutine of some event loop, waiting for news of its ticket."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+
+    async def wait(self, ticket: Ticket) -> None:
+        try:
+            await asyncio.wait_for(self.changed.wait(), ticket.time_left())
+        except TimeoutError:
+            raise ticket.overdue() from None
+        self.changed.clear()
 
 
 class _Answer:
@@ -318,6 +333,11 @@ def _size(request: GenerateReqInput) -> int:
     """Characters to tokenise, roughly."""
     size = len(request.text or "") + sum(len(message.content) for message in request.messages or ())
     return size * (1 + len(request.choices or ()))
+
+
+def _again(fault: RuntimeFault) -> RuntimeFault:
+    """A fresh copy: one object raised in many threads would gather all their tracebacks."""
+    return type(fault)(fault.message, where=fault.where, hint=fault.hint)
 
 
 def _fault_of(output: StrOutput) -> RuntimeFault:

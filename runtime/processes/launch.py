@@ -96,8 +96,13 @@ def launch(config: EngineConfig) -> Pipeline:
     load_timeout_s.
     """
     model = load_model(config)
+    return start(config, model, lambda: TorchRunner.load(model.path, model.spec, config.runner()))
+
+
+def start(config: EngineConfig, model: Model, load_runner: Callable[[], Runner]) -> Pipeline:
+    """The pipeline around any runner. `load_runner` is called in the scheduler's thread."""
     requests, news = MemoryMailbox(), MemoryMailbox()
-    worker = _Worker(config, model, requests, news)
+    worker = _Worker(config, model, load_runner, requests, news)
     worker.start()
     slots = worker.wait_ready(config.load_timeout_s)
     limits = Limits(model.spec.vocab_size, config.context(model.spec), slots)
@@ -108,7 +113,7 @@ def launch(config: EngineConfig) -> Pipeline:
     reader.start()
 
     def stop() -> None:
-        requests.close()
+        worker.stop()
         deadline = time.monotonic() + config.close_timeout_s
         for thread in (worker.thread, reader.thread):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -122,9 +127,15 @@ class _Worker:
     """The scheduler's thread: loads the model, then serves."""
 
     def __init__(
-        self, config: EngineConfig, model: Model, inbox: MemoryMailbox, outbox: MemoryMailbox
+        self,
+        config: EngineConfig,
+        model: Model,
+        load_runner: Callable[[], Runner],
+        inbox: MemoryMailbox,
+        outbox: MemoryMailbox,
     ) -> None:
-        self._config, self._model, self._inbox, self._outbox = config, model, inbox, outbox
+        self._config, self._model, self._load_runner = config, model, load_runner
+        self._inbox, self._outbox = inbox, outbox
         self._ready: Future[int] = Future()
         self._process: SchedulerProcess | None = None
         self.cause: BaseException | None = None
@@ -177,7 +188,7 @@ class _Worker:
 
     def _build(self) -> tuple[SchedulerProcess, int]:
         config, model = self._config, self._model
-        runner: Runner = TorchRunner.load(model.path, model.spec, config.runner())
+        runner = self._load_runner()
         try:
             grammar = GrammarManager(
                 model.tokenizer.vocabulary, backend=config.grammar_backend, workers=config.grammar_workers

@@ -72,8 +72,7 @@ class SchedulerProcess:
                 self._working_since = self._clock()
                 for item in mail:
                     self._take(item)
-                moved = self._step() or self.stalled_s > BLOCKED_S
-                wait = IDLE_S if not self._scheduler.busy else 0.0 if moved else BLOCKED_S
+                wait = self._step()
         except MailboxClosed:
             self._fail_all(Aborted("the engine was closed"))
         finally:
@@ -114,25 +113,28 @@ class SchedulerProcess:
         self._live.add(request.rid)
         try:
             self._scheduler.add(request)
-        except RuntimeFault as fault:
-            self._post([_failed(request.rid, fault)])
+        except Exception as error:  # noqa: BLE001 - it is this request's answer
+            self._scheduler.abort(request.rid)
+            self._post([_failed(request.rid, _as_fault(error, "the request could not be taken in"))])
 
-    def _step(self) -> bool:
-        """One step. Whether there was news."""
+    def _step(self) -> float:
+        """One step; how long to wait for mail before the next."""
         try:
             outputs = step(self._scheduler, self._runner)
         except Exception as error:
             # A defect: the requests in hand are answered with it. If it comes again and again, nothing works.
             self._faults += 1
-            fault = _as_fault(error)
-            self._fail_all(fault)
+            self._fail_all(_as_fault(error, "a step failed"))
             if self._faults >= MAX_FAULTS_IN_A_ROW:
                 raise
-            return True
+            return 0.0
         if outputs:
             self._faults = 0
         self._post(outputs)
-        return bool(outputs)
+        if not self._scheduler.busy:
+            return IDLE_S
+        # Without news, either a step brought none (a part of a prompt), or all wait for their grammars.
+        return 0.0 if outputs or self._scheduler.state()["running"] else BLOCKED_S
 
     def _fail_all(self, fault: RuntimeFault) -> None:
         """Answer every live request with `fault` and empty the scheduler."""
@@ -177,7 +179,7 @@ def _failed(rid: str, fault: RuntimeFault) -> TokenOutput:
     return TokenOutput(rid=rid, new_ids=[], finish=FinishReason(type="abort", error=fault.to_dict()))
 
 
-def _as_fault(error: Exception) -> RuntimeFault:
+def _as_fault(error: Exception, what: str) -> RuntimeFault:
     if isinstance(error, RuntimeFault):
         return error
-    return InternalFault(f"a step of the model failed: {type(error).__name__}: {error}")
+    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")

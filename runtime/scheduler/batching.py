@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.cache.base import Node
-from runtime.cache.manager import CacheManager
+from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
 from runtime.scheduler.request import Request
 
@@ -18,7 +18,7 @@ class Batcher:
     def __init__(self, manager: CacheManager, chunked_prefill_size: int) -> None:
         self._manager = manager
         self._chunk = chunked_prefill_size
-        self._layout: tuple[object, ...] = ()
+        self._layout: tuple[int, int, list[int]] = (-1, -1, [])
         self._shared: tuple[Segment, ...] = ()
 
     def build(self, running: Sequence[Request], released: tuple[int, ...]) -> tuple[StepPlan, list[Request]]:
@@ -36,26 +36,24 @@ class Batcher:
                     continue
             rows.append(_row(request, count))
             requests.append(request)
-        segments = self._shared_segments(requests)
+        leases = [_lease(request) for request in requests]
         own = [
             Segment(tuple(lease.used), (index,), lease.covered)
-            for index, request in enumerate(requests)
-            if (lease := request.lease) is not None and lease.used
+            for index, lease in enumerate(leases)
+            if lease.used
         ]
-        return StepPlan(tuple(rows), (*segments, *own), released), requests
+        shared = self._shared_segments([request.seq for request in requests], leases)
+        return StepPlan(tuple(rows), (*shared, *own), released), requests
 
-    def _shared_segments(self, requests: Sequence[Request]) -> tuple[Segment, ...]:
+    def _shared_segments(self, seqs: list[int], leases: list[Lease]) -> tuple[Segment, ...]:
         cache = self._manager.cache
-        layout = (
-            cache.version,
-            *[(request.seq, request.lease and request.lease.covered) for request in requests],
-        )
+        layout = (self._manager.moves, cache.version, seqs)
         if layout != self._layout:
             self._layout = layout
             below: dict[int, tuple[Node, int, list[int]]] = {}
-            for index, request in enumerate(requests):
+            for index, lease in enumerate(leases):
                 position = 0
-                for node in request.lease.path(cache) if request.lease else ():
+                for node in lease.path(cache):
                     below.setdefault(node.id, (node, position, []))[2].append(index)
                     position += node.length
             self._shared = tuple(
@@ -64,26 +62,27 @@ class Batcher:
         return self._shared
 
 
+def _lease(request: Request) -> Lease:
+    assert request.lease is not None, "a running request holds a lease"
+    return request.lease
+
+
 def _row(request: Request, count: int) -> Row:
-    lease = request.lease
-    assert lease is not None
+    lease = _lease(request)
     start = request.computed
     end = start + count
     tokens = request.tokens
     sample = end == len(tokens) and request.ending is None
-    params = request.params
-    repetition = params.repetition_penalty != 1.0
-    penalties = repetition or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
     return Row(
         request.seq,
         (tokens[start],) if count == 1 else tuple(tokens[start:end]),
         start,
         lease.take(count),
-        params,
+        request.params,
         sample,
-        request.produced,
-        request.wanted(start, end),
-        request.source.top_logprobs_num if sample and request.source.return_logprob else 0,
-        request.source.input_ids if repetition else (),
-        tokens[request.prompt_len :] if penalties else (),
+        len(tokens) - request.prompt_len,
+        request.wanted(start, end) if request.targets else (),
+        request.top if sample else 0,
+        request.source.input_ids if request.repetition else (),
+        tokens[request.prompt_len :] if request.penalties else (),
     )

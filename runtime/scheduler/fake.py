@@ -100,19 +100,19 @@ class FakeRunner:
 
     def _read(self, plan: StepPlan) -> list[int]:
         """The history of each row as its segments give it."""
-        parts: list[list[tuple[int, Segment, int, int]]] = [[] for _ in plan.rows]
+        parts: list[list[tuple[int, int, int, int]]] = [[] for _ in plan.rows]
         for segment in plan.segments:
-            first, last = self._segment(segment)
+            part = (segment.position, *self._segment(segment))
             for index in segment.rows:
-                parts[index].append((segment.position, segment, first, last))
+                parts[index].append(part)
         histories: list[int] = []
         for row, found in zip(plan.rows, parts):
-            found.sort(key=lambda part: part[0])
+            found.sort()
             position, history = 0, START
-            for at, segment, first, last in found:
+            for at, length, first, last in found:
                 if at != position or first != history:
                     raise _wrong(row, f"the segment at {at} does not continue the {position} tokens before")
-                position, history = at + segment.length, last
+                position, history = at + length, last
             if position != row.position:
                 raise _wrong(row, f"its segments cover {position} tokens")
             known = self._known.get(row.seq)
@@ -121,8 +121,8 @@ class FakeRunner:
             histories.append(history)
         return histories
 
-    def _segment(self, segment: Segment) -> tuple[int, int]:
-        """Check that the segment's slots hold one history; the hashes before and after it."""
+    def _segment(self, segment: Segment) -> tuple[int, int, int]:
+        """Check that the segment's slots hold one history; its length, the hashes before and after it."""
         before: list[int] = []
         after: list[int] = []
         for run in segment.runs:
@@ -130,11 +130,11 @@ class FakeRunner:
             before += self._before[start:end]
             after += self._after[start:end]
             self._touched[start:end] = [self.steps] * run.length
-        if not before or before[0] == -1 or len(before) != segment.length or before[1:] != after[:-1]:
+        if not before or before[0] == -1 or before[1:] != after[:-1]:
             raise InternalFault(
                 f"the segment {segment} is empty, was never written or mixes histories", where="fake runner"
             )
-        return before[0], after[-1]
+        return len(before), before[0], after[-1]
 
     def _write(self, row: Row, history: int) -> list[int]:
         """Store the row's tokens; the hash after each of them."""

@@ -48,15 +48,16 @@ class Progress:
                 f"token {token} is not in the vocabulary of {len(self.vocabulary)}", where="sampler"
             )
         matcher = request.matcher
-        if matcher is not None and not matcher.advance(token):
+        if matcher is None:
+            request.decode_steps += 1
+            request.append(token, logprob, top)
+            return self._stopped(request, token, False)
+        if not matcher.advance(token):
             raise InternalFault(f"token {token} was sampled against its grammar's mask", where="sampler")
         request.decode_steps += 1
         request.append(token, logprob, top)
         before = request.tail
-        reason = self._stopped(request, token, matcher is not None and matcher.is_terminated())
-        if reason or matcher is None:
-            return reason
-        return self._jump(request, (token,), before)
+        return self._stopped(request, token, matcher.is_terminated()) or self._jump(request, (token,), before)
 
     def _stopped(self, request: Request, token: int, grammar_done: bool) -> FinishReason | None:
         rule = request.rule

@@ -33,8 +33,9 @@ class Request:
     __slots__ = (
         "added_at", "added_tick", "admitted_at", "arrival", "cached", "computed", "decode_steps", "ending",
         "first_at", "future", "goal", "input_logprobs", "jumped", "lease", "matcher", "output_logprobs",
-        "output_top", "params", "prompt_len", "publish_to", "retractions", "rid", "rule", "said", "scored",
-        "seq", "source", "tail", "targets", "tokens",
+        "output_top", "params", "penalties", "prompt_len", "publish_to", "repetition", "retractions",
+        "return_logprob", "rid", "rule", "said", "scored", "seq", "source", "stream", "tail", "targets",
+        "tokens", "top",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +49,13 @@ class Request:
         if self.params.seed is None:
             self.params = msgspec.structs.replace(self.params, seed=secrets.randbits(63))
         self.rule = StopRule.of(self.params, vocabulary)
+        self.stream = source.stream
+        self.return_logprob = source.return_logprob
+        self.top = source.top_logprobs_num if source.return_logprob else 0
+        self.repetition = self.params.repetition_penalty != 1.0
+        self.penalties = (
+            self.repetition or self.params.frequency_penalty != 0.0 or self.params.presence_penalty != 0.0
+        )
         self.tokens: array[int] = array("q", source.input_ids)
         self.prompt_len = len(self.tokens)
         self.computed = 0
@@ -121,20 +129,20 @@ class Request:
         self, token: int, logprob: float | None, top: Sequence[tuple[int, float]] = (), *, later: bool = False
     ) -> None:
         """One more output token. `later`: its log-probability comes from the row that computes it."""
-        if later and self.source.return_logprob:
-            self.targets.append(len(self.tokens))
-        self.tokens.append(token)
-        if self.source.return_logprob:
+        if self.return_logprob:
+            if later:
+                self.targets.append(len(self.tokens))
             self.output_logprobs.append(logprob)
-            if self.source.top_logprobs_num:
+            if self.top:
                 self.output_top.append(list(top))
+        self.tokens.append(token)
 
     def drop_last(self) -> None:
         """Take the last output token back; it has not been computed or told."""
         self.tokens.pop()
-        if self.source.return_logprob:
+        if self.return_logprob:
             self.output_logprobs.pop()
-            if self.source.top_logprobs_num:
+            if self.top:
                 self.output_top.pop()
 
     def wanted(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
@@ -165,9 +173,9 @@ class Request:
         wanted and still to come are held back."""
         end = self.produced
         if finish is None:
-            if not self.source.stream:
+            if not self.stream:
                 return None
-            if self.source.return_logprob and self.scored < len(self.targets):
+            if self.return_logprob and self.scored < len(self.targets):
                 end = min(end, max(0, self.targets[self.scored] - self.prompt_len))
             if end <= self.said:
                 return None

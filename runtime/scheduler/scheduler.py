@@ -144,6 +144,8 @@ class Scheduler:
             "protected": cache.protected,
             "new_token_ratio": self._ratio.value,
             **self._counters,
+            "generated": self._counters["generated"] + sum(one.produced for one in self._live.values()),
+            "jumped": self._counters["jumped"] + sum(one.jumped for one in self._live.values()),
         }
 
     def check(self) -> None:
@@ -205,9 +207,10 @@ class Scheduler:
             return self.fail(ValueError(f"{len(result.rows)} results for {len(under_way)} rows"))
         now = self._clock()
         self._counters["steps"] += 1
+        self._counters["computed"] += sum([len(row.tokens) for _, row in under_way])
         self._ratio.decay()
         for (request, row), row_result in zip(under_way, result.rows, strict=True):
-            fault = self._doomed.pop(request.seq, None)
+            fault = self._doomed.pop(request.seq, None) if self._doomed else None
             try:
                 if fault is None:
                     self._commit_row(request, row, row_result, now)
@@ -241,23 +244,19 @@ class Scheduler:
         assert lease is not None
         lease.settle()
         request.computed += len(row.tokens)
-        self._counters["computed"] += len(row.tokens)
         if row.scores:
             request.score(result.scores)
         if row.position < request.publish_to:
             self.manager.publish(lease, request.tokens, request.computed)
         if row.sample and result.token is not None:
-            jumped, before = request.jumped, request.produced
-            reason = self._progress.accept(request, result.token, result.logprob, result.top)
             if request.first_at < 0:
                 request.first_at = now
-            self._counters["jumped"] += request.jumped - jumped
-            self._counters["generated"] += request.produced - before
+            reason = self._progress.accept(request, result.token, result.logprob, result.top)
             if reason is not None:
                 request.end(reason)
-        if request.ready:
+        if request.ending is not None and request.ready:
             self._finish(request, now)
-        elif (news := request.news(now)) is not None:
+        elif request.stream and (news := request.news(now)) is not None:
             self._outbox.append(news)
 
     # -- waiting ---------------------------------------------------------------------------------------------
@@ -315,7 +314,6 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001
                 self._fail(request, _defect("the grammar failed", error))
                 continue
-            self._counters["jumped"] += request.jumped
             if reason is not None:
                 request.end(reason)
             if request.ready:
@@ -446,6 +444,8 @@ class Scheduler:
         self._grammar.remove(request)
         if request.cached >= 0:
             self._released.append(request.seq)
+        self._counters["generated"] += request.produced
+        self._counters["jumped"] += request.jumped
         del self._live[request.rid]
         news = request.news(now, reason)
         assert news is not None

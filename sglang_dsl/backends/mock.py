@@ -55,8 +55,8 @@ class MockBackend(Backend):
     """A scripted or made-up model.
 
     replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
-    found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list of
-    n texts. None: made up from the constraint, or from the prompt.
+    found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list
+    of n texts. None: made up from the constraint, or from the prompt.
     scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
     without an entry get figures made from prompt and option.
     split: how streams break the text: so many characters each, these cut positions, or a function of it.
@@ -184,12 +184,13 @@ class MockBackend(Backend):
 
     async def _reply(self, call: Call, prompt: str) -> Reply:
         if self._script is not None:
-            reply = next(self._script, None)
-            if reply is None:
+            scripted = next(self._script, None)
+            if scripted is None:
                 raise BackendError("the mock's script of replies is used up")
-            return reply
+            return scripted
         if isinstance(self.replies, Mapping):
-            for pattern, text in self.replies.items():
+            replies: Mapping[str, Reply] = self.replies
+            for pattern, text in replies.items():
                 if re.search(pattern, prompt):
                     return text
             raise BackendError(f"no pattern of the mock's script is found in the prompt ...{prompt[-60:]!r}")

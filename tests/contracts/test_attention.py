@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
@@ -16,6 +16,15 @@ from runtime.protocol.sampling import SamplingParams
 
 IMPLEMENTATIONS = [name for name in ATTENTION if name != "reference"]
 SLOTS = 2048
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny products: more threads only wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Slots:
@@ -137,12 +146,11 @@ def test_equals_the_reference(name: str, shape: str, page: int) -> None:
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("page", [0, 1])
-@pytest.mark.parametrize("window", [1, 7, 64, 100, 10_000])
+@pytest.mark.parametrize("window", [1, 7, 100])
 @pytest.mark.parametrize("shape", PLANS)
-def test_windows(name: str, shape: str, window: int, page: int) -> None:
+def test_windows(name: str, shape: str, window: int) -> None:
     rows, lengths = PLANS[shape]
-    compare(ATTENTION.load(name), plan_of(rows, lengths, page, seed=3), windows=(window, None, window))
+    compare(ATTENTION.load(name), plan_of(rows, lengths, window % 2, seed=3), windows=(window, None))
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -161,7 +169,7 @@ def test_bfloat16(name: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_trees(name: str, seed: int) -> None:
     chance = random.Random(seed)
     lengths = [chance.choice([1, 2, 17, 63, 64, 130, 400]) for _ in range(8)]

@@ -1,4 +1,4 @@
-"""Fixtures of the language's tests: a settings object that is put back, and a way to wait for the loop to be idle."""
+"""Fixtures of the language's tests: settings that are put back, and a way to wait for the loop to be idle."""
 
 from __future__ import annotations
 

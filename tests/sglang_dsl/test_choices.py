@@ -47,7 +47,10 @@ def test_greedy_goes_token_by_token() -> None:
 
 
 def test_unconditional_takes_away_what_is_likely_anyway() -> None:
-    rows = [ChoiceScore((-1.0, -1.0), unconditional=(None, -0.1)), ChoiceScore((-2.0,), unconditional=(-5.0,))]
+    rows = [
+        ChoiceScore((-1.0, -1.0), unconditional=(None, -0.1)),
+        ChoiceScore((-2.0,), unconditional=(-5.0,)),
+    ]
     decision = unconditional_likelihood_normalized.decide(rows)
     assert decision.index == 1
     assert decision.scores == pytest.approx((-0.95, 3.0))

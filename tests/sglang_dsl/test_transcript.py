@@ -23,7 +23,16 @@ def test_raw_text_is_one_open_raw_message() -> None:
 
 
 def test_turns_become_messages_verbatim() -> None:
-    t = EMPTY.open("system").close().say("x").open("user").say("  \n hi ").close().open("assistant").say("Well")
+    t = (
+        EMPTY.open("system")
+        .close()
+        .say("x")
+        .open("user")
+        .say("  \n hi ")
+        .close()
+        .open("assistant")
+        .say("Well")
+    )
     assert t.messages() == (
         Message("system", ""),
         Message("raw", "x"),
@@ -55,7 +64,9 @@ def test_nesting_and_ending_nothing_are_refused() -> None:
         EMPTY.close()
 
 
-ENTRIES = st.lists(st.one_of(st.text(), st.sampled_from([("open", "user"), ("open", "assistant"), ("close",)])))
+ENTRIES = st.lists(
+    st.one_of(st.text(), st.sampled_from([("open", "user"), ("open", "assistant"), ("close",)]))
+)
 
 
 @given(ENTRIES, ENTRIES)

@@ -40,7 +40,10 @@ from sglang_dsl.lower import lower
         ({"choices": ["a"], "max_tokens": 4}, "max_tokens would have no effect"),
         ({"choices_method": "greedy_token_selection"}, "needs choices"),
         ({"choices": ["a"], "choices_method": "best"}, "token_length_normalized"),
-        ({"choices": ["a", "b"], "choices_method": greedy_token_selection, "temperature": 0.5}, "temperature"),
+        (
+            {"choices": ["a", "b"], "choices_method": greedy_token_selection, "temperature": 0.5},
+            "temperature",
+        ),
         ({"dtype": dict}, "dtype must be"),
         ({"dtype": int, "json_schema": "{}"}, "dtype and json_schema"),
         ({"json_schema": "{"}, "not JSON"),

@@ -56,7 +56,7 @@ class JinjaChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of `messages` (role, content, ...). Raises TemplateError: what the template said, where."""
+        """The text of `messages` (role, content, ...). Raises TemplateError: what it said, and where."""
         context = {
             **self._variables,
             "documents": None,

@@ -14,7 +14,8 @@ from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
 CHATML = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TOOLS_FIRST = """

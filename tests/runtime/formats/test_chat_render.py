@@ -17,7 +17,8 @@ from runtime.protocol.errors import TemplateError
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 
 CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
+    "{% for m in messages %}"
+    "{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 NO_GENERATION_PROMPT = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"
@@ -43,7 +44,8 @@ def test_raw_text_needs_no_template() -> None:
 def test_turns_without_a_template_name_the_ways_out() -> None:
     with pytest.raises(TemplateError, match=r"user.*chat template") as caught:
         render_prompt([Message("user", "hi")], None)
-    assert "chatml" in str(caught.value) and ".jinja" in str(caught.value)
+    assert "chatml" in str(caught.value)
+    assert ".jinja" in str(caught.value)
 
 
 @BOTH
@@ -76,7 +78,10 @@ def test_a_template_without_generation_prompt() -> None:
     template = JinjaChatTemplate({"default": NO_GENERATION_PROMPT})
     asked = Message("user", "U")
     assert render_prompt([asked, Message("assistant", open=True)], template) == "[user]U</s>[assistant]"
-    assert render_prompt([asked, Message("assistant", "Yes ", open=True)], template) == "[user]U</s>[assistant]Yes "
+    assert (
+        render_prompt([asked, Message("assistant", "Yes ", open=True)], template)
+        == "[user]U</s>[assistant]Yes "
+    )
 
 
 def test_a_template_that_only_puts_a_space_before_the_reply() -> None:
@@ -90,7 +95,10 @@ def test_a_template_that_only_puts_a_space_before_the_reply() -> None:
 
 
 def test_a_prefilled_reply_is_what_transformers_continues() -> None:
-    talk: list[dict[str, Any]] = [{"role": "user", "content": "U"}, {"role": "assistant", "content": "Well, "}]
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "U"},
+        {"role": "assistant", "content": "Well, "},
+    ]
     theirs, _ = render_jinja_template(conversations=[talk], chat_template=CHATML, continue_final_message=True)
     messages = [Message("user", "U"), Message("assistant", "Well, ", open=True)]
     assert render_prompt(messages, JINJA).rstrip() == theirs[0].rstrip()
@@ -104,7 +112,9 @@ def test_templates_that_rewrite_earlier_turns_cannot_hold_raw_text() -> None:
 
 
 def test_a_turn_the_template_drops_cannot_be_left_open() -> None:
-    template = JinjaChatTemplate({"default": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"})
+    template = JinjaChatTemplate(
+        {"default": "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"}
+    )
     with pytest.raises(TemplateError, match="cannot be left open"):
         render_prompt([Message("user", "U"), Message("critic", "", open=True)], template)
 

@@ -13,7 +13,9 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.registry import UnknownName
 
 TURNS = st.lists(
-    st.fixed_dictionaries({"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text()}),
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": st.text()}
+    ),
     max_size=6,
 )
 
@@ -53,5 +55,5 @@ def test_every_line_of_the_table_holds_a_template_of_that_name(name: str) -> Non
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownName, match="chatml.*llama-3-instruct"):
+    with pytest.raises(UnknownName, match=r"chatml.*llama-3-instruct"):
         get_chat_template("no-such-family")

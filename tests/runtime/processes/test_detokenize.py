@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ def feed(text: IncrementalText, ids: list[int], cuts: list[int], **last: Any) ->
     """The ids in pieces cut at `cuts`; what was shown after each."""
     places = sorted({min(cut, len(ids)) for cut in cuts} | {0, len(ids)})
     shown: list[str] = []
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in itertools.pairwise(places):
         text.feed(ids[start:end], finished=end == len(ids), **(last if end == len(ids) else {}))
         shown.append(text.text)
     return shown
@@ -47,7 +48,7 @@ def test_text_of_any_split_equals_decode(
     made = IncrementalText(tokenizer.text_table, at_start=True)
     shown = feed(made, ids, cuts)
     assert made.text == tokenizer.decode(ids)
-    assert all(later.startswith(sooner) for sooner, later in zip(shown, shown[1:], strict=False))
+    assert all(later.startswith(sooner) for sooner, later in itertools.pairwise(shown))
 
 
 @SAME
@@ -151,18 +152,24 @@ def news(rid: str, text: str, finish: FinishReason | None = None, **fields: Any)
 
 
 def batch(*outputs: TokenOutput, begun: tuple[TextRequest, ...] = ()) -> BatchTokenIDOutput:
-    return BatchTokenIDOutput(rids=[output.rid for output in outputs], outputs=list(outputs), begun=list(begun))
+    return BatchTokenIDOutput(
+        rids=[output.rid for output in outputs], outputs=list(outputs), begun=list(begun)
+    )
 
 
 def test_manager_answers_streams_as_they_go_and_others_at_the_end() -> None:
     manager = DetokenizerManager(BYTES)
     begun = (TextRequest(rid="s", stream=True), TextRequest(rid="w"))
     made = manager.handle([batch(news("s", "ab"), news("w", "xy"), begun=begun)])
-    assert made is not None and [(o.rid, o.text) for o in made.outputs] == [("s", "ab")]
+    assert made is not None
+    assert [(o.rid, o.text) for o in made.outputs] == [("s", "ab")]
     done = FinishReason(type="length")
     made = manager.handle([batch(news("s", "c")), batch(news("s", "d", done), news("w", "z", done))])
     assert made is not None
-    assert {o.rid: (o.text, bytes(o.output_ids)) for o in made.outputs} == {"s": ("abcd", b"abcd"), "w": ("xyz", b"xyz")}
+    assert {o.rid: (o.text, bytes(o.output_ids)) for o in made.outputs} == {
+        "s": ("abcd", b"abcd"),
+        "w": ("xyz", b"xyz"),
+    }
     assert len(manager) == 0
     assert manager.handle([batch(news("s", "late"))]) is None
 
@@ -171,7 +178,11 @@ def test_manager_gathers_logprobs_over_replacements() -> None:
     manager = DetokenizerManager(BYTES)
     first = news("r", "ab", output_logprobs=[-1.0, -2.0])
     last = TokenOutput(
-        rid="r", new_ids=list(b"bc"), replaced=1, output_logprobs=[None, -3.0], finish=FinishReason(type="length")
+        rid="r",
+        new_ids=list(b"bc"),
+        replaced=1,
+        output_logprobs=[None, -3.0],
+        finish=FinishReason(type="length"),
     )
     made = manager.handle([batch(first, last, begun=(TextRequest(rid="r"),))])
     assert made is not None
@@ -182,9 +193,12 @@ def test_manager_gathers_logprobs_over_replacements() -> None:
 def test_manager_is_bounded_and_says_so() -> None:
     manager = DetokenizerManager(BYTES, max_states=2)
     made = manager.handle([batch(begun=tuple(TextRequest(rid=f"r{number}") for number in range(3)))])
-    assert made is not None and len(manager) == 2
+    assert made is not None
+    assert len(manager) == 2
     (failed,) = made.outputs
-    assert failed.rid == "r0" and failed.finish is not None and failed.finish.error is not None
+    assert failed.rid == "r0"
+    assert failed.finish is not None
+    assert failed.finish.error is not None
     assert "at most 2" in failed.finish.error["message"]
 
 

@@ -44,21 +44,41 @@ WRONG: list[tuple[dict[str, Any], type[BadRequest], str, str]] = [
     ({"input_ids": [1, -1]}, BadRequest, "input_ids[1]", "511"),
     ({"input_ids": [True]}, BadRequest, "input_ids[0]", "True"),
     ({"input_ids": [5] * 64}, PromptTooLong, "prompt", "64 tokens"),
-    ({"input_ids": [5] * 65, "sampling_params": SamplingParams(max_new_tokens=0)}, PromptTooLong, "prompt", "65"),
+    (
+        {"input_ids": [5] * 65, "sampling_params": SamplingParams(max_new_tokens=0)},
+        PromptTooLong,
+        "prompt",
+        "65",
+    ),
     ({"messages": []}, BadRequest, "messages", "empty"),
     ({"messages": [Message("user", open=True), Message("user")]}, TemplateError, "messages[0]", "open"),
     ({"text": "a", "tools": [{"x": 1}]}, BadRequest, "tools", "messages"),
     ({"text": "a", "sampling_params": SamplingParams(top_p=2.0)}, BadRequest, "sampling_params.top_p", "2.0"),
-    ({"text": "a", "sampling_params": SamplingParams(temperature="hot")}, BadRequest, "sampling_params", "float"),  # type: ignore[arg-type]
+    (
+        {"text": "a", "sampling_params": SamplingParams(temperature="hot")},
+        BadRequest,
+        "sampling_params",
+        "float",
+    ),  # type: ignore[arg-type]
     ({"text": "a", "sampling_params": None}, BadRequest, "sampling_params", "null"),
-    ({"text": "a", "sampling_params": SamplingParams(stop_token_ids=(600,))}, BadRequest, "stop_token_ids", "600"),
+    (
+        {"text": "a", "sampling_params": SamplingParams(stop_token_ids=(600,))},
+        BadRequest,
+        "stop_token_ids",
+        "600",
+    ),
     ({"text": "a", "constraint": Constraint("regex", "")}, BadConstraint, "regex", "empty"),
     ({"text": "a", "constraint": Constraint("yaml", "x")}, BadConstraint, "constraint.kind", "yaml"),  # type: ignore[arg-type]
     ({"text": "a", "choices": []}, BadRequest, "choices", "at least one"),
     ({"text": "a", "choices": ["a", ""]}, BadRequest, "choices[1]", "empty"),
     ({"text": "a", "choices": ["a", 3]}, BadRequest, "choices[1]", "int"),
     ({"text": "a", "choices": ["a", "the " * 200]}, PromptTooLong, "choices[1]", "64"),
-    ({"text": "a", "choices": ["a"], "constraint": Constraint("regex", "a")}, BadRequest, "constraint", "choice"),
+    (
+        {"text": "a", "choices": ["a"], "constraint": Constraint("regex", "a")},
+        BadRequest,
+        "constraint",
+        "choice",
+    ),
     ({"text": "a", "logprob_start_len": 9}, BadRequest, "logprob_start_len", "9"),
     ({"text": "a", "top_logprobs_num": -1}, BadRequest, "top_logprobs_num", "-1"),
     ({"text": "a", "timeout_s": 0}, BadRequest, "timeout_s", "positive"),
@@ -134,12 +154,16 @@ def test_text_begins_only_where_the_prompt_is_control_ids(with_bos: Tokenizer) -
 
 @pytest.mark.parametrize("prompt", ["Well, the", "Well, th", "a", "", "She said: ", "서"])
 @pytest.mark.parametrize(
-    "options", [["e dog", "e dog sleeps", " fox"], ["e", "ee"], [" yes", " no", " yes, maybe"], ["울은", "x", "x"]]
+    "options",
+    [["e dog", "e dog sleeps", " fox"], ["e", "ee"], [" yes", " no", " yes, maybe"], ["울은", "x", "x"]],
 )
 def test_options_are_compared_over_the_same_text(
     with_bos: Tokenizer, tokenizer: Tokenizer, prompt: str, options: list[str]
 ) -> None:
-    for made, used in ((Preparer(with_bos, None, LIMITS), with_bos), (Preparer(tokenizer, None, LIMITS), tokenizer)):
+    for made, used in (
+        (Preparer(with_bos, None, LIMITS), with_bos),
+        (Preparer(tokenizer, None, LIMITS), tokenizer),
+    ):
         job = made.prepare(GenerateReqInput(text=prompt, choices=options, unconditional=True))
         assert [option.text for option in job.options] == options
         heads = set()
@@ -172,4 +196,5 @@ def test_nothing_to_start_from(tokenizer_files: dict[str, dict[str, Any]]) -> No
         made.prepare(GenerateReqInput(text="", choices=["a"]))
     job = made.prepare(GenerateReqInput(text="the ", choices=["a"], unconditional=True))
     alone = job.options[0].alone
-    assert alone is not None and job.requests[alone].logprob_start_len == 0
+    assert alone is not None
+    assert job.requests[alone].logprob_start_len == 0

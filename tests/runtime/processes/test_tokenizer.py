@@ -65,7 +65,9 @@ def test_plain_ids_spell_exactly_their_text(
     assert not made.vocabulary.special & set(ids)
 
 
-def test_the_same_ids_as_transformers(tmp_path: Path, tokenizer_files: dict[str, dict[str, Any]], kind: str) -> None:
+def test_the_same_ids_as_transformers(
+    tmp_path: Path, tokenizer_files: dict[str, dict[str, Any]], kind: str
+) -> None:
     made = Tokenizer.load(write(tmp_path, tokenizer_files[kind]), 512)
     theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in ("The quick  fox", "서울 🦊", " leading", '{"a": 1}\n'):
@@ -78,7 +80,9 @@ def test_lone_surrogates_do_not_crash(tokenizer_files: dict[str, dict[str, Any]]
     assert made.decode(made.encode("a\ud83e\udd8a")).endswith("🦊")
 
 
-def test_truncation_and_padding_of_the_file_are_not_for_prompts(tokenizer_files: dict[str, dict[str, Any]]) -> None:
+def test_truncation_and_padding_of_the_file_are_not_for_prompts(
+    tokenizer_files: dict[str, dict[str, Any]],
+) -> None:
     data = copy.deepcopy(tokenizer_files["byte level"])
     data["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     assert len(Tokenizer(data, {}, 512).encode("xyz xyz xyz xyz")) > 2

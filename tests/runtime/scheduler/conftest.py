@@ -1,4 +1,5 @@
-"""Helpers of the scheduler's tests: a small vocabulary, a toy grammar under the test's control, an exact account."""
+"""Helpers of the scheduler's tests: a small vocabulary, a toy grammar under the test's control, an exact
+account."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ class Bench:
         return b"".join(TOKENS[token] for token in self.answer(rid).new_ids)
 
     def account(self) -> None:
-        """Every slot of the pool belongs to exactly one of free list, cache, leases; the cache's sums are right."""
+        """Every slot of the pool belongs to exactly one of free list, cache, leases; the cache's sums are
+        right."""
         manager = self.scheduler.manager
         owners = [0] * manager.slots
 
@@ -223,7 +225,9 @@ class Bench:
 
 @pytest.fixture
 def bench() -> Callable[..., Bench]:
-    def make(slots: int = 512, *, grammar: Any = None, clock: Callable[[], float] = lambda: 0.0, **config: Any):
+    def make(
+        slots: int = 512, *, grammar: Any = None, clock: Callable[[], float] = lambda: 0.0, **config: Any
+    ):
         return Bench(config, slots, grammar, clock)
 
     return make

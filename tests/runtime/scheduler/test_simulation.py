@@ -35,7 +35,9 @@ class Maker:
     def __init__(self, rng: random.Random, slots: int, size: int) -> None:
         self.rng, self.size = rng, size
         self.longest = min(120, slots // 3)
-        self.stems: list[list[int]] = [[rng.randrange(size) for _ in range(rng.randrange(50))] for _ in range(4)]
+        self.stems: list[list[int]] = [
+            [rng.randrange(size) for _ in range(rng.randrange(50))] for _ in range(4)
+        ]
 
     def prompt(self) -> list[int]:
         rng = self.rng
@@ -76,8 +78,8 @@ def alone(fields: dict[str, Any], tokens: tuple[bytes, ...], eos: int) -> tuple[
     """What an unconstrained request must give, straight from the definitions: ids and (type, matched)."""
     ids: list[int] = []
     ends = set() if fields["ignore_eos"] else {eos, *fields.get("stop_token_ids", ())}
+    history = follow(START, fields["prompt"])
     while len(ids) < fields["max_new_tokens"]:
-        history = follow(START, [*fields["prompt"], *ids])
         allowed = set(range(len(tokens)))
         if len(ids) < fields.get("min_new_tokens", 0):
             allowed -= ends
@@ -86,17 +88,23 @@ def alone(fields: dict[str, Any], tokens: tuple[bytes, ...], eos: int) -> tuple[
         token = order[choice % len(order)]
         assert len(order) < len(tokens) or token == draw(history, len(tokens))
         ids.append(token)
+        history = follow(history, (token,))
         if token in ends:
             return ids, ("stop", token)
         text = b"".join(tokens[other] for other in ids)
         found = [stop for stop in fields.get("stop", ()) if stop.encode() in text]
         if found:
-            return ids, ("stop", min(found, key=lambda stop: (text.find(stop.encode()) + len(stop), -len(stop))))
+            return ids, (
+                "stop",
+                min(found, key=lambda stop: (text.find(stop.encode()) + len(stop), -len(stop))),
+            )
     return ids, ("length", None)
 
 
 @pytest.mark.parametrize(("seed", "count", "slots", "config"), RUNS, ids=[str(run[0]) for run in RUNS])
-def test_simulation(bench: Any, toy_grammars: Any, seed: int, count: int, slots: int, config: dict[str, Any]) -> None:
+def test_simulation(
+    bench: Any, toy_grammars: Any, seed: int, count: int, slots: int, config: dict[str, Any]
+) -> None:
     rng = random.Random(seed)
     now = 0
     grammars = toy_grammars(ready=False)
@@ -129,7 +137,8 @@ def test_simulation(bench: Any, toy_grammars: Any, seed: int, count: int, slots:
             sim.account()
     sim.empty()
     assert set(sim.news) == set(sent)
-    # A tick is a second here. Prompts have up to 120 tokens and take turns in the chunk budget; decoding is shared.
+    # A tick is a second here. Prompts have up to 120 tokens and take turns in the chunk budget; decoding is
+    # shared.
     longest_wait = 400 + BACKLOG * 120 / config["chunked_prefill_size"]
     reference = bench(100_000, jump_forward=config.get("jump_forward", True))
     for rid, fields in sent.items():
@@ -172,8 +181,10 @@ def check(answer: Any, fields: dict[str, Any], reference: Any, rid: str, tokens:
 def expected_scores(fields: dict[str, Any], ids: list[int]) -> tuple[Any, list[float | None]]:
     if not fields.get("return_logprob"):
         return None, []
-    whole = [*fields["prompt"], *ids]
-    values = [logprob(follow(START, whole[:at]), whole[at]) if at else None for at in range(len(whole))]
+    values: list[float | None] = []
+    history = START
+    for token in [*fields["prompt"], *ids]:
+        values.append(logprob(history, token) if values else None)
+        history = follow(history, (token,))
     start, prompt = fields["logprob_start_len"], len(fields["prompt"])
     return (values[start:prompt] if start >= 0 else None), values[prompt:]
-

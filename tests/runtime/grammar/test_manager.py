@@ -1,0 +1,170 @@
+"""Compiling in the background: shared, remembered, failing honestly, closing cleanly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import pytest
+
+from runtime.grammar.base import GrammarBackend
+from runtime.grammar.byte_matcher import BYTES
+from runtime.grammar.manager import GrammarManager
+from runtime.grammar.outlines_backend import OutlinesGrammarBackend
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, UnsupportedConstraint
+
+WORD = Constraint("regex", "[a-z]+")
+
+
+class Slow(GrammarBackend):
+    """Compiles when `go` is set, and counts."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        super().__init__(BYTES)
+        self.go, self.inner, self.calls = threading.Event(), OutlinesGrammarBackend(BYTES), []
+        self.failure: Exception | None = None
+
+    def compile(self, constraint):
+        self.calls.append(constraint)
+        assert self.go.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        return self.inner.compile(constraint)
+
+
+@pytest.fixture
+def slow():
+    return Slow()
+
+
+@pytest.fixture
+def managed():
+    made = []
+
+    def make(*args, **options):
+        made.append(GrammarManager(BYTES, *args, **options))
+        return made[-1]
+
+    yield make
+    for manager in made:
+        manager.close()
+
+
+def test_answers_are_fresh_and_remembered(managed):
+    manager = managed()
+    first = manager.submit(WORD).result(5)
+    assert first.advance_bytes(b"abc")
+    again = manager.submit(WORD)
+    assert again.done()
+    assert again.result() is not first
+    assert not again.result().may_stop()
+    assert manager.state() == {"cached": 1, "compiling": 0, "hits": 1, "misses": 1}
+    manager.flush()
+    assert manager.state()["cached"] == 0
+    assert manager.submit(WORD).result(5).advance_bytes(b"x")
+
+
+def test_one_compilation_serves_all_who_ask(managed, slow):
+    manager = managed(slow, workers=3)
+    futures = [manager.submit(WORD) for _ in range(5)]
+    time.sleep(0.05)
+    slow.go.set()
+    matchers = [future.result(5) for future in futures]
+    assert len(set(map(id, matchers))) == 5
+    assert slow.calls == [WORD]
+
+
+def test_mistakes_are_told_and_forgotten(managed, slow):
+    manager = managed(slow)
+    slow.go.set()
+    slow.failure = BadConstraint("is odd", where="regex")
+    both = [manager.submit(WORD), manager.submit(WORD)]
+    caught = []
+    for future in both:
+        with pytest.raises(BadConstraint, match="is odd") as error:
+            future.result(5)
+        caught.append(error.value)
+    slow.failure = None
+    assert manager.submit(WORD).result(5).advance_bytes(b"a")
+    with pytest.raises(BadConstraint, match="position 0"):
+        managed().submit(Constraint("regex", "(")).result(5)
+    with pytest.raises(BadConstraint, match="is empty"):
+        managed().submit(Constraint("regex", "")).result(5)
+    with pytest.raises(UnsupportedConstraint, match="grammar-backend none"):
+        managed("none").submit(WORD).result(5)
+
+
+def test_a_defect_of_the_backend_is_an_internal_fault(managed, slow):
+    manager = managed(slow)
+    slow.go.set()
+    slow.failure = ZeroDivisionError("oops")
+    with pytest.raises(InternalFault, match="ZeroDivisionError: oops"):
+        manager.submit(WORD).result(5)
+    slow.failure = None
+    assert manager.submit(WORD).result(5) is not None
+
+
+def test_late_compilations_fail_without_poisoning(managed, slow):
+    manager = managed(slow, compile_timeout_s=0.1)
+    began = time.monotonic()
+    stuck, queued = manager.submit(WORD), manager.submit(Constraint("regex", "b"))
+    for future in (stuck, queued):
+        with pytest.raises(DeadlineExceeded, match="within 0.1 s"):
+            future.result(5)
+    assert time.monotonic() - began < 3
+    slow.go.set()
+    ends = time.monotonic() + 5
+    while not manager.submit(WORD).done() and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert manager.submit(WORD).result(5).advance_bytes(b"a")
+    assert slow.calls.count(Constraint("regex", "b")) == 0
+
+
+def test_cancelled_requests_are_not_compiled(managed, slow):
+    manager = managed(slow)
+    running, waiting = manager.submit(WORD), manager.submit(Constraint("regex", "b"))
+    while not slow.calls:
+        time.sleep(0.001)
+    assert running.cancel()
+    assert waiting.cancel()
+    slow.go.set()
+    assert manager.submit(Constraint("regex", "c")).result(5).advance_bytes(b"c")
+    with pytest.raises(CancelledError):
+        running.result(0)
+    assert Constraint("regex", "b") not in slow.calls
+    assert manager.submit(WORD).done(), "what was compiled for a cancelled request is kept"
+
+
+def test_the_longest_unused_leave_first(managed):
+    manager = managed(cache_size=2)
+    patterns = [Constraint("regex", text) for text in "abc"]
+    for constraint in patterns[:2]:
+        manager.submit(constraint).result(5)
+    manager.submit(patterns[0]).result(5)
+    manager.submit(patterns[2]).result(5)
+    assert [manager.submit(constraint).done() for constraint in (patterns[0], patterns[2])] == [True, True]
+    assert not manager.submit(patterns[1]).done() or manager.state()["misses"] == 4
+
+
+def test_close_fails_what_waits_and_joins(slow):
+    before = threading.active_count()
+    manager = GrammarManager(BYTES, slow, workers=2)
+    futures = [manager.submit(Constraint("regex", text)) for text in ("a", "b", "c")]
+    while len(slow.calls) < 2:
+        time.sleep(0.001)
+    threading.Timer(0.05, slow.go.set).start()
+    manager.close()
+    for future in futures:
+        with pytest.raises(Aborted):
+            future.result(0)
+    with pytest.raises(Aborted):
+        manager.submit(WORD).result(0)
+    ends = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+    manager.close()

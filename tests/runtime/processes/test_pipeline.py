@@ -1,0 +1,341 @@
+"""The whole pipeline around a runner of ints: waiting, cancelling, dying, and who hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config.engine import EngineConfig
+from runtime.config.model import ModelSpec, RopeSpec
+from runtime.plan import StepPlan, StepResult, TokenMask
+from runtime.processes.launch import Model, Pipeline, start
+from runtime.processes.tokenizer import Tokenizer
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import (
+    Aborted,
+    BadRequest,
+    DeadlineExceeded,
+    EngineDead,
+    InternalFault,
+    ModelLoadError,
+    RuntimeFault,
+)
+from runtime.protocol.io_struct import FlushCacheReq, GenerateOutput, GenerateReqInput, GetStateReq
+from runtime.protocol.sampling import SamplingParams
+from runtime.scheduler.fake import FakeRunner
+
+VOCAB = 512
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM", vocab_size=VOCAB, hidden_size=8, num_layers=1, num_heads=1,
+    num_kv_heads=1, head_dim=8, ffn_size=8, norm_eps=1e-5, rope=RopeSpec(1e4), windows=(None,),
+    qkv_bias=False, output_bias=False,
+    mlp_bias=False, qk_norm=False, tie_embeddings=True, max_position_embeddings=4096, eos_ids=(), bos_id=None,
+    dtype="float32",
+)  # fmt: skip
+ENDLESS = SamplingParams(max_new_tokens=4000)
+
+
+class Troubled(FakeRunner):
+    """A fake runner with a door that can be shut (the step hangs) and errors that can be ordered."""
+
+    def __init__(self) -> None:
+        super().__init__(8192, VOCAB)
+        self.open = threading.Event()
+        self.open.set()
+        self.steps = 0
+        self.fail_at: Callable[[int], bool] = lambda step: False
+        self.closed = False
+
+    def launch(self, plan: StepPlan) -> None:
+        self.steps += 1
+        if self.fail_at(self.steps):
+            raise OSError("the device fell off the bus")
+        super().launch(plan)
+
+    def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
+        self.open.wait(30)
+        time.sleep(0.0005)
+        return super().finish(masks)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer_files: dict[str, dict[str, Any]]) -> Model:
+    return Model(Path("nowhere"), SPEC, Tokenizer(tokenizer_files["byte level"], {}, VOCAB), None)
+
+
+@pytest.fixture
+def runner() -> Troubled:
+    return Troubled()
+
+
+@pytest.fixture
+def pipeline(model: Model, runner: Troubled) -> Iterator[Pipeline]:
+    made = start(EngineConfig(close_timeout_s=5.0), model, lambda: runner)
+    yield made
+    runner.open.set()
+    made.close()
+
+
+def blocking(pipeline: Pipeline, request: GenerateReqInput) -> GenerateOutput:
+    event = threading.Event()
+    return pipeline.door.wait(pipeline.door.begin(request, event.set), event)
+
+
+def settled(pipeline: Pipeline) -> dict[str, Any]:
+    """The scheduler's state once nothing lives in it any more."""
+    for _ in range(500):
+        state = pipeline.door.control(GetStateReq(), 5.0).data
+        if not (state["running"] or state["waiting"] or state["compiling"]):
+            return state
+        time.sleep(0.01)
+    raise AssertionError(f"requests are left: {state}")
+
+
+def test_blocking_async_and_streamed_answers_agree(pipeline: Pipeline) -> None:
+    request = GenerateReqInput(text="the dog", sampling_params=SamplingParams(max_new_tokens=40))
+    first = blocking(pipeline, request)
+
+    async def ask() -> tuple[GenerateOutput, list[GenerateOutput]]:
+        whole = await pipeline.door.submit(request)
+        return whole, [part async for part in pipeline.door.stream(request)]
+
+    whole, parts = asyncio.run(ask())
+    assert first.text == whole.text == parts[-1].text
+    assert first.output_ids == whole.output_ids == parts[-1].output_ids
+    assert len(first.output_ids) == 40 == first.meta["completion_tokens"]
+    assert first.meta["finish_reason"] == {"type": "length"}
+    assert whole.meta["cached_tokens"] > 0 == first.meta["cached_tokens"]
+    assert len(parts) > 1
+    for sooner, later in itertools.pairwise(parts):
+        assert later.text.startswith(sooner.text)
+        assert "finish_reason" not in sooner.meta
+
+
+def test_many_loops_and_threads_at_once(pipeline: Pipeline) -> None:
+    def requests(seed: int) -> list[GenerateReqInput]:
+        return [
+            GenerateReqInput(
+                text=f"{seed % 3} the fox {number % 4}", sampling_params=SamplingParams(max_new_tokens=12)
+            )
+            for number in range(12)
+        ]
+
+    async def gather(seed: int) -> list[GenerateOutput]:
+        return list(await asyncio.gather(*(pipeline.door.submit(request) for request in requests(seed))))
+
+    def by_loop(seed: int) -> list[GenerateOutput]:
+        return asyncio.run(gather(seed))
+
+    def by_thread(seed: int) -> list[GenerateOutput]:
+        return [blocking(pipeline, request) for request in requests(seed)]
+
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [pool.submit(by_loop if seed % 2 else by_thread, seed) for seed in range(6)]
+        answers = [[output.text for output in job.result(60)] for job in jobs]
+    assert answers[0] == answers[3]
+    assert answers[1] == answers[4]
+    assert answers[2] == answers[5]
+    assert pipeline.door.live == 0
+
+
+def test_a_cancelled_task_frees_its_request(pipeline: Pipeline, runner: Troubled) -> None:
+    async def leave() -> None:
+        task = asyncio.create_task(
+            pipeline.door.submit(GenerateReqInput(rid="again", text="the dog", sampling_params=ENDLESS))
+        )
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(leave())
+    assert pipeline.door.live == 0
+    state = settled(pipeline)
+    assert state["free"] + state["evictable"] == state["slots"]
+    # Its id can be used again at once, and news of the old one are not taken for the new one's.
+    request = GenerateReqInput(rid="again", text="the dog", sampling_params=SamplingParams(max_new_tokens=3))
+    assert len(blocking(pipeline, request).output_ids) == 3
+
+
+def test_leaving_a_stream_aborts(pipeline: Pipeline) -> None:
+    async def peek() -> None:
+        stream = pipeline.door.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+        async for _ in stream:
+            break
+        await stream.aclose()
+
+    asyncio.run(peek())
+    settled(pipeline)
+    assert pipeline.door.live == 0
+
+
+def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
+    def ask(rid: str) -> GenerateOutput:
+        return blocking(pipeline, GenerateReqInput(rid=rid, text="the dog", sampling_params=ENDLESS))
+
+    with ThreadPoolExecutor(3) as pool:
+        jobs = {rid: pool.submit(ask, rid) for rid in ("a", "b", "c")}
+        while pipeline.door.live < 3:
+            time.sleep(0.005)
+        pipeline.door.abort("no such id")
+        pipeline.door.abort("b")
+        with pytest.raises(Aborted):
+            jobs["b"].result(10)
+        assert not jobs["a"].done()
+        pipeline.door.abort(None)
+        for rid in "ac":
+            with pytest.raises(Aborted):
+                jobs[rid].result(10)
+
+
+def test_a_loop_that_closed_is_not_waited_for(pipeline: Pipeline) -> None:
+    loop = asyncio.new_event_loop()
+    stream = pipeline.door.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    settled(pipeline)
+    # What asyncio would do with a generator nobody iterates any more.
+    with pytest.raises(StopIteration):
+        stream.aclose().send(None)
+    assert pipeline.door.live == 0
+
+
+def test_two_live_requests_with_one_id(pipeline: Pipeline) -> None:
+    event = threading.Event()
+    ticket = pipeline.door.begin(GenerateReqInput(rid="x", text="a", sampling_params=ENDLESS), event.set)
+    with pytest.raises(BadRequest) as caught:
+        blocking(pipeline, GenerateReqInput(rid="x", text="a"))
+    assert caught.value.where == "rid"
+    pipeline.door.leave(ticket)
+
+
+def test_a_deadline_ends_the_request_and_only_it(pipeline: Pipeline) -> None:
+    with pytest.raises(DeadlineExceeded):
+        blocking(pipeline, GenerateReqInput(text="the dog", sampling_params=ENDLESS, timeout_s=0.1))
+    assert blocking(pipeline, GenerateReqInput(text="the dog")).output_ids
+
+
+def test_a_failed_step_fails_its_requests_with_the_cause_and_the_engine_goes_on(
+    pipeline: Pipeline, runner: Troubled
+) -> None:
+    wanted = blocking(pipeline, GenerateReqInput(text="the dog")).text
+    runner.fail_at = lambda step: True
+    for _ in range(5):
+        with pytest.raises(InternalFault, match="fell off the bus"):
+            blocking(pipeline, GenerateReqInput(text="the dog"))
+    runner.fail_at = lambda step: False
+    assert blocking(pipeline, GenerateReqInput(text="the dog")).text == wanted
+
+
+def test_one_failing_option_fails_the_choice_with_its_reason(pipeline: Pipeline, runner: Troubled) -> None:
+    runner.fail_at = lambda step: step == 1
+    with pytest.raises(InternalFault, match="fell off the bus"):
+        blocking(pipeline, GenerateReqInput(text="the dog", choices=["a", "b"]))
+    settled(pipeline)
+    answer = blocking(pipeline, GenerateReqInput(text="the dog", choices=["a", "b"]))
+    assert answer.choices is not None
+    assert [choice.text for choice in answer.choices] == ["a", "b"]
+
+
+def test_a_bad_constraint_is_told_and_forgotten(pipeline: Pipeline) -> None:
+    for _ in range(2):
+        with pytest.raises(RuntimeFault) as caught:
+            blocking(pipeline, GenerateReqInput(text="a", constraint=Constraint("regex", "(")))
+        assert caught.value.status == 400
+    assert blocking(pipeline, GenerateReqInput(text="a", constraint=Constraint("regex", "abc"))).text == "abc"
+
+
+def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Troubled) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(blocking, pipeline, GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+        while not pipeline.door.live:
+            time.sleep(0.005)
+        pipeline.close()
+        with pytest.raises((Aborted, EngineDead), match="closed"):
+            waiting.result(10)
+    pipeline.close()
+    assert runner.closed
+    with pytest.raises(EngineDead, match="closed"):
+        blocking(pipeline, GenerateReqInput(text="the dog"))
+    with pytest.raises(EngineDead):
+        pipeline.door.control(FlushCacheReq(), 1.0)
+
+
+def test_a_hanging_step_is_noticed(model: Model, runner: Troubled) -> None:
+    config = EngineConfig(step_timeout_s=0.2, close_timeout_s=0.2)
+    hanging = start(config, model, lambda: runner)
+    runner.open.clear()
+    with pytest.raises(EngineDead, match=r"0\.2 s"):
+        blocking(hanging, GenerateReqInput(text="the dog"))
+    with pytest.raises(EngineDead):
+        blocking(hanging, GenerateReqInput(text="the dog"))
+    runner.open.set()
+    hanging.close()
+
+
+def test_a_dead_scheduler_is_everybodys_error(
+    model: Model, runner: Troubled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> list[object]:
+        raise ZeroDivisionError("a defect of the scheduler")
+
+    made = start(EngineConfig(), model, lambda: runner)
+    runner.open.clear()
+    event = threading.Event()
+    ticket = made.door.begin(GenerateReqInput(text="the dog", sampling_params=ENDLESS), event.set)
+    monkeypatch.setattr("runtime.processes.scheduler.step", broken)
+    runner.open.set()
+    with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
+        made.door.wait(ticket, event)
+    for _ in range(3):
+        with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
+            blocking(made, GenerateReqInput(text="the dog"))
+    monkeypatch.undo()
+    with pytest.raises(EngineDead, match="a defect of the scheduler"):
+        blocking(made, GenerateReqInput(text="the dog"))
+    made.close()
+    assert runner.closed
+
+
+def test_what_loading_raises_reaches_the_caller_as_itself(model: Model) -> None:
+    def broken() -> FakeRunner:
+        raise ModelLoadError("the weights are gone", where="model.safetensors")
+
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors: the weights are gone"):
+        start(EngineConfig(), model, broken)
+
+
+def test_loading_has_a_deadline(model: Model, runner: Troubled) -> None:
+    late = threading.Event()
+
+    def slow() -> FakeRunner:
+        late.wait(10)
+        return runner
+
+    with pytest.raises(EngineDead, match=r"0\.1 s"):
+        start(EngineConfig(load_timeout_s=0.1), model, slow)
+    late.set()
+    for _ in range(500):
+        if runner.closed:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the late runner was not released")
+
+
+def test_flush_and_state(pipeline: Pipeline) -> None:
+    blocking(pipeline, GenerateReqInput(text="the dog"))
+    assert pipeline.door.control(GetStateReq(), 5.0).data["evictable"] > 0
+    assert pipeline.door.control(FlushCacheReq(), 5.0).ok
+    assert pipeline.door.control(GetStateReq(), 5.0).data["evictable"] == 0

@@ -1,0 +1,178 @@
+"""run_batch: order, bounds, laziness, errors."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import sglang_dsl as sgl
+from sglang_dsl import BackendError, BadProgram, MockBackend, ProgramState, gen
+from sglang_dsl.settings import global_config
+
+
+@sgl.function
+def echo(s: Any, x: Any, y: Any = 0) -> Any:
+    s += f"{x} {y} " + gen("a")
+    return x, y
+
+
+def test_a_thousand_programs_in_input_order() -> None:
+    mock = MockBackend(lambda call: "got " + str(call.prompt.plain_text))
+    threads = threading.active_count()
+    states = echo.run_batch([{"x": i} for i in range(1000)], backend=mock, temperature=0)
+    assert [s["a"] for s in states] == [f"got {i} 0 " for i in range(1000)]
+    assert [s.ret_value for s in states] == [(i, 0) for i in range(1000)]
+    assert all(call.sampling.temperature == 0 for call in mock.calls)
+    assert len(mock.calls) == 1000
+    assert threading.active_count() <= threads + 1
+
+
+def test_items_are_dicts_tuples_or_lists() -> None:
+    states = echo.run_batch(({"x": 1, "y": 2}, (3, 4), [5]), backend=MockBackend())
+    assert [s.ret_value for s in states] == [(1, 2), (3, 4), (5, 0)]
+    assert echo.run_batch([]) == []
+    given = [{"x": 1}]
+    echo.bind(y=9).run_batch(given, backend=MockBackend())
+    assert given == [{"x": 1}]
+    for wrong in ("text", {"x": 1}):
+        with pytest.raises(BadProgram, match="list of items"):
+            echo.run_batch(wrong)
+    with pytest.raises(BadProgram, match="a dict or a tuple"):
+        echo.run_batch(["text"])
+    with pytest.raises(TypeError, match="missing"):
+        echo.run_batch([{}])
+
+
+@pytest.mark.parametrize("words", [{"on_error": "store"}, {"num_threads": 0}, {"stream": True}])
+def test_wrong_words(words: Any) -> None:
+    with pytest.raises(BadProgram):
+        echo.run_batch([], **words)
+    with pytest.raises(TypeError, match="nothing"):
+        echo.run_batch([], nothing=1)
+
+
+def test_failed_items_by_policy(idle: Callable[[], int]) -> None:
+    def reply(call: Any) -> str:
+        if str(call.prompt.plain_text).startswith("3 "):
+            raise ConnectionError("three")
+        return "ok"
+
+    @sgl.function
+    def program(s: Any, x: int) -> None:
+        if x == 5:
+            raise LookupError("five")
+        s += f"{x} " + gen("a")
+
+    items = [{"x": i} for i in range(8)]
+    results = program.run_batch(items, backend=MockBackend(reply), on_error="return")
+    assert [type(r) for r in results] == [ProgramState] * 3 + [BackendError, ProgramState, LookupError] + [
+        ProgramState
+    ] * 2
+    assert results[3].variable == "a"
+    assert results[7]["a"] == "ok"
+    with pytest.raises(BackendError, match="three"):
+        program.run_batch(items, backend=MockBackend(reply))
+    assert idle() == 0
+
+
+def test_raising_cancels_what_is_under_way(idle: Callable[[], int]) -> None:
+    async def reply(call: Any) -> str:
+        import asyncio
+
+        if str(call.prompt.plain_text).startswith("0 "):
+            raise ConnectionError("first")
+        await asyncio.sleep(60)
+        return ""
+
+    mock = MockBackend(reply)
+    with pytest.raises(BackendError, match="first"):
+        echo.run_batch([{"x": i} for i in range(20)], backend=mock)
+    assert idle() == 0
+    assert mock.in_flight == 0
+
+
+def test_at_most_so_many_at_once() -> None:
+    mock = MockBackend(delay_s=0.002)
+    echo.run_batch([{"x": i} for i in range(30)], backend=mock, num_threads=3)
+    assert mock.most_in_flight <= 3
+    assert mock.most_in_flight > 1
+    mock = MockBackend(delay_s=0.002)
+    echo.run_batch([{"x": i} for i in range(5)], backend=mock, num_threads=1)
+    assert mock.most_in_flight == 1
+
+
+def test_more_items_than_threads_generate_at_once() -> None:
+    global_config.max_threads = 4
+    mock = MockBackend(delay_s=0.1)
+    echo.run_batch([{"x": i} for i in range(100)], backend=mock)
+    assert mock.most_in_flight > 50
+
+
+def test_items_are_taken_as_there_is_room_and_given_as_they_are_done() -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[dict[str, int]]:
+        for i in range(10_000):
+            taken.append(i)
+            yield {"x": i}
+
+    results = echo.run_batch(items(), backend=MockBackend(), generator_style=True, num_threads=5)
+    assert taken == []
+    assert [next(results).ret_value[0] for _ in range(3)] == [0, 1, 2]
+    assert len(taken) < 40
+    results.close()
+    after = len(taken)
+    time.sleep(0.02)
+    assert len(taken) == after
+
+
+def test_a_slow_first_item_does_not_hold_up_the_others() -> None:
+    gate = threading.Event()
+    done: list[int] = []
+
+    @sgl.function
+    def program(s: Any, x: int) -> int:
+        if x == 0:
+            gate.wait(10)
+        done.append(x)
+        if x == 19:
+            gate.set()
+        return x
+
+    states = program.run_batch([{"x": i} for i in range(20)], num_threads=4)
+    assert [s.ret_value for s in states] == list(range(20))
+    assert done[-1] == 0
+
+
+def test_bodies_that_read_and_fork() -> None:
+    @sgl.function
+    def program(s: Any, x: int) -> str:
+        s += f"{x}: " + gen("a", max_tokens=1)
+        forks = s.fork(2)
+        forks += " " + gen("b", max_tokens=1)
+        forks.join()
+        return str(s["a"]) + "".join(s["b"])
+
+    mock = MockBackend(["r"] * 300, delay_s=0.001)
+    states = program.run_batch([{"x": i} for i in range(100)], backend=mock)
+    assert {s.ret_value for s in states} == {"rrr"}
+    assert [s.usage()["calls"] for s in states] == [3] * 100
+
+
+def test_nested_batches() -> None:
+    @sgl.function
+    def outer(s: Any, x: int) -> Any:
+        inner = echo.run_batch([{"x": x, "y": i} for i in range(3)])
+        s += " ".join(str(state.ret_value) for state in inner)
+
+    states = outer.run_batch([{"x": i} for i in range(40)], backend=MockBackend())
+    assert states[39].text() == "(39, 0) (39, 1) (39, 2)"
+
+
+def test_a_progress_bar_counts_the_items(capsys: pytest.CaptureFixture[str]) -> None:
+    echo.run_batch([{"x": i} for i in range(7)], backend=MockBackend(), progress_bar=True)
+    assert "7/7" in capsys.readouterr().err
