@@ -15,11 +15,10 @@ Only the public names; the backends, and all that needs more than the standard l
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from runtime.protocol.registry import Registry
 from sglang_dsl.api import (
-    FACTORIES,
     assistant,
     assistant_begin,
     assistant_end,
@@ -57,14 +56,28 @@ from sglang_dsl.errors import (
 from sglang_dsl.function import SglFunction, function
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 from sglang_dsl.settings import global_config
-from sglang_dsl.state import ProgramState, ProgramStateGroup
-from sglang_dsl.trace import Program
+
+if TYPE_CHECKING:
+    from sglang_dsl.backends.engine import EngineBackend
+    from sglang_dsl.backends.mock import MockBackend
+    from sglang_dsl.state import ProgramState, ProgramStateGroup
+    from sglang_dsl.trace import Program
 
 __version__ = "0.1.0.dev0"
 
-# Names that cost something, or live in the runtime: resolved when they are first asked for.
-_LATE = {"MockBackend": ("sglang_dsl.backends.mock", "MockBackend")}
-_LATE |= {"EngineBackend": ("sglang_dsl.backends.engine", "EngineBackend")}
+# Names that bring much with them, or live in the runtime: found when they are first asked for.
+_LATE: Registry[Any] = Registry(
+    "public name",
+    {
+        "Engine": "runtime.api:Engine",
+        "EngineBackend": "sglang_dsl.backends.engine:EngineBackend",
+        "MockBackend": "sglang_dsl.backends.mock:MockBackend",
+        "Program": "sglang_dsl.trace:Program",
+        "ProgramState": "sglang_dsl.state:ProgramState",
+        "ProgramStateGroup": "sglang_dsl.state:ProgramStateGroup",
+    },
+    extras={"Engine": "runtime"},
+)
 
 __all__ = [
     "BackendError",
@@ -113,11 +126,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATE:
-        module, attribute = _LATE[name]
-        return getattr(importlib.import_module(module), attribute)
-    if name in FACTORIES:
-        return FACTORIES.load(name)
+    if name in __all__:
+        return _LATE.load(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -16,13 +16,10 @@ from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoiceMethod
 from sglang_dsl.errors import BadProgram, NoBackend
 from sglang_dsl.ir import Gen, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, concat
-from sglang_dsl.loop import background
 from sglang_dsl.settings import global_config
 
-# What lives outside the language and is found by name, when asked for.
-FACTORIES: Registry[Any] = Registry(
-    "backend factory", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"}
-)
+# What starts the event loop is loaded when it is needed.
+_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.loop:background"})
 
 
 def gen(
@@ -207,9 +204,11 @@ def _backend_or_default(backend: Any) -> Any:
 def flush_cache(backend: Any = None) -> bool:
     """Drop the backend's cached prefixes; False where it has none or they are in use. Asks the backend and
     waits."""
-    return bool(background().run(_backend_or_default(backend).flush_cache(), global_config.timeout_s))
+    chosen = _backend_or_default(backend)
+    return bool(_PARTS.load("loop")().run(chosen.flush_cache(), global_config.timeout_s))
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:
     """What the backend says of itself. Asks the backend and waits."""
-    return dict(background().run(_backend_or_default(backend).info(), global_config.timeout_s))
+    chosen = _backend_or_default(backend)
+    return dict(_PARTS.load("loop")().run(chosen.info(), global_config.timeout_s))

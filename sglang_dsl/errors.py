@@ -16,9 +16,7 @@ An error is raised where the value is read. It does not hold the state alive.
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import traceback
 from typing import Any
 
 from sglang_dsl.ir import Source
@@ -114,41 +112,3 @@ def again(error: ProgramError) -> ProgramError:
     fresh = copy.copy(error)
     fresh.__cause__ = error.__cause__
     return fresh
-
-
-def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:
-    """The error a reader gets for `cause`: the same kind where it is the language's own, with its place
-    filled in."""
-    match cause:
-        case ProgramError():
-            error = copy.copy(cause)
-            for key, value in place.items():
-                if getattr(error, key) is None:
-                    setattr(error, key, value)
-        case asyncio.CancelledError():
-            error = ProgramCancelled("the program was cancelled before this was done", **place)
-        case TimeoutError():
-            error = Timeout(
-                f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
-                retryable=True,
-                hint="give the program more time with run(timeout=...)",
-                **place,
-            )
-        case BadProgram():
-            error = ProgramError(str(cause), **place)
-        case _:
-            error = BackendError(f"{type(cause).__name__}: {cause}", **place)
-    error.__cause__ = cause
-    return error
-
-
-def forget_frames(error: BaseException) -> None:
-    """Empty the frames that an error and its causes came through: an error is kept as long as its reader
-    likes, what its frames held is not. The outermost frame, which still runs, cannot be emptied: it leaves
-    the traceback."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__

@@ -29,8 +29,6 @@ from sglang_dsl.errors import (
     ProgramError,
     StateClosed,
     again,
-    forget_frames,
-    placed,
 )
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.ir import (
@@ -47,7 +45,7 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.loop import background
 from sglang_dsl.passes import merge_text, role_after, sets
-from sglang_dsl.run import Body, Item, Prefix, RunInfo
+from sglang_dsl.run import Body, Item, Prefix, RunInfo, forget_frames, placed
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.usage import CallRecord
 

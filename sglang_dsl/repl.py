@@ -35,6 +35,7 @@ def converse(
     out = out or sys.stdout
     print(HELP, file=out)
     state = conversation.options(**(words or {})).run(system, backend=backend, stream=True)
+    state.sync()
     turn = 0
     while True:
         try:

@@ -6,7 +6,6 @@ followed along one path only. Knows no executor.
 
 from __future__ import annotations
 
-import contextvars
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -36,9 +35,6 @@ from sglang_dsl.ir import (
 from sglang_dsl.passes import merge_text, role_after, sets, tidy, variables
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.usage import Ledger
-
-# Whether the running function is being traced: programs it calls are traced too.
-TRACING: contextvars.ContextVar[bool] = contextvars.ContextVar("sglang_dsl_tracing", default=False)
 
 
 class Placeholder(str):

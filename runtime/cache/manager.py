@@ -65,6 +65,11 @@ class Lease:
             extend(self.used, run)
         self.pending = ()
 
+    def rewind(self) -> None:
+        """The last slot written will be written again. It must not be in the cache yet."""
+        self.used, last = split(self.used, total(self.used) - 1)
+        self.spare = join([*last, *self.spare])
+
     def path(self, cache: PrefixCache) -> tuple[Node, ...]:
         """The cache nodes that cover positions 0 .. covered-1, root first."""
         if self.version != cache.version:

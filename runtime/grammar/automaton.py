@@ -1,8 +1,9 @@
 """A language tree becomes a deterministic automaton over classes of characters, within a budget.
 
-Thompson's construction, then subset construction (Rabin & Scott 1959). Characters that no part of the pattern tells
-apart share one class, so `.` or a Unicode category costs one transition. Everything is counted against `Limits`
-before or while it is built: no pattern can take more time or memory than they say. It does not know bytes.
+Thompson's construction, then subset construction (Rabin & Scott 1959). Characters that no part of the
+pattern tells apart share one class, so `.` or a Unicode category costs one transition. Everything is
+counted against `Limits` before or while it is built: no pattern can take more time or memory than they say.
+It does not know bytes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from runtime.protocol.errors import BadConstraint
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one constraint may cost. positions: characters of the pattern with counts written out; states: of the
-    automaton; table_bytes: of its transition table; work: elementary steps (about 2-4 million a second); seconds: wall
-    clock."""
+    """What one constraint may cost. positions: characters of the pattern with counts written out; states:
+    of the automaton; table_bytes: of its transition table; work: elementary steps (about 2-4 million a
+    second); seconds: wall clock."""
 
     positions: int = 100_000
     states: int = 60_000
@@ -64,9 +65,9 @@ class Meter:
 
 
 class CharDfa(NamedTuple):
-    """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1; state 0 is the first. accepting:
-    bool [states]. intervals: (first, last, class) of code points, disjoint, ascending, without surrogates. Every
-    state can reach an accepting one."""
+    """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1; state 0 is the first.
+    accepting: bool [states]. intervals: (first, last, class) of code points, disjoint, ascending, without
+    surrogates. Every state can reach an accepting one."""
 
     delta: npt.NDArray[np.int32]
     accepting: npt.NDArray[np.bool_]
@@ -90,7 +91,8 @@ def build(node: Node, limits: Limits) -> CharDfa:
 def partition(
     sets: Sequence[Ranges], meter: Meter
 ) -> tuple[tuple[tuple[int, int, int], ...], list[frozenset[int]]]:
-    """The coarsest classes of characters that keep every set whole: their intervals, and the classes of each set."""
+    """The coarsest classes of characters that keep every set whole: their intervals, and the classes of
+    each set."""
     meter.spend(sum(map(len, sets)) + 1)
     events: dict[int, int] = {}
     for number, ranges in enumerate(sets):
@@ -119,7 +121,8 @@ _MATCH = 0
 
 
 class _Nfa:
-    """States by number. `char[q]`: index of the set taken, -1 for none; `on[q]`: what follows; `at[q]`: a condition."""
+    """States by number. `char[q]`: index of the set taken, -1 for none; `on[q]`: what follows; `at[q]`: a
+    condition."""
 
     def __init__(self, meter: Meter) -> None:
         self.sets: list[Ranges] = []
@@ -195,9 +198,9 @@ _NO_EDGE_IN_NOTHING = re.fullmatch(r"\B", "") is not None
 
 
 class _Subsets:
-    """Subset construction. With conditions, a state also remembers what came before, and its empty steps are taken
-    anew for each kind of next character. `$` may look past a last newline: states are numbered again in a second
-    region "that newline must come now" and a third "the end must come now"."""
+    """Subset construction. With conditions, a state also remembers what came before, and its empty steps
+    are taken anew for each kind of next character. `$` may look past a last newline: states are numbered
+    again in a second region "that newline must come now" and a third "the end must come now"."""
 
     def __init__(
         self, nfa: _Nfa, cells: list[frozenset[int]], intervals: tuple[tuple[int, int, int], ...], meter: Meter,
@@ -260,7 +263,8 @@ class _Subsets:
         return self._walk(key, before, kind) if self._conditions else key
 
     def _closure(self, state: int) -> frozenset[int]:
-        """States that take a character, or match, behind empty steps from `state`. Only without conditions."""
+        """States that take a character, or match, behind empty steps from `state`. Only without
+        conditions."""
         found = self._closures.get(state)
         if found is None:
             char, on = self._nfa.char, self._nfa.on

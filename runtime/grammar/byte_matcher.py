@@ -41,7 +41,8 @@ class ByteMatcher:
 
 
 def byte_matcher(kind: str, spec: str, backend: str = "auto", **options: Any) -> ByteMatcher:
-    """A ByteMatcher for a constraint. `options` go to the backend. Raises BadConstraint, UnsupportedConstraint."""
+    """A ByteMatcher for a constraint. `options` go to the backend. Raises BadConstraint,
+    UnsupportedConstraint."""
     make = GRAMMAR_BACKENDS.load(AUTO if backend == "auto" else backend)
     constraint = Constraint(cast(ConstraintKind, kind), spec).verify()
     return ByteMatcher(make(BYTES, **options).compile(constraint))

@@ -1,8 +1,8 @@
 """ByteDfa: the byte-level automaton of a constraint, from a regular expression or from a list of choices.
 
-A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so that the product is
-never written out: a length bound of thousands of Unicode characters costs one small row each. It does not know
-tokens.
+A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so that the
+product is never written out: a length bound of thousands of Unicode characters costs one small row each. It
+does not know tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PRODUCT_LIMIT = 1 << 21
 
 @dataclass(frozen=True, eq=False)
 class ByteDfa:
-    """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1. utf8: int32 [nodes, 256], see
-    utf8_table. accepting: bool [states]. Immutable, shared by threads. The first state is 0; DEAD is no state."""
+    """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1. utf8: int32 [nodes, 256],
+    see utf8_table. accepting: bool [states]. Immutable, shared by threads. The first state is 0; DEAD is no
+    state."""
 
     delta: npt.NDArray[np.int32]
     utf8: npt.NDArray[np.int32]
@@ -42,7 +43,8 @@ class ByteDfa:
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:
-        """Per character state, which row of `open_nodes` is its own: states that allow the same classes share one."""
+        """Per character state, which row of `open_nodes` is its own: states that allow the same classes
+        share one."""
         return self._patterns[1]
 
     @cached_property
@@ -70,8 +72,8 @@ class ByteDfa:
 
     @cached_property
     def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
-        """The written-out byte automaton, where it is small: (kind of each byte [256], the state after each kind
-        [states * nodes, kinds], DEAD where not allowed); else None."""
+        """The written-out byte automaton, where it is small: (kind of each byte [256], the state after each
+        kind [states * nodes, kinds], DEAD where not allowed); else None."""
         _, firsts, kind_of = np.unique(self.utf8, axis=1, return_index=True, return_inverse=True)
         states, nodes, kinds = len(self.delta), self.nodes, len(firsts)
         if states * nodes * kinds > _PRODUCT_LIMIT:
@@ -141,8 +143,8 @@ class ByteDfa:
         return (int(ways[0]), int(after[ways[0]])) if len(ways) == 1 else None
 
     def forced(self, state: int) -> tuple[bytes, int]:
-        """The longest unique byte path from `state`, and where it ends. Finite: each state can reach a match, and a
-        match ends the path."""
+        """The longest unique byte path from `state`, and where it ends. Finite: each state can reach a
+        match, and a match ends the path."""
         known = self._forced.get(state)
         if known is None:
             if len(self._forced) >= _FORCED_KEPT:

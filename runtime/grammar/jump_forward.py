@@ -1,20 +1,23 @@
 """Jump-forward: text that a constraint forces is appended as tokens without asking the model.
 
-Two faces. `plan_jump` is what the scheduler uses: it works on any Matcher and yields the tokens that the tokenizer
-itself would make, so that a jump changes the number of steps and not the text. `OutlinesJumpForwardMap` answers the
-same question for a bare regular expression, by symbols and by bytes. Neither knows the model or the KV cache.
+Two faces. `plan_jump` is what the scheduler uses: it works on any Matcher and yields the tokens that the
+tokenizer itself would make, so that a jump changes the number of steps and not the text.
+`OutlinesJumpForwardMap` answers the same question for a bare regular expression, by symbols and by bytes.
+Neither knows the model or the KV cache.
 
-Which tokens are certain. The forced text F follows the last token's text L; what comes after F is not known yet, and a
-tokenizer may join its beginning to the end of F. The ids of L + F are kept up to the last place p in it where
+Which tokens are certain. The forced text F follows the last token's text L; what comes after F is not known
+yet, and a tokenizer may join its beginning to the end of F. The ids of L + F are kept up to the last place
+p in it where
 
-* the characters on both sides are of different kinds (letter, digit, white space, other), the left one is no apostrophe,
+* the characters on both sides are of different kinds (letter, digit, white space, other), the left one is
+  no apostrophe,
 * and no token of the vocabulary contains the byte before p followed by the byte after p.
 
-By the second, no token can lie across p, whatever follows: byte-pair merges and unigram paths split there, and the part
-on the left is tokenized as if it ended there. By the first, a pre-tokenizer's expression cuts the left part the same way
-whatever follows: its classes run to the end of a kind of characters, the look-ahead after white space sees one
-character, which is in F, and contractions ('re, 'll) begin with an apostrophe. Where the constraint allows nothing after
-F, all ids are certain.
+By the second, no token can lie across p, whatever follows: byte-pair merges and unigram paths split there,
+and the part on the left is tokenized as if it ended there. By the first, a pre-tokenizer's expression cuts
+the left part the same way whatever follows: its classes run to the end of a kind of characters, the
+look-ahead after white space sees one character, which is in F, and contractions ('re, 'll) begin with an
+apostrophe. Where the constraint allows nothing after F, all ids are certain.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ _APOSTROPHES = frozenset("'\u2019")
 
 
 class Jump(NamedTuple):
-    """`replaced` of the last ids (0 or 1) give way to `ids`. Their texts together: the replaced text and what was
-    forced."""
+    """`replaced` of the last ids (0 or 1) give way to `ids`. Their texts together: the replaced text and
+    what was forced."""
 
     replaced: int
     ids: tuple[int, ...]
@@ -51,11 +54,12 @@ def plan_jump(
     encode: Callable[[str], list[int]],
     max_tokens: int,
 ) -> Jump | None:
-    """The forced text after `matcher`'s state as canonical tokens, or None when there is nothing certain to append.
+    """The forced text after `matcher`'s state as canonical tokens, or None when there is nothing certain to
+    append.
 
-    tail_ids: the last generated ids that may still be replaced, at most one. encode: text to ids, without special
-    tokens. max_tokens: how many ids the sequence may grow by. On return of a Jump, `matcher` has been advanced (one
-    advance_bytes) over exactly the bytes it appends; on None it is unchanged.
+    tail_ids: the last generated ids that may still be replaced, at most one. encode: text to ids, without
+    special tokens. max_tokens: how many ids the sequence may grow by. On return of a Jump, `matcher` has
+    been advanced (one advance_bytes) over exactly the bytes it appends; on None it is unchanged.
     """
     forced = matcher.forced_bytes()
     if not forced or max_tokens <= 0:
@@ -161,8 +165,8 @@ def _joined_bytes(vocabulary: Vocabulary) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class JumpEdge:
-    """The only way on from a state. `symbol` is None where several characters share the next byte, or in the middle of
-    one."""
+    """The only way on from a state. `symbol` is None where several characters share the next byte, or in
+    the middle of one."""
 
     symbol: str | None
     symbol_next_state: int | None

@@ -1,7 +1,7 @@
 """GrammarManager: compiles constraints away from the hot path and remembers them.
 
-A constraint that is being compiled is compiled once, whoever asks; a failure is told and forgotten, so the next
-request tries again. It does not know requests, only futures.
+A constraint that is being compiled is compiled once, whoever asks; a failure is told and forgotten, so the
+next request tries again. It does not know requests, only futures.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class _Job:
 
 
 class GrammarManager:
-    """`workers` threads compile; up to `cache_size` compiled constraints are kept, the longest unused leave first.
+    """`workers` threads compile; up to `cache_size` compiled constraints are kept, the longest unused leave
+    first.
 
-    `backend`: a name of the table, or a backend. A future fails with DeadlineExceeded when its constraint is not
-    compiled `compile_timeout_s` after it was first asked for, whatever the backend does.
+    `backend`: a name of the table, or a backend. A future fails with DeadlineExceeded when its constraint
+    is not compiled `compile_timeout_s` after it was first asked for, whatever the backend does.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class GrammarManager:
     def submit(self, constraint: Constraint) -> Future[Matcher]:
         """A fresh matcher, at once when the constraint is known. The future may be cancelled.
 
-        It raises BadConstraint or UnsupportedConstraint (the constraint), DeadlineExceeded, Aborted (closed), or
-        InternalFault (a defect of the backend).
+        It raises BadConstraint or UnsupportedConstraint (the constraint), DeadlineExceeded, Aborted
+        (closed), or InternalFault (a defect of the backend).
         """
         future: Future[Matcher] = Future()
         with self._lock:
@@ -94,7 +95,8 @@ class GrammarManager:
             self._compiled.clear()
 
     def close(self) -> None:
-        """Fail what waits, stop the threads and join them; a compilation under way is waited for only briefly."""
+        """Fail what waits, stop the threads and join them; a compilation under way is waited for only
+        briefly."""
         with self._lock:
             self._closed = True
             jobs = list(self._jobs.values())

@@ -64,7 +64,8 @@ class TokenSpace:
         self.stop_only = pack(self.eos, len(vocabulary))
 
     def serial(self) -> int:
-        """A number no other constraint of this vocabulary has: cached masks must not keep a constraint alive."""
+        """A number no other constraint of this vocabulary has: cached masks must not keep a constraint
+        alive."""
         return next(self._serials)
 
     def bytes_of(self, token: int) -> bytes:
@@ -89,10 +90,11 @@ def pack(ids: npt.NDArray[np.int64], width: int) -> TokenMask:
 
 
 class TokenAutomaton:
-    """An automaton over bytes, seen through a vocabulary. Shared by all matchers of a constraint; thread-safe.
+    """An automaton over bytes, seen through a vocabulary. Shared by all matchers of a constraint;
+    thread-safe.
 
-    Where the vocabulary lacks bytes that the constraint may want, a state can be alive for bytes and yet no sequence
-    of tokens leads on from it to a match; such states count as dead here.
+    Where the vocabulary lacks bytes that the constraint may want, a state can be alive for bytes and yet no
+    sequence of tokens leads on from it to a match; such states count as dead here.
     """
 
     def __init__(self, dfa: ByteDfa, space: TokenSpace) -> None:
@@ -127,7 +129,8 @@ class TokenAutomaton:
         return known
 
     def _search(self, start: int) -> bool:
-        """Breadth first over tokens. All on the way to a match are alive; if none is found, all seen are dead."""
+        """Breadth first over tokens. All on the way to a match are alive; if none is found, all seen are
+        dead."""
         came_from: dict[int, int] = {start: start}
         queue = [start]
         for state in queue:

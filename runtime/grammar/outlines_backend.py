@@ -1,8 +1,8 @@
 """OutlinesGrammarBackend: regular constraints by automata over the vocabulary.
 
-After Willard & Louf, "Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with the index of
-allowed tokens filled in as states are visited instead of beforehand. It takes regular expressions and choices, and
-refuses what it would have to weaken. It does not know requests or models.
+After Willard & Louf, "Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with the
+index of allowed tokens filled in as states are visited instead of beforehand. It takes regular expressions
+and choices, and refuses what it would have to weaken. It does not know requests or models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _STOPPED = -2  # an eos was taken
 class DfaMatcher(Matcher):
     """A place in an automaton, and the way back from it as linked pairs, so that a copy costs nothing.
 
-    After an eos only an eos may follow, which changes nothing: mask() is never empty where the vocabulary has one.
+    After an eos only an eos may follow, which changes nothing: mask() is never empty where the vocabulary
+    has one.
     """
 
     def __init__(self, automaton: TokenAutomaton, state: int = 0) -> None:
@@ -89,7 +90,8 @@ class DfaMatcher(Matcher):
 
 
 class OutlinesGrammarBackend(GrammarBackend):
-    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8) and choices. The rest is UnsupportedConstraint."""
+    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8) and choices. The rest is
+    UnsupportedConstraint."""
 
     name = "outlines"
 

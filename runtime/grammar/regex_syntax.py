@@ -1,8 +1,8 @@
 """Python regular expressions as a small tree of languages: what `re.fullmatch` accepts, and nothing else.
 
-`re`'s own parser reads the pattern, so precedence, flags, escapes and errors are Python's. What no regular language
-can express exactly here (look-around, back references, atomic groups) is refused by name and offset. It does not
-know automata or bytes.
+`re`'s own parser reads the pattern, so precedence, flags, escapes and errors are Python's. What no regular
+language can express exactly here (look-around, back references, atomic groups) is refused by name and
+offset. It does not know automata or bytes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ _REFUSED = {
 
 
 def parse(pattern: str) -> Node:
-    """The language of `pattern`. Raises BadConstraint with the position of the mistake, or UnsupportedConstraint."""
+    """The language of `pattern`. Raises BadConstraint with the position of the mistake, or
+    UnsupportedConstraint."""
     try:
         tree = _parser.parse(pattern)
         root = _Reader(pattern).read(tree, tree.state.flags)
@@ -217,7 +218,8 @@ def repeat(item: Node, low: int, high: int | None) -> Node:
 
 
 def _no_gaps(a: int, b: int | None, low: int, high: int | None) -> bool:
-    """Whether {a,b}{low,high} is the one interval {a*low, b*high}: k rounds reach up to where k + 1 rounds begin."""
+    """Whether {a,b}{low,high} is the one interval {a*low, b*high}: k rounds reach up to where k + 1 rounds
+    begin."""
     if low == high or a == 0:
         return True
     first = max(low, 1)
@@ -247,7 +249,8 @@ def _trim(node: Node, side: Literal[0, -1], kinds: set[str]) -> Node:
 
 
 def positions(node: Node) -> int:
-    """How many automaton states `node` needs when its counts are written out (an upper bound, no work done)."""
+    """How many automaton states `node` needs when its counts are written out (an upper bound, no work
+    done)."""
     match node:
         case Chars() | At():
             return 1

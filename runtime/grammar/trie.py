@@ -1,4 +1,5 @@
-"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked for a whole vocabulary at once.
+"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked for a whole vocabulary
+at once.
 
 It does not know what is allowed; an automaton tells.
 """

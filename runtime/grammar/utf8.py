@@ -15,8 +15,9 @@ _LAST_BLOCK = 0x110000 // _BLOCK
 
 
 def utf8_table(intervals: tuple[tuple[int, int, int], ...], classes: int) -> npt.NDArray[np.int32]:
-    """int32 [nodes, 256]. Node 0 waits for a first byte. An entry n >= 0: go on at node n; n < 0: the character is
-    complete and of class ~n, where class `classes` means that no such character, or byte, is wanted."""
+    """int32 [nodes, 256]. Node 0 waits for a first byte. An entry n >= 0: go on at node n; n < 0: the
+    character is complete and of class ~n, where class `classes` means that no such character, or byte, is
+    wanted."""
     dead = ~classes
     ascii_part = np.full(128, dead, dtype=np.int32)
     upper: list[tuple[int, int, int]] = []
@@ -38,7 +39,8 @@ def utf8_table(intervals: tuple[tuple[int, int, int], ...], classes: int) -> npt
 
 @lru_cache(maxsize=64)
 def _upper(intervals: tuple[tuple[int, int, int], ...]) -> npt.NDArray[np.int32]:
-    """The table for characters above ASCII. Labels count from 0; the label after the last one is the dead class."""
+    """The table for characters above ASCII. Labels count from 0; the label after the last one is the dead
+    class."""
     dead = max((label for _, _, label in intervals), default=-1) + 1
     empty = np.full(256, ~dead, dtype=np.int32)
     if not intervals:
@@ -78,7 +80,8 @@ def _upper(intervals: tuple[tuple[int, int, int], ...]) -> npt.NDArray[np.int32]
 
 
 class _Nodes:
-    """Rows under continuation bytes 0x80.., each stored once. A row in which every entry is dead becomes dead."""
+    """Rows under continuation bytes 0x80.., each stored once. A row in which every entry is dead becomes
+    dead."""
 
     def __init__(self, empty: npt.NDArray[np.int32]) -> None:
         self._empty = empty

@@ -1,8 +1,8 @@
 """Reads the bytes of every id out of a `tokenizer.json`: what grammars and detokenisers need of a tokenizer.
 
-Two conventions are known: byte-level (each byte of a text is written as one printable character, as in GPT-2) and
-SentencePiece style (`▁` for a space, `<0xE2>` for a byte without a piece of its own). A file of another kind is
-refused. It does not tokenize and loads no tokenizer library.
+Two conventions are known: byte-level (each byte of a text is written as one printable character, as in
+GPT-2) and SentencePiece style (`▁` for a space, `<0xE2>` for a byte without a piece of its own). A file of
+another kind is refused. It does not tokenize and loads no tokenizer library.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def vocabulary_from_tokenizer(
 ) -> Vocabulary:
     """The vocabulary of a parsed `tokenizer.json` for a model with `vocab_size` logits.
 
-    Special added tokens, the unknown token, the ids of `eos` and ids without a token are `special` and stand for no
-    text; other added tokens keep theirs. Raises ModelLoadError for a kind of tokenizer that is not known, a malformed
-    file, or ids that the model does not have.
+    Special added tokens, the unknown token, the ids of `eos` and ids without a token are `special` and
+    stand for no text; other added tokens keep theirs. Raises ModelLoadError for a kind of tokenizer that is
+    not known, a malformed file, or ids that the model does not have.
     """
     model = _member(tokenizer_json, "model", Mapping)
     spell = _spelling(tokenizer_json, model)
@@ -136,7 +136,8 @@ def _member(data: Mapping[str, Any], name: str, kind: type[Mapping[str, Any]]) -
 
 @lru_cache(maxsize=1)
 def _byte_of_char() -> dict[str, int]:
-    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the rest for U+0100 onwards."""
+    """GPT-2's spelling of bytes: printable Latin-1 characters stand for themselves, the rest for U+0100
+    onwards."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [value for value in range(256) if value not in printable]
     return {chr(value): value for value in printable} | {

@@ -163,11 +163,15 @@ def _sums(rng: random.Random) -> Document:
 
 
 def _copies(rng: random.Random) -> Document:
-    """A list of made-up names written twice: practice in copying what was never seen."""
-    names = [invented(rng, TRAIN, "person") for _ in range(rng.randint(4, 14))]
+    """A list of made-up names written two to four times: practice in copying what was never seen."""
+    names = [invented(rng, TRAIN, "person") for _ in range(rng.randint(1, 9))]
     mark = rng.choice((", ", " ", "\n", '", "'))
     text = mark.join(names) + "\n"
-    return [(text, False), (text, True), ("<|endoftext|>", False)]
+    pieces: Document = [(text, False), (text, True)]
+    while rng.random() < 0.4 and len(pieces) < 4:
+        names = rng.sample(names, len(names))
+        pieces.append((mark.join(names) + "\n", True))
+    return [*pieces, ("<|endoftext|>", False)]
 
 
 def document(rng: random.Random, mix: dict[str, float] | None = None) -> Document:

@@ -8,6 +8,7 @@ The model is loaded by the thread that will run it; what goes wrong there is rai
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Callable
@@ -113,6 +114,7 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Runner])
     reader.start()
 
     def stop() -> None:
+        atexit.unregister(stop)
         worker.stop()
         deadline = time.monotonic() + config.close_timeout_s
         for thread in (worker.thread, reader.thread):
@@ -120,6 +122,8 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Runner])
         # Whoever still waits (a thread that hangs gave no answer) hears it now.
         door.fail_all(EngineDead("the engine was closed"))
 
+    # An interpreter that ends while a thread is inside the tensor library ends with a crash.
+    atexit.register(stop)
     return Pipeline(config, model, door, stop)
 
 
@@ -183,7 +187,6 @@ class _Worker:
             if not isinstance(error, Exception):
                 raise
         finally:
-            self._inbox.close()
             self._outbox.close()
 
     def _build(self) -> tuple[SchedulerProcess, int]:
@@ -245,13 +248,11 @@ class _Reader:
                     )
         except MailboxClosed:
             cause = self._worker.cause
-            if cause is None:
-                self._door.fail_all(EngineDead("the engine was closed"))
-            else:
-                self._door.fail_all(_dead_of(cause))
-        except Exception as error:  # noqa: BLE001 - told to everybody who waits; without this thread nothing goes on
-            self._worker.stop()
+            self._door.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
+        except Exception as error:  # noqa: BLE001 - told to all who wait; without this thread nothing goes on
             self._door.fail_all(_dead_of(error))
+        finally:
+            self._worker.stop()
 
 
 def _dead_of(cause: BaseException) -> RuntimeFault:

@@ -14,7 +14,7 @@ from typing import Any
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Mailbox, MailboxClosed
 from runtime.plan import Runner
-from runtime.protocol.errors import Aborted, InternalFault, RuntimeFault
+from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import (
     AbortReq,
     BatchTokenIDOutput,
@@ -74,7 +74,7 @@ class SchedulerProcess:
                     self._take(item)
                 wait = self._step()
         except MailboxClosed:
-            self._fail_all(Aborted("the engine was closed"))
+            self._fail_all(EngineDead("the engine was closed"))
         finally:
             self._working_since = None
             if self._grammar is not None:

@@ -78,10 +78,10 @@ class Progress:
         if jump.replaced:
             request.drop_last()
             request.tail = before
+            if request.return_logprob:
+                request.rewind()  # the healed token's log-probability comes from the position before it
         for index, token in enumerate(jump.ids):
-            # The distribution a healed token would have been drawn from is gone with its step: no
-            # log-probability.
-            request.append(token, None, later=index >= jump.replaced)
+            request.append(token, None, later=True)
             request.jumped += index >= jump.replaced
             done = index == len(jump.ids) - 1 and matcher.is_terminated()
             reason = self._stopped(request, token, done)

@@ -145,6 +145,17 @@ class Request:
             if self.top:
                 self.output_top.pop()
 
+    @property
+    def settled(self) -> int:
+        """How many computed tokens will not be computed again."""
+        return self.computed - (self.return_logprob and self.matcher is not None)
+
+    def rewind(self) -> None:
+        """The last token computed will be computed again, for its logits; see `settled`."""
+        assert self.lease is not None
+        self.lease.rewind()
+        self.computed -= 1
+
     def wanted(self, start: int, end: int) -> tuple[tuple[int, int], ...]:
         """The scores to ask of a row that computes positions start .. end-1: a token's comes from the
         position before."""

@@ -247,7 +247,7 @@ class Scheduler:
         if row.scores:
             request.score(result.scores)
         if row.position < request.publish_to:
-            self.manager.publish(lease, request.tokens, request.computed)
+            self.manager.publish(lease, request.tokens, request.settled)
         if row.sample and result.token is not None:
             if request.first_at < 0:
                 request.first_at = now

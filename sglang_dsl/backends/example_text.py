@@ -40,7 +40,7 @@ def _one(op: Any, argument: Any, pick: Callable[[int], int], groups: dict[int, s
     if op is ops.LITERAL:
         return chr(argument)
     if op is ops.NOT_LITERAL:
-        return next(c for c in _CANDIDATES if c != chr(argument))
+        return _first(lambda c: c != chr(argument))
     if op is ops.ANY:
         return "a"
     if op is ops.IN:
@@ -68,7 +68,7 @@ def _one(op: Any, argument: Any, pick: Callable[[int], int], groups: dict[int, s
 
 def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str:
     if items[0][0] is ops.NEGATE:
-        return next(c for c in _CANDIDATES if not any(_holds(c, item) for item in items[1:]))
+        return _first(lambda c: not any(_holds(c, item) for item in items[1:]))
     op, argument = items[0]
     if op is ops.RANGE:
         low, high = argument
@@ -76,6 +76,13 @@ def _member(items: Sequence[tuple[Any, Any]], pick: Callable[[int], int]) -> str
     if op is ops.LITERAL:
         return chr(argument)
     return _CATEGORIES[argument]
+
+
+def _first(wanted: Callable[[str], bool]) -> str:
+    for char in _CANDIDATES:
+        if wanted(char):
+            return char
+    raise ValueError("the regex has a class of characters of which none is known")
 
 
 def _holds(char: str, item: tuple[Any, Any]) -> bool:

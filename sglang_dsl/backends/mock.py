@@ -210,7 +210,7 @@ class MockBackend(Backend):
                 numbers = itertools.cycle(digest)
                 try:
                     return example(constraint.spec, lambda size: next(numbers) % size)
-                except (ValueError, LookupError, StopIteration) as error:
+                except (ValueError, LookupError) as error:
                     raise Unsupported(
                         f"the mock backend cannot make up text for this regex: {error}"
                     ) from error

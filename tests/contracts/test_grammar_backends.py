@@ -25,7 +25,10 @@ VOCABULARY = Vocabulary(
 CORPUS: dict[str, tuple[list[str], list[str]]] = {
     r"\d{4}-\d\d-\d\d": (["2026-11-21"], ["2026-1-21", "", "2026-11-210", "２026-11-2x"]),
     r"(Yes|No|Not sure)": (["Yes", "No", "Not sure"], ["yes", "Not", "Not sure ", "Yes\n"]),
-    r'\{"name": "[^"\\]{1,8}", "ok": (true|false)\}': (['{"name": "éa", "ok": true}'], ['{"name": "", "ok": true}', '{"name": "a"}']),
+    r'\{"name": "[^"\\]{1,8}", "ok": (true|false)\}': (
+        ['{"name": "éa", "ok": true}'],
+        ['{"name": "", "ok": true}', '{"name": "a"}'],
+    ),
     r"(?i)straße [a-c]+": (["STRAßE abC", "ſTRAẞE a"], ["STRASSE a"]),
     r"[\w.]+@[\w.]+": (["user@example.com", "é@日"], ["@", "a@", "a b@c"]),
     r"^(a|b)*abb$": (["abb", "aababb"], ["ab", "abba", "abb\n"]),
@@ -164,7 +167,11 @@ def test_mistakes_say_where(backend, kind, spec):
 
 @pytest.mark.parametrize("kind", ["json_schema", "ebnf", "structural_tag"])
 def test_other_kinds_are_kept_or_refused_by_name(backend, kind):
-    specs = {"json_schema": '{"type": "object", "minProperties": 3, "uniqueItems": true}', "ebnf": 'root ::= "a"', "structural_tag": "{}"}
+    specs = {
+        "json_schema": '{"type": "object", "minProperties": 3, "uniqueItems": true}',
+        "ebnf": 'root ::= "a"',
+        "structural_tag": "{}",
+    }
     try:
         backend.compile(Constraint(kind, specs[kind]))
     except UnsupportedConstraint as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import threading
@@ -158,7 +159,7 @@ def test_errors_name_the_place_and_the_engine_goes_on(engine):
     with pytest.raises(BackendError) as caught:
         too_long.run(backend=engine)["answer"]
     error = caught.value
-    line = too_long.run.__self__.func.__code__.co_firstlineno + 3
+    line = inspect.unwrap(too_long).__code__.co_firstlineno + 3
     assert error.program is not None
     assert "too_long" in error.program
     assert error.variable == "answer"

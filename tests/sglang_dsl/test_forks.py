@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -204,8 +205,6 @@ def test_a_fork_does_not_wait_for_its_parent() -> None:
     gate = threading.Event()
 
     async def script(call: Any) -> str:
-        import asyncio
-
         while not gate.is_set():
             await asyncio.sleep(0.001)
         return "r"
@@ -224,7 +223,18 @@ def test_a_fork_does_not_wait_for_its_parent() -> None:
 
 
 def test_threads_do_not_grow_with_forks_or_states() -> None:
-    mock = MockBackend(delay_s=0.02)
+    arrived, total = 0, 1000
+    all_there = asyncio.Event()
+
+    async def together(call: Any) -> str:
+        nonlocal arrived
+        arrived += 1
+        if arrived == total:
+            all_there.set()
+        await asyncio.wait_for(all_there.wait(), 60)
+        return "r"
+
+    mock = MockBackend(together)
 
     @sgl.function
     def program(s: Any, size: int) -> Any:
@@ -233,7 +243,7 @@ def test_threads_do_not_grow_with_forks_or_states() -> None:
         forks += gen("x")
         return forks
 
-    program.run(2, backend=mock).sync()
+    program.run(2, backend=MockBackend()).usage()
     before = threading.active_count()
     states = [program.run(500, backend=mock) for _ in range(2)]
     during = threading.active_count()
@@ -241,4 +251,4 @@ def test_threads_do_not_grow_with_forks_or_states() -> None:
     assert len(texts) == 1000
     assert during == before
     assert threading.active_count() == before
-    assert mock.most_in_flight == 500 or mock.most_in_flight > 500
+    assert mock.most_in_flight == total

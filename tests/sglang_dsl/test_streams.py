@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -54,7 +53,15 @@ def test_streaming_says_what_running_says(text: str, cuts: Any) -> None:
 
 
 def test_pieces_come_while_the_text_is_still_written() -> None:
-    mock = MockBackend(["one two three four"], split=4, chunk_delay_s=0.05)
+    seen = threading.Event()
+
+    def split(text: str) -> Iterator[str]:
+        yield text[:4]
+        # The rest is only written once somebody has the beginning.
+        assert seen.wait(5)
+        yield text[4:]
+
+    mock = MockBackend(["one two three four"], split=split)
 
     @sgl.function
     def program(s: Any) -> None:
@@ -63,7 +70,7 @@ def test_pieces_come_while_the_text_is_still_written() -> None:
     state = program.stream(backend=mock)
     pieces = state.text_iter("a")
     assert next(pieces) == "one "
-    assert mock.in_flight == 1
+    seen.set()
     assert "".join(pieces) == "two three four"
 
 
@@ -205,14 +212,16 @@ def test_several_samples_in_a_stream_come_whole() -> None:
 
 
 def test_run_returns_at_once_and_wrong_arguments_are_refused_there() -> None:
-    @sgl.function
-    def program(s: Any) -> None:
-        time.sleep(0.3)
+    returned = threading.Event()
 
-    began = time.monotonic()
+    @sgl.function
+    def program(s: Any) -> bool:
+        return returned.wait(5)
+
     state = program.run(stream=True)
-    assert time.monotonic() - began < 0.25
+    returned.set()
     state.sync()
+    assert state.ret_value is True
     with pytest.raises(TypeError):
         chat.run(wrong=1, stream=True)
 

@@ -93,10 +93,10 @@ def test_replay_says_the_same_again(first: list[object], second: list[object]) -
 
 def test_adding_takes_the_same_time_however_long_the_text_is() -> None:
     def build(count: int) -> tuple[Transcript, float]:
-        t, began = EMPTY, time.perf_counter()
+        t, began = EMPTY, time.thread_time()
         for _ in range(count):
             t = t.say("word ")
-        return t, time.perf_counter() - began
+        return t, time.thread_time() - began
 
     build(5_000)
     short = min(build(20_000)[1] for _ in range(3))

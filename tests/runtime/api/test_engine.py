@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ from runtime.protocol.sampling import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+ROOT = Path(__file__).resolve().parents[3]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
 PROMPTS = [
     "The quick brown fox",
@@ -270,3 +273,28 @@ def test_closing(checkpoint: Path) -> None:
     for call in calls:
         with pytest.raises(EngineDead):
             call()
+
+
+LEFT_RUNNING = """
+import sys, threading, time
+from runtime.api import Engine
+engine = Engine(sys.argv[1], device="cpu", max_total_tokens=2048)
+request = {"max_new_tokens": 400, "ignore_eos": True}
+def generate():
+    engine.generate(["a"] * 8, request, on_error="return")
+threading.Thread(target=generate, daemon=True).start()
+while not engine.state()["running"]:
+    time.sleep(0.01)
+print("leaving")
+"""
+
+
+def test_a_program_may_end_while_the_engine_generates(checkpoint: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_RUNNING, str(checkpoint)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

@@ -88,7 +88,7 @@ def test_a_leak_is_told_with_its_numbers() -> None:
     manager = CacheManager(20)
     lease = manager.open([1])
     assert manager.grow(lease, 5)
-    with pytest.raises(InternalFault, match="15 free .* 0 leased != 20"):
+    with pytest.raises(InternalFault, match=r"15 free .* 0 leased != 20"):
         manager.check([])
     lease.capacity += 1
     with pytest.raises(InternalFault, match="counts 6 slots"):

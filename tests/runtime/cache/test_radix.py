@@ -1,4 +1,5 @@
-"""The radix cache against a brute-force model: a dictionary from every cached prefix, page by page, to its slots."""
+"""The radix cache against a brute-force model: a dictionary from every cached prefix, page by page, to its
+slots."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, key=KEYS, keep=st.integers(0, 8), gap=st.booleans(), data=st.data())
     def insert(self, tokens: list[int], key: str | None, keep: int, gap: bool, data: st.DataObject) -> None:
-        """Hand over a prefix: some of its cached part with the cache's own slots, the rest with fresh ones."""
+        """Hand over a prefix: some of its cached part with the cache's own slots, the rest with fresh
+        ones."""
         held = None
         if self.locked and data.draw(st.booleans()):
             held, key, head = self.locked[data.draw(st.integers(0, len(self.locked) - 1))]

@@ -72,11 +72,15 @@ class Tiny:
             return self.model(torch.tensor([list(ids)])).logits[0].clone()
 
     def greedy(self, ids: Sequence[int], count: int) -> list[int]:
-        ids = list(ids)
+        """The `count` most probable next tokens, one after the other."""
+        found: list[int] = []
+        feed, cache = torch.tensor([list(ids)]), None
         with torch.inference_mode():
             for _ in range(count):
-                ids.append(int(self.model(torch.tensor([ids])).logits[0, -1].argmax()))
-        return ids[-count:]
+                out = self.model(feed, past_key_values=cache, use_cache=True)
+                feed, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+                found.append(int(feed))
+        return found
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +105,11 @@ def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save:
                 weight.normal_(mean=1.0 if "norm" in name else 0.0, std=0.2)
     model.to(dtype)
     model.save_pretrained(path, **save)
-    return Tiny(path, model.float())
+    if (
+        dtype != torch.float32
+    ):  # read back: only the saved weights are rounded, not what is computed from config
+        model = type(model).from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    return Tiny(path, model)
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +225,9 @@ class Driver:
         self.runner.launch(self.plan(asks))
         return self.runner.finish(masks or {}).rows
 
-    def generate(self, prompts: Sequence[Sequence[int]], count: int, chunk: int = 0, **extra: Any) -> list[list[int]]:
+    def generate(
+        self, prompts: Sequence[Sequence[int]], count: int, chunk: int = 0, **extra: Any
+    ) -> list[list[int]]:
         """Each prompt in chunks (0 = whole), then `count` tokens for all at once."""
         seqs = [self.new() for _ in prompts]
         return self.go_on(seqs, prompts, count, chunk, **extra)

@@ -34,7 +34,9 @@ class AllLogits:
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
         batch = Batch.of(plan, self.vocab_size, self.slots, self.decoder.device)
-        self.seen = self.decoder.logits(self.decoder.hidden(batch.ids, batch.positions, self.attention.begin(plan)))
+        self.seen = self.decoder.logits(
+            self.decoder.hidden(batch.ids, batch.positions, self.attention.begin(plan))
+        )
         self.rows = len(plan.rows)
 
     def finish(self, masks: Any) -> StepResult:

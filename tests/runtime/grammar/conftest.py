@@ -31,7 +31,10 @@ def generated_texts() -> list[str]:
     for _ in range(400):
         words = [pick.choice(WORDS) for _ in range(12)]
         texts.append(" ".join(words) + pick.choice([".", "!\n", "?\n\n", "  \n", ","]))
-        record = {pick.choice(WORDS): pick.choice([pick.choice(WORDS), pick.randrange(999), True, None]) for _ in range(4)}
+        record = {
+            pick.choice(WORDS): pick.choice([pick.choice(WORDS), pick.randrange(999), True, None])
+            for _ in range(4)
+        }
         texts.append(json.dumps(record, indent=pick.choice([None, None, 2]), ensure_ascii=False))
         texts.append(f"The {words[0]}'s {words[1]} is {words[2]}; it's {pick.randrange(9999)}.")
     return texts
@@ -82,7 +85,10 @@ def _sentencepiece() -> Trained:
     tokenizer.decoder = decoders.Sequence(steps)
     single = [f"<0x{value:02X}>" for value in range(256)]
     trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=["<unk>", "<s>", "</s>", *single], show_progress=False, limit_alphabet=80
+        vocab_size=900,
+        special_tokens=["<unk>", "<s>", "</s>", *single],
+        show_progress=False,
+        limit_alphabet=80,
     )
     tokenizer.train_from_iterator(generated_texts(), trainer)
     data = json.loads(tokenizer.to_str())

@@ -34,14 +34,18 @@ def groups(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         several.map("".join),
         several.map(lambda parts: "(" + "|".join(parts) + ")"),
         inner.map(lambda part: f"(?:{part})"),
-        st.tuples(st.sampled_from(["i", "s", "m", "a", "-i", "is", "s-i"]), inner).map(lambda p: f"(?{p[0]}:{p[1]})"),
+        st.tuples(st.sampled_from(["i", "s", "m", "a", "-i", "is", "s-i"]), inner).map(
+            lambda p: f"(?{p[0]}:{p[1]})"
+        ),
         st.tuples(inner, counts).map(lambda p: f"(?:{p[0]}){p[1]}"),
         several.map(lambda parts: "(?:" + "|".join([*parts, ""]) + ")"),
     )
 
 
 bodies = st.recursive(st.one_of(atoms, atoms, atoms, places), groups, max_leaves=7)
-patterns = st.tuples(st.sampled_from(["", "", "", "(?i)", "(?s)", "(?m)", "(?a)", "(?ia)", "(?is)"]), bodies).map("".join)
+patterns = st.tuples(
+    st.sampled_from(["", "", "", "(?i)", "(?s)", "(?m)", "(?a)", "(?ia)", "(?is)"]), bodies
+).map("".join)
 texts = st.text(st.sampled_from(ALPHABET), max_size=6)
 
 
@@ -131,7 +135,10 @@ def test_corners_of_the_syntax(accepts, pattern):
         assert taken == bool(wanted.fullmatch(text)), f"{pattern!r} on {text!r}"
 
 
-@pytest.mark.parametrize("escape", [r"\d", r"\w", r"\s", r"[^\W_]", r"(?i)[à-ÿ]", r"(?a)\w", r"(?i)\u212a", r"[\ud000-\ue000]", "."])
+@pytest.mark.parametrize(
+    "escape",
+    [r"\d", r"\w", r"\s", r"[^\W_]", r"(?i)[à-ÿ]", r"(?a)\w", r"(?i)\u212a", r"[\ud000-\ue000]", "."],
+)
 def test_every_character_is_judged_as_python_does(escape):
     dfa, wanted = compile_regex(escape), re.compile(escape)
     states = {}
@@ -145,7 +152,16 @@ def test_every_character_is_judged_as_python_does(escape):
 
 def test_only_whole_utf8():
     dfa = compile_regex(".*")
-    for data in (b"\x80", b"\xc0\xaf", b"\xc3", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf0\x80\x80\x80", b"\xf4\x90\x80\x80", b"\xff"):
+    for data in (
+        b"\x80",
+        b"\xc0\xaf",
+        b"\xc3",
+        b"\xe0\x80\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x80\x80\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xff",
+    ):
         state = dfa.walk(0, data)
         assert state == DEAD or not dfa.accepts(state), data
     assert dfa.next_bytes(dfa.walk(0, b"\xed")) == list(range(0x80, 0xA0))
@@ -165,7 +181,10 @@ def test_refusals_name_the_construct_and_its_place(pattern, named, offset):
     assert f"position {offset}" in str(caught.value)
 
 
-@pytest.mark.parametrize(("pattern", "offset"), [("(a", 0), ("a)", 1), ("[z-a]", 1), ("a**", 2), ("ab\\", 2), ("x[a", 1), (r"\p{L}", 0), ("*", 0)])
+@pytest.mark.parametrize(
+    ("pattern", "offset"),
+    [("(a", 0), ("a)", 1), ("[z-a]", 1), ("a**", 2), ("ab\\", 2), ("x[a", 1), (r"\p{L}", 0), ("*", 0)],
+)
 def test_mistakes_carry_their_position(pattern, offset):
     with pytest.raises(BadConstraint, match=f"position {offset} of"):
         compile_regex(pattern)
@@ -211,7 +230,12 @@ def test_limits_are_kept():
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=8), st.lists(st.text(max_size=6), max_size=8))
 def test_choices_are_exactly_the_options(accepts, options, others):
     dfa = compile_choices(options)
-    for text in [*options, *others, *(option[:-1] for option in options), *(option + "x" for option in options)]:
+    for text in [
+        *options,
+        *others,
+        *(option[:-1] for option in options),
+        *(option + "x" for option in options),
+    ]:
         assert accepts(dfa, text) == (text in options)
 
 

@@ -6,6 +6,7 @@ import random
 import re
 
 import interegular
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,43 +80,68 @@ PIECES = [
     '{"name": "', '","age":', "The answer is ", " Paris, Rome", "don't ", "'re", "'", "I'l", "42", "3.1", "\n\n", ".\n", "  ", " - ", "東京", "é",
     "😊", ": [", "}", "]]", "<thi", "name", " house", "!", "e-mail user@", "x1", " 2026", "\n  \"", "a", "The google's ", "$", "\t", " ?",
 ]  # fmt: skip
-GAPS = ["[a-z]+", r"\d+", "( yes|, no|\n+x)", "['a-zA-Z ]*", r"\s*\S+", ".{1,5}", "(?s:.)*", "('s|'re|'ll|x)", "[A-Z]?", "(nk>|x)", "[東é]+", ""]
+GAPS = [
+    "[a-z]+",
+    r"\d+",
+    "( yes|, no|\n+x)",
+    "['a-zA-Z ]*",
+    r"\s*\S+",
+    ".{1,5}",
+    "(?s:.)*",
+    "('s|'re|'ll|x)",
+    "[A-Z]?",
+    "(nk>|x)",
+    "[東é]+",
+    "",
+]
 literals = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
-grammars = st.tuples(st.sampled_from(GAPS), literals, st.sampled_from(GAPS), literals, st.sampled_from(GAPS)).map(
-    lambda p: p[0] + re.escape(p[1]) + p[2] + re.escape(p[3]) + p[4]
-)
+grammars = st.tuples(
+    st.sampled_from(GAPS), literals, st.sampled_from(GAPS), literals, st.sampled_from(GAPS)
+).map(lambda p: p[0] + re.escape(p[1]) + p[2] + re.escape(p[3]) + p[4])
 
 
-def random_text(dfa, state, pick, limit=24):
-    """Bytes that lead from `state` to a match."""
-    data = bytearray()
+def distances(dfa):
+    """How many bytes each state is from a match."""
+    _, table = dfa.product
+    far = np.full(len(table) + 1, 1 << 20)
+    far[:-1][:: dfa.nodes][dfa.accepting] = 0
+    while True:
+        closer = np.minimum(far[:-1], 1 + far[table].min(axis=1))  # DEAD is the last one: far away
+        if (closer == far[:-1]).all():
+            return far
+        far[:-1] = closer
+
+
+LIKELY = frozenset(b"abcnelrs '3.,\n\">kx")
+
+
+def random_text(dfa, state, pick, limit=12, far=None):
+    """Bytes that lead from `state` to a match; the shortest way after `limit` of them."""
+    kind_of, table = dfa.product
+    far, data = distances(dfa) if far is None else far, bytearray()
     while not (dfa.accepts(state) and (dfa.is_final(state) or len(data) > limit or pick.random() < 0.15)):
         options = dfa.next_bytes(state)
-        likely = [byte for byte in options if byte < 128 and chr(byte) in "abcnelrs '3.,\n\">kx"]
-        byte = pick.choice(likely or options)
-        if len(data) > limit:  # the shortest way out of a class of characters is not known: try all
-            closer = [b for b in options if dfa.accepts(dfa.step(state, b))]
-            byte = pick.choice(closer or options)
+        byte = pick.choice([byte for byte in options if byte in LIKELY] or options)
+        if len(data) > limit or pick.random() < 0.2:
+            byte = min(options, key=lambda byte: (far[table[state, kind_of[byte]]], pick.random()))
         state = dfa.step(state, byte)
         data.append(byte)
-        assert len(data) < 400
     return bytes(data)
 
 
 def canonical(tokenizer, text):
-    ids = jump_forward._encode_exactly(text, tokenizer.vocabulary, tokenizer.encode)
-    return ids
+    return jump_forward._encode_exactly(text, tokenizer.vocabulary, tokenizer.encode)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "capitals", "contractions", "sentencepiece"])
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(grammar=grammars, seed=st.integers(0, 1 << 30))
 def test_jumps_are_canonical_whatever_follows(trained, name, grammar, seed):
     tokenizer = trained(name)
     vocabulary, tokens = tokenizer.vocabulary, tokenizer.vocabulary.tokens
     matcher = OutlinesGrammarBackend(vocabulary).compile(Constraint("regex", grammar))
     dfa = compile_regex(grammar)
-    pick = random.Random(seed)
+    pick, far = random.Random(seed), distances(dfa)
     tail: list[int] = []
     state = 0
     for _ in range(12):
@@ -130,18 +156,26 @@ def test_jumps_are_canonical_whatever_follows(trained, name, grammar, seed):
             ids = list(jump.ids) if jump.replaced else [*(tail if before else []), *jump.ids]
             state = dfa.walk(state, appended)
             for _ in range(6):
-                rest = random_text(dfa, state, pick)
+                rest = random_text(dfa, state, pick, far=far)
                 whole = canonical(tokenizer, (before + appended + rest).decode())
                 if whole is not None:  # else the whole spells a special token, or is normalised
                     assert whole[: len(ids)] == ids, (before, appended, rest)
             tail = [ids[-1]] if pick.random() < 0.5 else []
             assert matcher.advance_bytes(b"")
             continue
-        rest = random_text(dfa, state, pick)
+        rest = random_text(dfa, state, pick, far=far)
         if not rest:
             return
-        text = canonical(tokenizer, rest.decode("utf-8", "ignore")) if dfa.nodes == 1 or state % dfa.nodes == 0 else None
-        token = text[0] if text else next(t for t, data in enumerate(tokens) if data == rest[:1] and t not in vocabulary.special)
+        text = (
+            canonical(tokenizer, rest.decode("utf-8", "ignore"))
+            if dfa.nodes == 1 or state % dfa.nodes == 0
+            else None
+        )
+        token = (
+            text[0]
+            if text
+            else next(t for t, data in enumerate(tokens) if data == rest[:1] and t not in vocabulary.special)
+        )
         assert matcher.advance(token)
         state = dfa.walk(state, tokens[token])
         assert state != DEAD
@@ -169,17 +203,20 @@ def test_jumping_changes_no_text_and_saves_steps(tokenizer, pattern):
             if matcher.is_terminated() or done == target:
                 return done, steps, ids
             left = target[len(done) :]
-            options = canonical(tokenizer, left.decode()) if left[:1] < b"\x80" or left[:1] >= b"\xc0" else None
+            options = (
+                canonical(tokenizer, left.decode()) if left[:1] < b"\x80" or left[:1] >= b"\xc0" else None
+            )
             token = options[0] if options else vocabulary.tokens.index(left[:1])
             assert matcher.advance(token)
             ids.append(token)
             steps += 1
 
-    plain, plain_steps, _ = run(False)
+    plain, plain_steps, plain_ids = run(False)
     jumped, jumped_steps, ids = run(True)
     assert plain == jumped == target
     assert jumped_steps < plain_steps
-    assert ids == canonical(tokenizer, target.decode()) or "😋" in pattern
+    if plain_ids == canonical(tokenizer, target.decode()):  # else the model itself did not keep to it
+        assert ids == plain_ids
 
 
 def matcher_for(tokenizer, pattern):
@@ -191,16 +228,17 @@ def test_the_seam_is_healed(trained):
     vocabulary = tokenizer.vocabulary
     whole = tokenizer.encode(" house")
     assert len(whole) == 1
-    first = vocabulary.tokens.index(b" h")
-    matcher = matcher_for(tokenizer, " (house|hat)")
+    first = vocabulary.tokens.index(b" ")
+    matcher = matcher_for(tokenizer, r"( h|\nh)[ao]use")
     assert matcher.advance(first)
+    assert matcher.forced_bytes() == b"h"
     assert plan_jump(matcher, [first], vocabulary, tokenizer.encode, 9) is None
-    matcher = matcher_for(tokenizer, " (house|name)")
+    matcher = matcher_for(tokenizer, r"( h|\nh)ouse")
     assert matcher.advance(first)
     assert plan_jump(matcher, [first], vocabulary, tokenizer.encode, 9) == Jump(1, tuple(whole))
     assert matcher.is_terminated()
     matcher.rollback(1)
-    assert matcher.forced_bytes() == b"ouse"
+    assert matcher.forced_bytes() == b"house"
 
 
 def test_a_jump_keeps_within_its_budget(tokenizer):

@@ -13,7 +13,13 @@ from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, UnsupportedConstraint
+from runtime.protocol.errors import (
+    Aborted,
+    BadConstraint,
+    DeadlineExceeded,
+    InternalFault,
+    UnsupportedConstraint,
+)
 
 WORD = Constraint("regex", "[a-z]+")
 

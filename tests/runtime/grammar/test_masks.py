@@ -93,7 +93,11 @@ def test_a_vocabulary_without_some_bytes_meets_no_dead_end():
     vocabulary = Vocabulary((b"x", b"yes", b"no", b"nope", b"", b"ye"), frozenset(), frozenset({4}))
     space = TokenSpace(vocabulary)
     automaton = TokenAutomaton(compile_regex("x*(yes|no|nowhere|yell)"), space)
-    assert ids_of(automaton.mask(0)) == [0, 1, 2]  # "ye" can never become "yes" or "yell": no token goes on from it
+    assert ids_of(automaton.mask(0)) == [
+        0,
+        1,
+        2,
+    ]  # "ye" can never become "yes" or "yell": no token goes on from it
     matcher = OutlinesGrammarBackend(vocabulary).compile(Constraint("regex", "x*(yes|no|nowhere|yell)"))
     assert not matcher.advance(5)
     assert matcher.advance(2)

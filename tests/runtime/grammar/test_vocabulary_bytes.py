@@ -10,7 +10,13 @@ import pytest
 from runtime.grammar.vocabulary_bytes import vocabulary_from_file, vocabulary_from_tokenizer
 from runtime.protocol.errors import ModelLoadError
 
-TEXTS = ["The quick brown fox.", "café naïve 日本語 😊 ☃ \u0000\x7f", " two  spaces\n\tand\r\ntabs ", '{"name": "Ünï", "x": [1, 2]}', "don't ᚠ"]
+TEXTS = [
+    "The quick brown fox.",
+    "café naïve 日本語 😊 ☃ \u0000\x7f",
+    " two  spaces\n\tand\r\ntabs ",
+    '{"name": "Ünï", "x": [1, 2]}',
+    "don't ᚠ",
+]
 
 
 def spelled(trained, ids):
@@ -41,7 +47,9 @@ def test_specials_and_padding(tokenizer):
             assert number in vocabulary.special
     assert len(vocabulary.eos) == 1
     assert all(vocabulary.tokens[number] for number in set(range(len(vocabulary))) - vocabulary.special)
-    assert {token for token in vocabulary.tokens if len(token) == 1} >= {bytes([value]) for value in range(256)}
+    assert {token for token in vocabulary.tokens if len(token) == 1} >= {
+        bytes([value]) for value in range(256)
+    }
 
 
 def test_unigram_with_metaspace():
@@ -56,7 +64,10 @@ def test_unigram_with_metaspace():
 
 
 def test_bytes_pieces_are_text_without_fallback():
-    data = {"model": {"type": "BPE", "vocab": {"<0x41>": 0, "▁a": 1}, "merges": []}, "pre_tokenizer": {"type": "Metaspace"}}
+    data = {
+        "model": {"type": "BPE", "vocab": {"<0x41>": 0, "▁a": 1}, "merges": []},
+        "pre_tokenizer": {"type": "Metaspace"},
+    }
     assert vocabulary_from_tokenizer(data, vocab_size=2, eos=[]).tokens == (b"<0x41>", b" a")
 
 
@@ -68,7 +79,9 @@ def test_vocabulary_larger_than_the_model(tokenizer):
     assert str(size - 6) in str(caught.value)
 
 
-@pytest.mark.parametrize("change", ["wordpiece", "wordlevel", "no model", "no decoder", "bad vocab", "bad added", "eos outside"])
+@pytest.mark.parametrize(
+    "change", ["wordpiece", "wordlevel", "no model", "no decoder", "bad vocab", "bad added", "eos outside"]
+)
 def test_what_is_not_known_is_refused(trained, change):
     data = copy.deepcopy(trained("gpt2").data)
     eos = [0]
@@ -97,7 +110,11 @@ def test_from_file(trained, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(one.data), encoding="utf-8")
     read = vocabulary_from_file(path, vocab_size=len(one.vocabulary), eos=one.vocabulary.eos)
-    assert (read.tokens, read.special, read.eos) == (one.vocabulary.tokens, one.vocabulary.special, one.vocabulary.eos)
+    assert (read.tokens, read.special, read.eos) == (
+        one.vocabulary.tokens,
+        one.vocabulary.special,
+        one.vocabulary.eos,
+    )
     path.write_text("[1]", encoding="utf-8")
     with pytest.raises(ModelLoadError, match="JSON object"):
         vocabulary_from_file(path, vocab_size=9, eos=[])

@@ -27,6 +27,7 @@ EOS = 0
 LETTERS = [bytes([code]) for code in range(ord("a"), ord("z") + 1)]
 PAIRS = [b"ab", b"abc", b"th", b"the", b"he", b"in", b"ing", b"er", b" a", b"st", b"xyz", b"zz"]
 TOKENS = (b"", *LETTERS, b" ", b"\n", *PAIRS)
+VOCABULARY = Vocabulary(TOKENS, frozenset({EOS}), frozenset({EOS}))
 
 
 class ChoiceMatcher(Matcher):
@@ -140,13 +141,13 @@ class Bench:
     """A scheduler on a FakeRunner, the news it gave, and an exact account of its slots."""
 
     def __init__(self, config: dict[str, Any], slots: int, grammar: Any, clock: Callable[[], float]) -> None:
-        self.vocabulary = Vocabulary(TOKENS, frozenset({EOS}), frozenset({EOS}))
+        self.vocabulary = VOCABULARY
         self.scheduler = Scheduler(
             SchedulerConfig(**config),
             slots=slots,
             vocabulary=self.vocabulary,
             encode=encode,
-            grammar=grammar or ToyGrammars(self.vocabulary),
+            grammar=grammar,
             clock=clock,
         )
         self.runner = FakeRunner(slots, len(TOKENS))
@@ -235,4 +236,9 @@ def bench() -> Callable[..., Bench]:
 
 @pytest.fixture
 def toy_grammars() -> Callable[..., ToyGrammars]:
-    return lambda **how: ToyGrammars(Vocabulary(TOKENS, frozenset({EOS}), frozenset({EOS})), **how)
+    return lambda **how: ToyGrammars(VOCABULARY, **how)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return VOCABULARY

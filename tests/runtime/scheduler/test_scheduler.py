@@ -18,7 +18,7 @@ def expected(prompt: list[int], count: int, size: int) -> list[int]:
     return ids
 
 
-# -- prefix cache ----------------------------------------------------------------------------------------------
+# -- prefix cache --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -107,7 +107,7 @@ def test_flush(bench: Any) -> None:
     assert sim.scheduler.state()["free"] == 600
 
 
-# -- batching --------------------------------------------------------------------------------------------------
+# -- batching ------------------------------------------------------------------------------------------------
 
 
 def test_decodes_go_on_while_a_long_prompt_is_computed(bench: Any) -> None:
@@ -195,7 +195,7 @@ def test_released_handles_are_told_once(bench: Any) -> None:
     assert told == [1, 2]
 
 
-# -- slots run short -------------------------------------------------------------------------------------------
+# -- slots run short -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("page", [1, 4])
@@ -234,7 +234,7 @@ def test_the_whole_pool_can_be_used_by_one(bench: Any) -> None:
         assert len(sim.run().answer("a").new_ids) == 34
 
 
-# -- refusals, ends, waits -------------------------------------------------------------------------------------
+# -- refusals, ends, waits -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -244,12 +244,18 @@ def test_the_whole_pool_can_be_used_by_one(bench: Any) -> None:
         ({"prompt": [1, 1000]}, "bad_request", "ids must be in"),
         ({"prompt": [-1]}, "bad_request", "ids must be in"),
         ({"prompt": [1], "temperature": -1.0}, "bad_request", "temperature"),
-        ({"prompt": [1] * 60, "max_new_tokens": 50}, "prompt_too_long", "60 .* 50 = 110.* context length is 100"),
+        (
+            {"prompt": [1] * 60, "max_new_tokens": 50},
+            "prompt_too_long",
+            "60 .* 50 = 110.* context length is 100",
+        ),
         ({"prompt": [1, 2], "logprob_start_len": 3}, "bad_request", "prompt of 2 tokens, got 3"),
         ({"prompt": [1, 2], "top_logprobs_num": -1}, "bad_request", "at least 0"),
     ],
 )
-def test_what_cannot_run_is_answered_at_once(bench: Any, fields: dict[str, Any], code: str, word: str) -> None:
+def test_what_cannot_run_is_answered_at_once(
+    bench: Any, fields: dict[str, Any], code: str, word: str
+) -> None:
     sim = bench(200, context_length=100)
     sim.add("a", **fields)
     (output,) = sim.scheduler.drain()
@@ -383,7 +389,8 @@ def test_a_plan_must_be_committed(bench: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["page_size", "max_running_requests", "max_waiting_requests", "chunked_prefill_size", "conservativeness"]
+    "field",
+    ["page_size", "max_running_requests", "max_waiting_requests", "chunked_prefill_size", "conservativeness"],
 )
 def test_numbers_of_the_configuration_are_checked(bench: Any, field: str) -> None:
     with pytest.raises(BadRequest, match=field):

@@ -43,7 +43,10 @@ def test_masked_until_min_new_tokens() -> None:
 TEXT = st.text("abé", max_size=14)
 
 
-@given(pieces=st.lists(TEXT.map(str.encode), max_size=8), stops=st.lists(TEXT.filter(bool), min_size=1, max_size=4))
+@given(
+    pieces=st.lists(TEXT.map(str.encode), max_size=8),
+    stops=st.lists(TEXT.filter(bool), min_size=1, max_size=4),
+)
 def test_found_as_soon_as_complete_however_it_is_cut(pieces: list[bytes], stops: list[str]) -> None:
     one = rule(stop=tuple(stops))
     whole, tail = b"", b""

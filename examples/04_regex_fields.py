@@ -1,0 +1,42 @@
+"""Text of a given form: a JSON object by regex, and a number by dtype.
+
+The model can only write what the expression allows, so the result always parses. What the expression leaves
+no choice about (quotes, keys, commas) is not decoded token by token but jumped over.
+
+    python examples/04_regex_fields.py
+"""
+
+import json
+
+from sglang_dsl import Engine, ProgramState, assistant, function, gen, user
+
+CARD = r'\{"name": "[A-Z][a-z]+", "age": [0-9]{1,3}, "city": "[A-Z][a-z]+", "job": "[a-z]+"\}'
+
+
+@function(temperature=0)
+def read_card(s: ProgramState, note: str) -> None:
+    s += user(f"Extract name, age, city and job as JSON: {note}")
+    s += assistant(gen("card", regex=CARD, max_tokens=96))
+
+
+@function(temperature=0)
+def add(s: ProgramState, a: int, b: int) -> int:
+    s += user(f"What is {a} + {b}? Only the number.")
+    s += assistant(gen("sum", dtype=int, max_tokens=8))
+    # Reading inside the function waits; what it returns is the state's ret_value.
+    return int(s["sum"])
+
+
+def main() -> None:
+    with Engine("pocket") as engine:
+        state = read_card(note="Palo, 42, is a potter from Brestan.", backend=engine)
+        card = json.loads(state["card"])
+        print(card)
+        meta = state.get_meta_info("card")
+        print(f"{meta['jumped_tokens']} of {meta['completion_tokens']} tokens were jumped over")
+
+        print("30 + 12 =", add(30, 12, backend=engine).ret_value)
+
+
+if __name__ == "__main__":
+    main()

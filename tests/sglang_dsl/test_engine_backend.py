@@ -1,0 +1,206 @@
+"""EngineBackend over a scripted engine: what is sent, what comes back, how faults are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import sglang_dsl as sgl
+from runtime.protocol.errors import (
+    Aborted,
+    BadRequest,
+    DeadlineExceeded,
+    QueueFull,
+    RuntimeFault,
+    UnsupportedConstraint,
+)
+from runtime.protocol.io_struct import ChoiceScores, GenerateOutput, GenerateReqInput
+from sglang_dsl import BackendError, EngineBackend, ProgramCancelled, Timeout, Unsupported, gen, select
+from sglang_dsl.backends import as_backend
+
+
+class ScriptedEngine:
+    """Answers every request with the same text; keeps the requests."""
+
+    model_path = "/models/scripted"
+
+    def __init__(self, text: str = "héllo wörld", fault: RuntimeFault | None = None) -> None:
+        self.text, self.fault = text, fault
+        self.requests: list[GenerateReqInput] = []
+        self.closed = False
+
+    def output(self, request: GenerateReqInput, text: str, finish: Any) -> GenerateOutput:
+        meta = {"id": request.rid, "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": 2}
+        scores = None
+        if request.choices is not None:
+            scores = [ChoiceScores(c, [i], [-1.0 - i], [-2.0]) for i, c in enumerate(request.choices)]
+        return GenerateOutput(text, [1, 2], meta, scores)
+
+    async def submit(self, request: GenerateReqInput) -> GenerateOutput:
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        if self.fault is not None:
+            raise self.fault
+        return self.output(request, self.text, {"type": "stop"})
+
+    async def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
+        self.requests.append(request)
+        for end in (1, 1, 4, len(self.text)):
+            yield self.output(request, self.text[:end], None)
+        if self.fault is not None:
+            raise self.fault
+        yield self.output(request, self.text, {"type": "stop"})
+
+    def flush_cache(self) -> bool:
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"running": 0}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@sgl.function
+def program(s: Any, **words: Any) -> None:
+    s += sgl.user("q") + sgl.assistant("Well, " + gen("a", **words))
+
+
+def test_an_engine_is_a_backend_as_it_is() -> None:
+    engine = ScriptedEngine()
+    state = program.run(backend=engine)
+    assert state["a"] == "héllo wörld"
+    (request,) = engine.requests
+    assert request.text is None
+    assert [(m.role, m.content, m.open) for m in request.messages or []] == [
+        ("user", "q", False),
+        ("assistant", "Well, ", True),
+    ]
+    sgl.set_default_backend(engine)
+    assert sgl.flush_cache() is True
+    assert sgl.get_server_info() == {"backend": "engine", "model_path": "/models/scripted", "running": 0}
+    assert isinstance(as_backend(engine), EngineBackend)
+
+
+def test_words_become_fields() -> None:
+    engine = ScriptedEngine()
+    program.run(
+        regex="a+",
+        max_tokens=7,
+        stop="!",
+        return_logprob=True,
+        top_logprobs_num=2,
+        logprob_start_len=0,
+        backend=engine,
+        timeout=9,
+    ).sync()
+    (request,) = engine.requests
+    assert request.constraint is not None
+    assert (request.constraint.kind, request.constraint.spec) == ("regex", "a+")
+    assert (request.sampling_params.max_new_tokens, request.sampling_params.stop) == (7, ("!",))
+    assert (request.return_logprob, request.top_logprobs_num, request.logprob_start_len) == (True, 2, 0)
+    assert request.timeout_s == 9
+
+
+def test_completion_prompts_go_as_text() -> None:
+    engine = ScriptedEngine()
+    sgl.function(lambda s: s.__iadd__("a b " + gen("x"))).run(backend=engine).sync()
+    assert (engine.requests[0].text, engine.requests[0].messages) == ("a b ", None)
+
+
+def test_a_cumulative_stream_becomes_pieces() -> None:
+    state = program.run(backend=ScriptedEngine(), stream=True)
+    assert list(state.text_iter("a")) == ["h", "éll", "o wörld"]
+    assert state.get_meta_info("a")["completion_tokens"] == 2
+
+
+def test_samples_share_the_prompt_and_differ_in_seed() -> None:
+    engine = ScriptedEngine()
+    state = program.run(n=3, seed=5, backend=engine)
+    assert state["a"] == ["héllo wörld"] * 3
+    assert engine.requests[0].sampling_params.max_new_tokens == 0
+    assert sorted(r.sampling_params.seed or 0 for r in engine.requests[1:]) == [5, 6, 7]
+    assert state.get_meta_info("a")["completion_tokens"] == 6
+    assert len(state.get_meta_info("a")["samples"]) == 3
+
+
+def test_choices_are_scored() -> None:
+    engine = ScriptedEngine()
+
+    @sgl.function
+    def pick(s: Any) -> None:
+        s += "p" + select("c", ["x", "y"], choices_method="unconditional_likelihood_normalized")
+
+    state = pick.run(backend=engine)
+    assert state["c"] == "x"
+    assert (engine.requests[0].choices, engine.requests[0].unconditional) == (["x", "y"], True)
+    assert state.get_meta_info("c")["scores"] == [1.0, 0.0]
+
+
+def test_forks_commit_the_shared_prefix_once() -> None:
+    engine = ScriptedEngine()
+
+    @sgl.function
+    def branches(s: Any) -> None:
+        s += "shared"
+        forks = s.fork(3)
+        forks += lambda i: str(i) + gen("x")
+        forks.join()
+
+    branches.run(backend=engine)
+    texts = [(r.text, r.sampling_params.max_new_tokens) for r in engine.requests]
+    assert texts == [("shared", 0), ("shared0", 128), ("shared1", 128), ("shared2", 128)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (BadRequest("is wrong", where="text", hint="fix it"), BackendError),
+        (UnsupportedConstraint("lookahead"), Unsupported),
+        (DeadlineExceeded("too late"), Timeout),
+        (QueueFull("full", hint="try later"), BackendError),
+        (Aborted("by an operator"), ProgramCancelled),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_faults_keep_status_request_and_hint(fault: RuntimeFault, kind: type, stream: bool) -> None:
+    engine = ScriptedEngine(fault=fault)
+    state = program.run(backend=engine, stream=stream)
+    with pytest.raises(kind) as caught:
+        state["a"]
+    error = caught.value
+    assert type(error) is kind
+    assert (error.status, error.retryable, error.hint) == (fault.status, fault.retryable, fault.hint)
+    assert error.request_id == engine.requests[-1].rid
+    assert error.variable == "a"
+    assert isinstance(error.__cause__, type(fault)) or isinstance(error.__cause__.__cause__, type(fault))
+    assert fault.message in str(error)
+
+
+def test_one_failing_sample_fails_the_call() -> None:
+    class Third(ScriptedEngine):
+        async def submit(self, request: GenerateReqInput) -> GenerateOutput:
+            if len(self.requests) == 3:
+                raise QueueFull("full")
+            return await super().submit(request)
+
+    with pytest.raises(BackendError, match="full"):
+        program.run(n=3, backend=Third())["a"]
+
+
+def test_options_no_request_has_are_refused() -> None:
+    engine = ScriptedEngine()
+    with pytest.raises(Unsupported, match="stop_regex"):
+        program.run(stop_regex="a", backend=engine)["a"]
+    assert engine.requests == []
+
+
+def test_a_given_engine_is_not_closed_and_takes_no_words() -> None:
+    engine = ScriptedEngine()
+    asyncio.run(EngineBackend(engine).aclose())
+    assert not engine.closed
+    with pytest.raises(TypeError, match="runs already"):
+        EngineBackend(engine, dtype="auto")

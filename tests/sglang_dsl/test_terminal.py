@@ -1,0 +1,140 @@
+"""What people see in the terminal: a finished state, and the command."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import sglang_dsl as sgl
+from sglang_dsl import MockBackend, Program, gen, select
+from sglang_dsl.__main__ import main
+from sglang_dsl.display import render, show
+from sglang_dsl.repl import converse
+
+SOURCE = """
+from sglang_dsl import assistant, function, gen, user
+
+@function
+def ask(s, question, count=1):
+    s += user(question)
+    for i in range(count):
+        s += assistant(gen(f"answer{i}"))
+
+@function
+def broken(s):
+    s += gen("x", regex="(?=a)b")
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "programs.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def printed(state: sgl.ProgramState) -> str:
+    out = io.StringIO()
+    show(state, Console(file=out, width=100, no_color=True))
+    return out.getvalue()
+
+
+def test_a_state_shows_turns_generations_forks_and_usage() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "loose text "
+        s += sgl.user("the question")
+        s += sgl.assistant(gen("answer"))
+        forks = s.fork(2)
+        forks += lambda i: f"side {i}: " + gen("x")
+        forks.join()
+        s += sgl.user("more") + select("c", ["yes", "no"])
+
+    state = program.run(
+        backend=MockBackend(["the answer", "left", "right"], scores={"yes": -1.0, "no": -2.0})
+    )
+    text = printed(state)
+    order = ["loose text", "user", "the question", "assistant", "the answer ⟵ answer", "fork, 2 branches"]
+    order += ["side 0: left ⟵ x", "branch 1", "side 1: right", "more", "yes ⟵ c", "total"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    total = next(line for line in text.splitlines() if "total" in line)
+    assert str(state.usage()["prompt_tokens"]) in total
+    assert any("1" in line and "x" in line for line in text.splitlines())
+
+
+def test_a_failed_state_shows_what_came_before_and_the_error() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "before " + gen("x")
+
+    text = printed(program.run(backend=MockBackend(errors={0: OSError("cut off")})))
+    assert "before" in text
+    assert "BackendError" in text
+    assert "cut off" in text
+
+
+def test_a_traced_state_can_be_rendered() -> None:
+    seen: list[Any] = []
+    sgl.function(lambda s: seen.append(render(s.__iadd__("a" + gen("x"))))).trace()
+    assert seen
+
+
+def test_run_shows_the_state(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", f"{file}:ask", "question=What?", "count=2", "--backend", "mock"]) == 0
+    out = capsys.readouterr().out
+    assert "What?" in out
+    assert "answer1" in out
+    assert (
+        main(["run", f"{file}:ask", "question=Twelve", "--backend", "mock", "--stream", "--max-tokens", "1"])
+        == 0
+    )
+    assert capsys.readouterr().out.startswith("USER: ")
+
+
+def test_run_tells_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", f"{file}:broken", "--backend", "mock"]) == 1
+    assert "programs.py:12" in capsys.readouterr().err
+    for wrong, said in (
+        ([f"{file}:nothing"], "it has: ask, broken"),
+        (["nowhere.py:x"], "names no file"),
+        ([f"{file}:ask", "question"], "NAME=VALUE"),
+    ):
+        assert main(["run", *wrong, "--backend", "mock"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["run", f"{file}:ask", "--backend", "mock", "--model", "x"]) == 2
+
+
+def test_trace_prints_the_tree_or_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", f"{file}:ask", "count=2"]) == 0
+    assert "Gen(name='answer1')  # programs.py:8" in capsys.readouterr().out
+    assert main(["trace", f"{file}:ask", "--json"]) == 0
+    assert Program.from_dict(json.loads(capsys.readouterr().out)).name == "ask"
+
+
+def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixture[str]) -> None:
+    said = iter(["hello", "and?", "/quit"])
+    mock = MockBackend(["Hi there.", "Nothing."], split=3)
+    out = io.StringIO()
+    assert converse(mock, system="Be nice.", ask=lambda prompt: next(said), out=out) == 0
+    assert "Hi there.\nNothing.\n" in out.getvalue()
+    assert [m.content for m in mock.calls[1].prompt.messages] == [
+        "Be nice.",
+        "hello",
+        "Hi there.",
+        "and?",
+        "",
+    ]
+    failing = MockBackend(errors={0: OSError("down")})
+    assert converse(failing, ask=lambda prompt: "x", out=out) == 1
+    assert "down" in capsys.readouterr().err
+
+    def end(prompt: str) -> str:
+        raise EOFError
+
+    assert converse(mock, ask=end, out=out) == 0
