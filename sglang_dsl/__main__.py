@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_dsl.backends import BACKENDS, as_backend
+from sglang_dsl.backends import BACKENDS
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import SglFunction
@@ -81,11 +81,11 @@ def arguments(given: Sequence[str]) -> dict[str, Any]:
 
 
 def backend(args: argparse.Namespace) -> Backend:
-    if args.model is None:
-        return as_backend(args.backend)
-    if args.backend != "engine":
+    """A backend of the command's own, to be closed at its end."""
+    make: Any = BACKENDS.load(args.backend)
+    if args.model is not None and args.backend != "engine":
         raise BadProgram("--model goes with --backend engine")
-    made: Backend = BACKENDS.load("engine")(args.model)  # type: ignore[call-arg]
+    made: Backend = make() if args.model is None else make(args.model)
     return made
 
 

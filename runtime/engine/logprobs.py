@@ -25,7 +25,7 @@ def scores_of(hidden: Tensor, targets: Tensor, logits: Callable[[Tensor], Tensor
 def finite(logits: Tensor) -> Tensor:
     """[rows] bool: whether all of a row's logits are finite (one pass: a sum is finite only if its terms
     are)."""
-    return logits.sum(-1, dtype=torch.float64).isfinite()
+    return logits.sum(-1).isfinite()
 
 
 def top_of(logits: Tensor, total: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:

@@ -203,9 +203,13 @@ class _Subsets:
     again in a second region "that newline must come now" and a third "the end must come now"."""
 
     def __init__(
-        self, nfa: _Nfa, cells: list[frozenset[int]], intervals: tuple[tuple[int, int, int], ...], meter: Meter,
+        self,
+        nfa: _Nfa,
+        cells: list[frozenset[int]],
+        intervals: tuple[tuple[int, int, int], ...],
+        meter: Meter,
         conditions: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._nfa, self._cells, self._intervals, self._meter = nfa, cells, intervals, meter
         self._size = len(nfa.char)
         self._conditions = conditions

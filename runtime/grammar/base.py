@@ -13,11 +13,13 @@ from runtime.protocol.vocabulary import Vocabulary
 
 
 class Matcher(ABC):
-    """The state of one constrained generation. Cheap to copy; the compiled part is shared and never changes."""
+    """The state of one constrained generation. Cheap to copy; the compiled part is shared and never
+    changes."""
 
     @abstractmethod
     def advance(self, token: int) -> bool:
-        """Follow one token. False, and no change, if it is not allowed. An eos id is allowed where may_stop()."""
+        """Follow one token. False, and no change, if it is not allowed. An eos id is allowed where
+        may_stop()."""
 
     @abstractmethod
     def advance_bytes(self, data: bytes) -> bool:
@@ -58,4 +60,5 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, constraint: Constraint) -> Matcher:
-        """A fresh matcher. Raises BadConstraint (cannot be compiled: where and why) or UnsupportedConstraint."""
+        """A fresh matcher. Raises BadConstraint (cannot be compiled: where and why) or
+        UnsupportedConstraint."""

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.base import Matcher
-from runtime.grammar.dfa import DEAD, ByteDfa, compile_regex
+from runtime.grammar.dfa import ByteDfa, compile_regex
 from runtime.protocol.vocabulary import Vocabulary
 
 _ANCHORS = ("\n", "a")
@@ -230,6 +230,3 @@ def _complete(data: bytes) -> str | None:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return None
-
-
-__all__ = ["DEAD", "Jump", "JumpEdge", "OutlinesJumpForwardMap", "plan_jump"]

@@ -23,6 +23,8 @@ from runtime.protocol.vocabulary import Vocabulary
 SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
 
+_EXPLORED = 4096
+
 
 class MaskCache:
     """Masks by key, the longest unused dropped first when they take more than `limit_bytes`."""
@@ -102,10 +104,14 @@ class TokenAutomaton:
         self._serial = space.serial()
         self._complete = space.trie.can_spell(dfa)
         self._alive: dict[int, bool] = {}
+        if not self._complete:
+            self._explore(0)
         if not self.leads_on(0):
-            raise BadConstraint(
-                "no sequence of the vocabulary's tokens spells a text that matches", where="constraint"
-            )
+            text = "no sequence of the vocabulary's tokens spells a text that matches"
+            raise BadConstraint(text, where="constraint")
+        self.mask(
+            0
+        )  # tables and first mask are made where constraints are compiled, not in the scheduler's loop
 
     def mask(self, state: int) -> TokenMask:
         """Ids that may follow `state`, those that end the generation included where it is a whole match."""
@@ -114,7 +120,8 @@ class TokenAutomaton:
     def _make(self, state: int) -> TokenMask:
         ids, states = self.space.trie.reach(self.dfa, state)
         if not self._complete:
-            ids = ids[np.fromiter(map(self.leads_on, states.tolist()), dtype=np.bool_, count=len(states))]
+            after, which = np.unique(states, return_inverse=True)
+            ids = ids[np.array([self.leads_on(state) for state in after.tolist()], dtype=np.bool_)[which]]
         if self.dfa.accepts(state):
             ids = np.concatenate((ids, self.space.eos))
         return pack(ids, len(self.space.vocabulary))
@@ -123,28 +130,33 @@ class TokenAutomaton:
         """Whether tokens can lead from `state` to a match."""
         if self._complete:
             return True
-        known = self._alive.get(state)
-        if known is None:
-            known = self._search(state)
-        return known
+        if (
+            state not in self._alive
+        ):  # not between two tokens of a walk from the start: forced text ended there
+            self._explore(state)
+        return self._alive[state]
 
-    def _search(self, start: int) -> bool:
-        """Breadth first over tokens. All on the way to a match are alive; if none is found, all seen are
-        dead."""
-        came_from: dict[int, int] = {start: start}
-        queue = [start]
+    def _explore(self, start: int) -> None:
+        """Settle `_alive` for all states that tokens lead to from `start`: forwards once, then back from
+        matches."""
+        sources: dict[int, list[int]] = {start: []}
+        queue, alive = [start], []
         for state in queue:
-            if self.dfa.accepts(state) or self._alive.get(state, False):
-                while True:
-                    self._alive[state] = True
-                    if state == start:
-                        return True
-                    state = came_from[state]
+            if self._alive.get(state, self.dfa.accepts(state)):
+                alive.append(state)
             if state in self._alive:
                 continue
+            if len(queue) > _EXPLORED:
+                text = f"the vocabulary cannot spell every byte, and more than {_EXPLORED} states need a look"
+                raise BadConstraint(text, where="constraint", hint="use smaller counts")
             for after in np.unique(self.space.trie.reach(self.dfa, state).states).tolist():
-                if after not in came_from:
-                    came_from[after] = state
+                if after not in sources:
+                    sources[after] = []
                     queue.append(after)
-        self._alive.update(dict.fromkeys(queue, False))
-        return False
+                sources[after].append(state)
+        for state in queue:
+            self._alive.setdefault(state, False)
+        while alive:
+            state = alive.pop()
+            self._alive[state] = True
+            alive.extend(source for source in sources[state] if not self._alive[source])

@@ -116,10 +116,10 @@ class TokenTrie:
         """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
         if not self.missing_bytes:
             return True
-        wanted = (dfa.delta >= 0).any(axis=0)
+        wanted = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
         for byte in self.missing_bytes:
             for entry in np.unique(dfa.utf8[:, byte]):
-                if entry >= 0 or wanted[~entry]:
+                if entry >= 0 or int(~entry) in wanted:
                     return False
         return True
 

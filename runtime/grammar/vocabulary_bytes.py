@@ -31,7 +31,7 @@ def vocabulary_from_tokenizer(
     stand for no text; other added tokens keep theirs. Raises ModelLoadError for a kind of tokenizer that is
     not known, a malformed file, or ids that the model does not have.
     """
-    model = _member(tokenizer_json, "model", Mapping)
+    model = _object(tokenizer_json, "model")
     spell = _spelling(tokenizer_json, model)
     pieces = dict(_pieces(model))
     tokens: dict[int, bytes] = {number: spell(piece) for piece, number in pieces.items()}
@@ -127,9 +127,9 @@ def _unknown_kind(what: str) -> ModelLoadError:
     )
 
 
-def _member(data: Mapping[str, Any], name: str, kind: type[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _object(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     found = data.get(name)
-    if not isinstance(found, kind):
+    if not isinstance(found, Mapping):
         raise ModelLoadError(f"has no {name!r} object", where=_WHERE)
     return found
 

@@ -45,10 +45,8 @@ class Linear:
 def can_pack() -> bool:
     """Whether this torch has the (private) packed product, and it gives the right numbers."""
     try:
-        weight, x = torch.randn(32, 16), torch.randn(5, 16)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
-        y = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        return bool(torch.allclose(y, F.linear(x, weight), atol=1e-4))
+        weight, x = torch.randn(32, 16), torch.randn(PLAIN_UP_TO + 2, 16)
+        return bool(torch.allclose(Linear(weight, pack=True)(x), F.linear(x, weight), atol=1e-4))
     except (RuntimeError, AttributeError, TypeError):
         return False
 

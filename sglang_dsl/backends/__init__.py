@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +29,12 @@ class EngineLike(Protocol):
     def flush_cache(self) -> bool: ...
 
 
+@functools.cache
+def by_name(name: str) -> Backend:
+    """The process's one backend of this name, with its defaults: an engine is started once, not per run."""
+    return BACKENDS.load(name)()
+
+
 def as_backend(value: Any) -> Backend:
     """A backend from what `backend=` takes: a Backend, an Engine, or a name of BACKENDS.
 
@@ -37,7 +44,7 @@ def as_backend(value: Any) -> Backend:
         case Backend():
             return value
         case str():
-            return BACKENDS.load(value)()
+            return by_name(value)
         case EngineLike():
             # Found by name, so that whoever never runs an engine never loads its module.
             return BACKENDS.load("engine")(value)  # type: ignore[call-arg]

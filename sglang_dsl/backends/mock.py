@@ -50,7 +50,7 @@ class MockUsage:
     cached_tokens: int = 0
 
 
-@dataclass
+@dataclass(eq=False)
 class MockBackend(Backend):
     """A scripted or made-up model.
 

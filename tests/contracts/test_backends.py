@@ -16,7 +16,7 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import Timeout, Unsupported, gen, select
-from sglang_dsl.backends import BACKENDS, as_backend
+from sglang_dsl.backends import BACKENDS
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, Prompt
 from sglang_dsl.loop import background
 
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 def make(name: str) -> Backend:
     """The backend under its name, as small as it can be; skips where its model is not there."""
     if name != "engine":
-        return as_backend(name)
+        return BACKENDS.load(name)()
     runtime = pytest.importorskip("runtime", reason="the runtime is not installed")
     weights = Path(str(runtime.__file__)).parent / "pocket" / "checkpoint" / "model.safetensors"
     if not weights.exists():
@@ -232,9 +232,7 @@ def test_a_deadline_is_kept(backend: Backend) -> None:
         s += "On and on" + gen("a", max_tokens=3000, ignore_eos=True)
 
     if backend.name == "mock":
-        slow = as_backend("mock")
-        slow.delay_s = 60  # type: ignore[attr-defined]
-        backend = slow
+        backend = sgl.MockBackend(delay_s=60)
     with pytest.raises(Timeout):
         endless.run(backend=backend, timeout=0.02)["a"]
 

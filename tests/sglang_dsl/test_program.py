@@ -10,6 +10,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MissingVariable, MockBackend, NoBackend, gen, select
+from sglang_dsl.backends import as_backend
 from sglang_dsl.ir import Sampling
 from sglang_dsl.lower import lower
 from sglang_dsl.settings import global_config
@@ -385,6 +386,7 @@ def test_the_default_backend_and_admin_words() -> None:
     assert sgl.get_server_info()["backend"] == "mock"
     sgl.set_default_backend("mock")
     assert qa.run("q")["answer"]
+    assert as_backend("mock") is as_backend("mock")
     sgl.set_default_backend(None)
     with pytest.raises(NoBackend):
         qa.run("q")

@@ -175,10 +175,15 @@ def test_chunks_of_one_reader_are_one_node() -> None:
         match = longer
     (node,) = cache.path(match)
     assert node.runs == (Run(0, 8),)
+    twin = cache.match(list(range(1, 9)))
+    cache.lock(twin)
+    longer, _ = cache.insert(list(range(1, 10)), [Run(0, 9)], None, match)
+    assert [node.length for node in longer.nodes] == [8, 1], "another one reads it: it must not grow"
+    cache.unlock(twin)
     other = cache.match([1, 2, 3])
     cache.lock(other)
     grown, _ = cache.insert(list(range(1, 11)), [Run(0, 10)], None, match)
-    assert [node.length for node in grown.nodes] == [3, 7]
+    assert [node.length for node in grown.nodes] == [3, 5, 2]
 
 
 def test_a_split_keeps_the_reader_s_slots() -> None:

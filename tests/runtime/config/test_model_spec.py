@@ -225,13 +225,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="line 3 column 8"):
         ModelSpec.from_dir(tmp_path)
     config.write_bytes(b'{"a": "\xff"}')
-    with pytest.raises(ModelLoadError, match="UTF-8.*offset 7"):
+    with pytest.raises(ModelLoadError, match=r"UTF-8.*offset 7"):
         ModelSpec.from_dir(tmp_path)
     config.write_text("[1]")
     with pytest.raises(ModelLoadError, match="must hold a JSON object"):
         ModelSpec.from_dir(str(tmp_path))
     config.write_text("[" * 100_000)
-    with pytest.raises(ModelLoadError, match="config.json"):
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
         ModelSpec.from_dir(tmp_path)
     with pytest.raises(ModelLoadError, match="is a file"):
         ModelSpec.from_dir(config)
@@ -244,7 +244,6 @@ def test_reading_a_spec_loads_no_torch(tmp_path: Path) -> None:
         f"ModelSpec.from_dir({str(tmp_path)!r}); print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     root = Path(__file__).parents[3]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split() == ["False", "False"]

@@ -169,7 +169,7 @@ class Ask:
 
 
 class Driver:
-    """Plays the scheduler: hands out slots (page = 0: in order; else pages at random places), names segments."""
+    """Plays the scheduler: hands out slots (page 0: in order, else random pages) and names segments."""
 
     def __init__(self, runner: Runner, page: int = 0, seed: int = 0) -> None:
         self.runner = runner

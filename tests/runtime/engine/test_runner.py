@@ -1,4 +1,4 @@
-"""TorchRunner: the same greedy text however it is batched, chunked, shared and paged; faults stay where they arise."""
+"""TorchRunner: the same greedy text however it is batched, chunked, shared and paged; faults stay local."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_rows_of_different_wants(tiny: Any, runner: TorchRunner, drive: Any, pro
     )
     assert (first.token, first.logprob, first.scores, first.top) == (None, None, (), ())
     assert second.token == tiny("llama").greedy(ids[1], 1)[0]
-    assert [token for token, _ in second.top][0] == second.token
+    assert second.top[0][0] == second.token
     assert len(second.top) == 2
     assert third.top == ()
     assert len(third.scores) == 1

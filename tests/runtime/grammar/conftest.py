@@ -14,10 +14,39 @@ from runtime.grammar.dfa import DEAD, ByteDfa
 from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.protocol.vocabulary import Vocabulary
 
-WORDS = (
-    "the quick brown fox jumps over lazy dogs Harry Potter name age house wand city population Paris Rome café naïve "
-    "日本語 東京 😊 true false null don't I'll we've x1 42 2026 3.14 e.g. e-mail user@example.com answer final Yes No"
-).split()
+WORDS = [
+    *(
+        "the",
+        "quick",
+        "brown",
+        "fox",
+        "jumps",
+        "over",
+        "lazy",
+        "dogs",
+        "Harry",
+        "Potter",
+        "name",
+        "age",
+        "house",
+    ),
+    *(
+        "wand",
+        "city",
+        "population",
+        "Paris",
+        "Rome",
+        "café",
+        "naïve",
+        "日本語",
+        "東京",
+        "😊",
+        "true",
+        "false",
+    ),
+    *("null", "don't", "I'll", "we've", "x1", "42", "2026", "3.14", "e.g.", "e-mail", "user@example.com"),
+    *("answer", "final", "Yes", "No"),
+]
 CAPITALS_ALONE = r"\p{Lu}\p{L}*| ?(?!\p{Lu})\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 CONTRACTIONS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
@@ -53,10 +82,12 @@ def _finish(name: str, data: dict[str, Any], eos: str) -> Trained:
     size = tokenizer.get_vocab_size() + 5
     vocabulary = vocabulary_from_tokenizer(data, vocab_size=size, eos=[tokenizer.token_to_id(eos)])
     return Trained(
-        name, data, vocabulary,
+        name,
+        data,
+        vocabulary,
         lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
         lambda ids: tokenizer.decode(ids, skip_special_tokens=False),
-    )  # fmt: skip
+    )
 
 
 def _byte_level(name: str, pattern: str | None) -> Trained:
@@ -66,9 +97,11 @@ def _byte_level(name: str, pattern: str | None) -> Trained:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*steps, cut])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=900, special_tokens=["<|end|>", "<think>"], show_progress=False,
+        vocab_size=900,
+        special_tokens=["<|end|>", "<think>"],
+        show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-    )  # fmt: skip
+    )
     tokenizer.train_from_iterator(generated_texts(), trainer)
     data = json.loads(tokenizer.to_str())
     for added in data["added_tokens"]:

@@ -20,10 +20,32 @@ ALPHABET = "abAB019_ -é日😊\n\tſKß.\u0660"
 atoms = st.one_of(
     st.sampled_from(ALPHABET).map(re.escape),
     st.sampled_from(
-        [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", ".", "[a-c]", "[^a]", "[^\\n]", r"[\w-]", r"[^\d_]", "[é-日]", "[A-B0]",
-         "[]a]", "[^]a]", r"\x41", "\\u65e5", r"\n", "[ß-é]", "[s-k]" if "s" < "k" else "[k-s]", r"[^\W\d]"]
+        [
+            r"\d",
+            r"\D",
+            r"\w",
+            r"\W",
+            r"\s",
+            r"\S",
+            ".",
+            "[a-c]",
+            "[^a]",
+            "[^\\n]",
+            r"[\w-]",
+            r"[^\d_]",
+            "[é-日]",
+            "[A-B0]",
+            "[]a]",
+            "[^]a]",
+            r"\x41",
+            "\\u65e5",
+            r"\n",
+            "[ß-é]",
+            "[k-s]",
+            r"[^\W\d]",
+        ]
     ),
-)  # fmt: skip
+)
 places = st.sampled_from(["^", "$", r"\A", r"\Z", r"\b", r"\B"])
 counts = st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{,2}", "{2,}", "*?", "+?", "??", "{0}", "{0,1}?"])
 
@@ -63,6 +85,12 @@ def walk_somewhere(dfa, pick, limit=40):
         data.append(byte)
 
 
+def expect_empty(error):
+    """The only way in which these patterns may be refused: they match nothing at all."""
+    if isinstance(error, UnsupportedConstraint) or "no text can match" not in str(error):
+        raise error
+
+
 def mutated(text, pick):
     cut = pick.randrange(len(text) + 1)
     kind = pick.randrange(4)
@@ -86,10 +114,8 @@ def test_same_language_as_fullmatch(accepts, pattern, samples, seed):
         return
     try:
         dfa = compile_regex(pattern)
-    except UnsupportedConstraint:
-        raise AssertionError("nothing in these patterns is beyond a regular language") from None
     except BadConstraint as error:
-        assert "no text can match" in str(error)
+        expect_empty(error)
         assert not any(wanted.fullmatch(text) for text in [*samples, ""])
         return
     pick = random.Random(seed)
@@ -108,28 +134,95 @@ def test_takes_what_the_pattern_generates(accepts, data, pattern):
     except BadConstraint:
         return
     text = data.draw(st.from_regex(re.compile(pattern), fullmatch=True))
-    if "\ud800" <= max(text, default="") and any("\ud800" <= char <= "\udfff" for char in text):
+    if max(text, default="") >= "\ud800" and any("\ud800" <= char <= "\udfff" for char in text):
         return
     assert accepts(dfa, text)
 
 
-@pytest.mark.parametrize("pattern", [
-    r"a$\n", r"(?m)a$\n^b", r"a$", r"^", r"$", r"\Z", r"(^a|b$)", r"x*^a", r"a\b", r"\Ba", r"a\b.\b", r"(?m:^a$\n?)*", r"\B",
-    r"\b", "(a|b)$\n?", r"(?a)\w+", r"(?a)é\b\W", r"(?i)k", r"(?i)[k-s]", r"(?i)ß", r"(?i)[^k]", r"(?i)\u0130", r"(?i)µ",
-    r"(?ia)k", r".", r"(?s).", r"[^\s\S]|a", r"(?x) a b # c", r"(?i:a)b", r"(?P<n>a)b", "a{,2}", "a{2", "{a}", "a|", "|",
-    r"\d", r"[\d-\d]?" if False else r"[\d\-x]", r"\N{SNOWMAN}", r"\t\x0b\f\v", r"\07", "[\\b]", "()", "(a|)*b", "(a*)*b",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"a$\n",
+        r"(?m)a$\n^b",
+        r"a$",
+        r"^",
+        r"$",
+        r"\Z",
+        r"(^a|b$)",
+        r"x*^a",
+        r"a\b",
+        r"\Ba",
+        r"a\b.\b",
+        r"(?m:^a$\n?)*",
+        r"\B",
+        r"\b",
+        "(a|b)$\n?",
+        r"(?a)\w+",
+        r"(?a)é\b\W",
+        r"(?i)k",
+        r"(?i)[k-s]",
+        r"(?i)ß",
+        r"(?i)[^k]",
+        r"(?i)\u0130",
+        r"(?i)µ",
+        r"(?ia)k",
+        r".",
+        r"(?s).",
+        r"[^\s\S]|a",
+        r"(?x) a b # c",
+        r"(?i:a)b",
+        r"(?P<n>a)b",
+        "a{,2}",
+        "a{2",
+        "{a}",
+        "a|",
+        "|",
+        r"\d",
+        r"[\d\-x]",
+        r"\N{SNOWMAN}",
+        r"\t\x0b\f\v",
+        r"\07",
+        "[\\b]",
+        "()",
+        "(a|)*b",
+        "(a*)*b",
+    ],
+)
 def test_corners_of_the_syntax(accepts, pattern):
     wanted = re.compile(pattern)
     dfa = None
     try:
         dfa = compile_regex(pattern)
-    except UnsupportedConstraint:
-        raise
     except BadConstraint as error:
-        assert "no text can match" in str(error)
-    pool = [*ALPHABET, *"ksKSxyßẞİıiİµμΜ☃\x0b\x0c\x07\x08\x00{},2#c", "ʼ", "\u2028", "é1", "aa", "ab", "ba", "a\n", "\na", "a\nb",
-            "a\n\n", "\n\n", "a.b", "a b", "éa", "é ", "a{2", "{a}", "SS", "ss", "aab", "a\na\n", "a ", " a", "i̇"]  # fmt: skip
+        expect_empty(error)
+    pool = [
+        *ALPHABET,
+        *"ksKSxyßẞİıiİµμΜ☃\x0b\x0c\x07\x08\x00{},2#c",
+        "ʼ",
+        "\u2028",
+        "é1",
+        "aa",
+        "ab",
+        "ba",
+        "a\n",
+        "\na",
+        "a\nb",
+        "a\n\n",
+        "\n\n",
+        "a.b",
+        "a b",
+        "éa",
+        "é ",
+        "a{2",
+        "{a}",
+        "SS",
+        "ss",
+        "aab",
+        "a\na\n",
+        "a ",
+        " a",
+        "i̇",
+    ]
     for text in ["", *pool]:
         taken = dfa is not None and accepts(dfa, text)
         assert taken == bool(wanted.fullmatch(text)), f"{pattern!r} on {text!r}"
@@ -142,8 +235,18 @@ def test_corners_of_the_syntax(accepts, pattern):
 def test_every_character_is_judged_as_python_does(escape):
     dfa, wanted = compile_regex(escape), re.compile(escape)
     states = {}
-    for value in [*range(0x3000), *range(0xAC00, 0xAC40), *range(0xD7F0, 0xD800), *range(0xE000, 0xE010), *range(0xFFF0, 0x10450),
-                  *range(0x1D7C0, 0x1D810), *range(0x1F600, 0x1F650), 0xFFFFF, 0x100000, 0x10FFFF]:  # fmt: skip
+    for value in [
+        *range(0x3000),
+        *range(0xAC00, 0xAC40),
+        *range(0xD7F0, 0xD800),
+        *range(0xE000, 0xE010),
+        *range(0xFFF0, 0x10450),
+        *range(0x1D7C0, 0x1D810),
+        *range(0x1F600, 0x1F650),
+        0xFFFFF,
+        0x100000,
+        0x10FFFF,
+    ]:
         data = chr(value).encode()
         head = states.setdefault(data[:-1], dfa.walk(0, data[:-1]))
         taken = head != DEAD and dfa.step(head, data[-1]) != DEAD
@@ -169,11 +272,20 @@ def test_only_whole_utf8():
     assert dfa.next_bytes(dfa.walk(0, b"\xe0")) == list(range(0xA0, 0xC0))
 
 
-@pytest.mark.parametrize(("pattern", "named", "offset"), [
-    (r"ab(?=c)", "look-ahead", 2), (r"a(?<!b)c", "look-behind", 1), (r"(?!x)y", "negative look", 0), (r"(a)b\1", "back reference", 4),
-    (r"[(?=](?P<n>a)(?P=n)", "back reference", 13), (r"(a)?(?(1)b|c)", "conditional", 4), (r"a*+", "possessive", 1),
-    (r"x(?>a|b)", "atomic", 1), (r"\(?=(?=a)", "look-ahead", 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "named", "offset"),
+    [
+        (r"ab(?=c)", "look-ahead", 2),
+        (r"a(?<!b)c", "look-behind", 1),
+        (r"(?!x)y", "negative look", 0),
+        (r"(a)b\1", "back reference", 4),
+        (r"[(?=](?P<n>a)(?P=n)", "back reference", 13),
+        (r"(a)?(?(1)b|c)", "conditional", 4),
+        (r"a*+", "possessive", 1),
+        (r"x(?>a|b)", "atomic", 1),
+        (r"\(?=(?=a)", "look-ahead", 4),
+    ],
+)
 def test_refusals_name_the_construct_and_its_place(pattern, named, offset):
     with pytest.raises(UnsupportedConstraint) as caught:
         compile_regex(pattern)
@@ -197,21 +309,42 @@ def test_an_empty_language_is_a_mistake(pattern):
 
 
 HOSTILE = [
-    "[ab]*a[ab]{20}", "(a{1,500}){1,500}", "((a{1,500}b){1,500}){1,500}", "(a?b?){3000}", "(?:ab?c?|d?){2000}", ".*" * 2000,
-    "(a|b|ab)*(c|d|cd){1,200}(a|b|ab){1,400}", "[^x]*x[^x]{30}.*y.{15}", "(" * 3000 + ")" * 3000, "a{99999999999}", "(a?){5000}",
-    "((((a*)*)*)*)*b", "(x+x+)+y", "(.?){2000}", "(a|a)*" * 500, "|".join("ab%d.*" % n for n in range(700)), "[" + "é" * 60000 + "]",
-    r"(\w*\d\w*){40}", r"(?i)" + "straße" * 300, r"\b(\w+\b ?)*" * 20, "(^|a)*" * 200, "a" * 50_000, "(?:" * 300 + ")*" * 300, "z" * 500_000,
-]  # fmt: skip
+    "[ab]*a[ab]{20}",
+    "(a{1,500}){1,500}",
+    "((a{1,500}b){1,500}){1,500}",
+    "(a?b?){3000}",
+    "(?:ab?c?|d?){2000}",
+    ".*" * 2000,
+    "(a|b|ab)*(c|d|cd){1,200}(a|b|ab){1,400}",
+    "[^x]*x[^x]{30}.*y.{15}",
+    "(" * 3000 + ")" * 3000,
+    "a{99999999999}",
+    "(a?){5000}",
+    "((((a*)*)*)*)*b",
+    "(x+x+)+y",
+    "(.?){2000}",
+    "(a|a)*" * 500,
+    "|".join(f"ab{n}.*" for n in range(700)),
+    "[" + "é" * 60000 + "]",
+    r"(\w*\d\w*){40}",
+    r"(?i)" + "straße" * 300,
+    r"\b(\w+\b ?)*" * 20,
+    "(^|a)*" * 200,
+    "a" * 50_000,
+    "(?:" * 300 + ")*" * 300,
+    "z" * 500_000,
+]
 
 
 @pytest.mark.parametrize("number", range(len(HOSTILE)))
 def test_hostile_patterns_are_bounded(number):
-    began = time.process_time()
+    began, messages = time.process_time(), []
     try:
         dfa = compile_regex(HOSTILE[number])
         dfa.next_bytes(0)
     except BadConstraint as error:
-        assert str(error)
+        messages.append(str(error))
+    assert all(messages)
     assert time.process_time() - began < 2.0
 
 

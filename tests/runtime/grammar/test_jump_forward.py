@@ -19,14 +19,29 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 
 GOLDENS = [
-    (r"The google's DNS sever address is ((25[0-5]|2[0-4]\d|[01]?\d\d?)\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
-     "The google's DNS sever address is ", b"The google's DNS sever address is "),
+    (
+        r"The google's DNS sever address is (\d{1,3}\.){3}(25[0-5]|2[0-4]\d|[01]?\d\d?)",
+        "The google's DNS sever address is ",
+        b"The google's DNS sever address is ",
+    ),
     (r'\{"name": "[a-z]+", "age": [0-9]+\}', '{"name": "', b'{"name": "'),
-    ("(Paris|Pavia)", "Pa", b"Pa"), ("ab*c", "a", b"a"), ("ab?", "a", b"a"), ("hello world", "hello world", b"hello world"),
-    ("x.", "x", b"x"), ("a.b", "a", b"a"), ("a.*b", "a", b"a"), ('"[^"]*"', '"', b'"'), ("[가-각]", "", b"\xea\xb0"),
-    ("가", "가", "가".encode()), ("(가나|가다)", "가", b"\xea\xb0\x80\xeb"), ("(😊|😋)x", "", b"\xf0\x9f\x98"), ("(é|è)t", "", b"\xc3"),
-    ("", "", b""), ("a?b", "", b""), ("x(?:)y", "xy", b"xy"),
-]  # fmt: skip
+    ("(Paris|Pavia)", "Pa", b"Pa"),
+    ("ab*c", "a", b"a"),
+    ("ab?", "a", b"a"),
+    ("hello world", "hello world", b"hello world"),
+    ("x.", "x", b"x"),
+    ("a.b", "a", b"a"),
+    ("a.*b", "a", b"a"),
+    ('"[^"]*"', '"', b'"'),
+    ("[가-각]", "", b"\xea\xb0"),
+    ("가", "가", "가".encode()),
+    ("(가나|가다)", "가", b"\xea\xb0\x80\xeb"),
+    ("(😊|😋)x", "", b"\xf0\x9f\x98"),
+    ("(é|è)t", "", b"\xc3"),
+    ("", "", b""),
+    ("a?b", "", b""),
+    ("x(?:)y", "xy", b"xy"),
+]
 
 
 @pytest.mark.parametrize(("pattern", "symbols", "data"), GOLDENS)
@@ -56,9 +71,17 @@ def test_edges_hold_both_levels():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.recursive(st.sampled_from(["a", "b", "ab", "é", "[ab]", "xy", "[^a]"]), lambda inner: st.one_of(
-    st.lists(inner, min_size=1, max_size=3).map("".join), st.lists(inner, min_size=2, max_size=3).map(lambda p: f"({'|'.join(p)})"),
-    st.tuples(inner, st.sampled_from("*+?")).map(lambda p: f"({p[0]}){p[1]}")), max_leaves=6))  # fmt: skip
+@given(
+    st.recursive(
+        st.sampled_from(["a", "b", "ab", "é", "[ab]", "xy", "[^a]"]),
+        lambda inner: st.one_of(
+            st.lists(inner, min_size=1, max_size=3).map("".join),
+            st.lists(inner, min_size=2, max_size=3).map(lambda p: f"({'|'.join(p)})"),
+            st.tuples(inner, st.sampled_from("*+?")).map(lambda p: f"({p[0]}){p[1]}"),
+        ),
+        max_leaves=6,
+    )
+)
 def test_symbols_agree_with_a_character_automaton(pattern):
     """The same answer from an independent library: one way on, no stop, and not "anything else"."""
     fsm = interegular.parse_pattern(pattern).to_fsm()
@@ -77,9 +100,40 @@ def test_symbols_agree_with_a_character_automaton(pattern):
 
 
 PIECES = [
-    '{"name": "', '","age":', "The answer is ", " Paris, Rome", "don't ", "'re", "'", "I'l", "42", "3.1", "\n\n", ".\n", "  ", " - ", "東京", "é",
-    "😊", ": [", "}", "]]", "<thi", "name", " house", "!", "e-mail user@", "x1", " 2026", "\n  \"", "a", "The google's ", "$", "\t", " ?",
-]  # fmt: skip
+    '{"name": "',
+    '","age":',
+    "The answer is ",
+    " Paris, Rome",
+    "don't ",
+    "'re",
+    "'",
+    "I'l",
+    "42",
+    "3.1",
+    "\n\n",
+    ".\n",
+    "  ",
+    " - ",
+    "東京",
+    "é",
+    "😊",
+    ": [",
+    "}",
+    "]]",
+    "<thi",
+    "name",
+    " house",
+    "!",
+    "e-mail user@",
+    "x1",
+    " 2026",
+    '\n  "',
+    "a",
+    "The google's ",
+    "$",
+    "\t",
+    " ?",
+]
 GAPS = [
     "[a-z]+",
     r"\d+",
@@ -182,10 +236,17 @@ def test_jumps_are_canonical_whatever_follows(trained, name, grammar, seed):
         tail = [token]
 
 
-@pytest.mark.parametrize("pattern", [
-    r'\{"name": "[A-Za-z ]+", "age": \d+, "house": "(Paris|Pavia|Rome)"\}', r"The answer is (Yes|No), and it's [a-z]+\.", r"x1 = \d+;\n東京 😊 done",
-    r"hello world", r"\{\n  \"a\": \d,\n  \"b\": \d\n\}", "(😊|😋)x and more",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r'\{"name": "[A-Za-z ]+", "age": \d+, "house": "(Paris|Pavia|Rome)"\}',
+        r"The answer is (Yes|No), and it's [a-z]+\.",
+        r"x1 = \d+;\n東京 😊 done",
+        r"hello world",
+        r"\{\n  \"a\": \d,\n  \"b\": \d\n\}",
+        "(😊|😋)x and more",
+    ],
+)
 def test_jumping_changes_no_text_and_saves_steps(tokenizer, pattern):
     vocabulary = tokenizer.vocabulary
     dfa = compile_regex(pattern)
@@ -193,7 +254,7 @@ def test_jumping_changes_no_text_and_saves_steps(tokenizer, pattern):
     target = random_text(dfa, 0, random.Random(1))
 
     def run(jumping):
-        """A model with one text in mind: its next token is that of the canonical tokenization of what is left."""
+        """A model with one text in mind: its next token is the first canonical one of what is left."""
         matcher, ids, steps = backend.compile(Constraint("regex", pattern)), [], 0
         while True:
             done = b"".join(vocabulary.tokens[token] for token in ids)

@@ -17,9 +17,18 @@ from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary
 
 PATTERNS = [
-    r"\d{4}-\d{2}-\d{2}", r'\{"name": "[^"\\]*", "age": \d{1,3}\}', r"(Paris|Pavia|東京|Rome)", r"[\w ]{0,12}", r".*", r"(?i)the fox",
-    r"[가-각é😊]x*", r"\s*[^\W\d]+\s*", r"(?s).{3}", r"don't|I'll( we've)*", r"",
-]  # fmt: skip
+    r"\d{4}-\d{2}-\d{2}",
+    r'\{"name": "[^"\\]*", "age": \d{1,3}\}',
+    r"(Paris|Pavia|東京|Rome)",
+    r"[\w ]{0,12}",
+    r".*",
+    r"(?i)the fox",
+    r"[가-각é😊]x*",
+    r"\s*[^\W\d]+\s*",
+    r"(?s).{3}",
+    r"don't|I'll( we've)*",
+    r"",
+]
 
 
 def ids_of(mask):
@@ -29,9 +38,13 @@ def ids_of(mask):
 
 def brute(dfa, vocabulary, state):
     allowed = [
-        token for token, data in enumerate(vocabulary.tokens)
-        if data and token not in vocabulary.special and token not in vocabulary.eos and dfa.walk(state, data) != DEAD
-    ]  # fmt: skip
+        token
+        for token, data in enumerate(vocabulary.tokens)
+        if data
+        and token not in vocabulary.special
+        and token not in vocabulary.eos
+        and dfa.walk(state, data) != DEAD
+    ]
     return sorted([*allowed, *vocabulary.eos]) if dfa.accepts(state) else allowed
 
 

@@ -54,10 +54,14 @@ def test_specials_and_padding(tokenizer):
 
 def test_unigram_with_metaspace():
     data = {
-        "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": True,
-                  "vocab": [["<unk>", 0.0], ["▁the", -1.0], ["<0xE6>", -9.0], ["é", -2.0], ["▁▁", -3.0]]},
+        "model": {
+            "type": "Unigram",
+            "unk_id": 0,
+            "byte_fallback": True,
+            "vocab": [["<unk>", 0.0], ["▁the", -1.0], ["<0xE6>", -9.0], ["é", -2.0], ["▁▁", -3.0]],
+        },
         "decoder": {"type": "Metaspace", "replacement": "▁"},
-    }  # fmt: skip
+    }
     vocabulary = vocabulary_from_tokenizer(data, vocab_size=5, eos=[])
     assert vocabulary.tokens == (b"", b" the", b"\xe6", "é".encode(), b"  ")
     assert vocabulary.special == {0}

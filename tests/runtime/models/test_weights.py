@@ -174,7 +174,7 @@ def test_a_bad_header_is_named(whole: Path, junk: bytes) -> None:
 
 def test_no_weights(whole: Path) -> None:
     (whole / "model.safetensors").rename(whole / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match="neither model.safetensors nor.*pickled"):
+    with pytest.raises(ModelLoadError, match=r"neither model.safetensors nor.*pickled"):
         load(whole)
 
 
@@ -191,11 +191,11 @@ def test_broken_shards(tmp_path: Path) -> None:
 
     shard(tmp_path, tensors())
     change(**{"model.norm.weight": "model-00001-of-00002.safetensors"})
-    with pytest.raises(ModelLoadError, match="model-00001-of-00002.safetensors: lacks 'model.norm.weight'"):
+    with pytest.raises(ModelLoadError, match=r"model-00001-of-00002.safetensors: lacks 'model.norm.weight'"):
         load(tmp_path)
     shard(tmp_path, tensors())
     change(**{"model.norm.weight": None})
-    with pytest.raises(ModelLoadError, match="00002.safetensors: holds 'model.norm.weight'.*does not list"):
+    with pytest.raises(ModelLoadError, match=r"00002.safetensors: holds 'model.norm.weight'.*does not list"):
         load(tmp_path)
     shard(tmp_path, tensors())
     change(**{"model.norm.weight": "../elsewhere.safetensors"})
@@ -203,10 +203,10 @@ def test_broken_shards(tmp_path: Path) -> None:
         load(tmp_path)
     shard(tmp_path, tensors())
     second.write_bytes(second.read_bytes()[:-9])
-    with pytest.raises(ModelLoadError, match="model-00002-of-00002.safetensors: is not a whole"):
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00002.safetensors: is not a whole"):
         load(tmp_path)
     second.unlink()
-    with pytest.raises(ModelLoadError, match="model-00002-of-00002.safetensors: the shard is missing"):
+    with pytest.raises(ModelLoadError, match=r"model-00002-of-00002.safetensors: the shard is missing"):
         load(tmp_path)
     index.write_text("{")
     with pytest.raises(ModelLoadError, match=r"index.json: is not valid JSON at line 1"):

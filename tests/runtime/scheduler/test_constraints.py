@@ -258,10 +258,9 @@ def test_with_the_real_grammars(bench: Any, vocabulary: Vocabulary) -> None:
     sim = bench(2000, grammar=manager, chunked_prefill_size=16)
     try:
         for number in range(16):
-            sim.add(
-                str(number), [1, 2, number], constraint=regex(pattern), max_new_tokens=200, return_logprob=True,
-                jump_forward=number % 4 > 0,
-            )  # fmt: skip
+            jump = number % 4 > 0
+            fields = {"max_new_tokens": 200, "return_logprob": True, "jump_forward": jump}
+            sim.add(str(number), [1, 2, number], constraint=regex(pattern), **fields)
         ends = time.monotonic() + 60
         while sim.scheduler.busy:
             sim.tick()

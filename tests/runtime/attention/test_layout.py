@@ -1,0 +1,110 @@
+"""The layout reads shared runs once, copies no context, and keeps to the window."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.attention.base import ATTENTION, choose
+from runtime.attention.layout import Band, Bundle, Causal, Full, Member, Span, layout
+from runtime.attention.pool import KVPool, slots_of
+from runtime.attention.runs import cut_runs, join
+from runtime.plan import Row, Run, Segment, StepPlan
+from runtime.protocol.registry import UnknownName
+from runtime.protocol.sampling import SamplingParams
+
+
+def row(position: int, new: int, start: int) -> Row:
+    return Row(start, (0,) * new, position, (Run(start, new),), SamplingParams())
+
+
+def test_a_prefix_of_64_rows_is_one_piece_and_their_tails_another() -> None:
+    rows = tuple(row(1005, 1, 2000 + 20 * n + 5) for n in range(64))
+    tails = [Segment((Run(2000 + 20 * n, 5),), (n,), 1000) for n in range(64)]
+    plan = StepPlan(rows, (Segment((Run(0, 1000),), tuple(range(64)), 0), *tails))
+    bundle, full = layout(plan, None)
+    assert bundle == Bundle(tuple(Member(Span(n, 1), (Run(2000 + 20 * n, 6),), 5) for n in range(64)))
+    assert full == Full(tuple(Span(n, 1) for n in range(64)), (Run(0, 1000),))
+
+
+def test_neighbouring_segments_of_the_same_rows_become_one_run() -> None:
+    plan = StepPlan(
+        (row(300, 1, 300), row(290, 1, 400)),
+        (
+            Segment((Run(100, 50), Run(150, 40)), (0, 1), 0),
+            Segment((Run(190, 100),), (0, 1), 90),
+            Segment((Run(90, 100),), (1,), 190),
+            Segment((Run(0, 110),), (0,), 190),
+        ),
+    )
+    pieces = layout(plan, None)
+    assert Full((Span(0, 1), Span(1, 1)), (Run(100, 190),)) in pieces
+    assert (
+        Bundle(
+            (
+                Member(Span(0, 1), (Run(0, 110), Run(300, 1)), 110),
+                Member(Span(1, 1), (Run(90, 100), Run(400, 1)), 100),
+            )
+        )
+        in pieces
+    )
+    assert len(pieces) == 2
+
+
+def test_long_contexts_stay_views() -> None:
+    plan = StepPlan(
+        (row(900, 1, 900), row(500, 40, 2000)),
+        (Segment((Run(0, 900),), (0,), 0), Segment((Run(1000, 500),), (1,), 0)),
+    )
+    assert layout(plan, None) == [
+        Full((Span(0, 1),), (Run(0, 901),)),
+        Full((Span(1, 40),), (Run(1000, 500),)),
+        Causal(Span(1, 40)),
+    ]
+    step_pool = KVPool(1, 1, 4096, 8, torch.float32, torch.device("cpu"))
+    views = choose("auto", step_pool.device)(step_pool, 1, (None,))
+    for level in views._levels(layout(plan, None)):  # type: ignore[attr-defined]
+        assert all(isinstance(part.keys, slice) or part.keys is None for part in level.parts)
+
+
+def test_windows_cut_what_is_out_of_sight() -> None:
+    plan = StepPlan(
+        (row(300, 1, 1000), row(450, 1, 1001)),
+        (Segment((Run(0, 300),), (0, 1), 0), Segment((Run(500, 150),), (1,), 300)),
+    )
+    assert set(layout(plan, 200)) == {
+        Full((Span(0, 1),), (Run(101, 199), Run(1000, 1))),
+        Full((Span(1, 1),), (Run(251, 49), Run(500, 150), Run(1001, 1))),
+    }
+    assert set(layout(plan, 100)) == {
+        Bundle(
+            (
+                Member(Span(0, 1), (Run(201, 99), Run(1000, 1)), 99),
+                Member(Span(1, 1), (Run(551, 99), Run(1001, 1)), 99),
+            )
+        )
+    }
+    prefill = StepPlan((row(10, 300, 100),), (Segment((Run(0, 10),), (0,), 0),))
+    assert layout(prefill, 64) == [
+        Band(Span(0, 256), (Run(0, 10), Run(100, 256)), 10, 64),
+        Band(Span(256, 44), (Run(100 + 193, 107),), 63, 64),
+    ]
+
+
+def test_runs() -> None:
+    runs = (Run(5, 2), Run(7, 3), Run(0, 0), Run(20, 4))
+    assert join(runs) == (Run(5, 5), Run(20, 4))
+    assert join(()) == ()
+    assert cut_runs(runs, 1, 7) == (Run(6, 1), Run(7, 3), Run(20, 2))
+    assert cut_runs(runs, 3, 3) == ()
+    assert slots_of(runs, torch.device("cpu")).tolist() == [5, 6, 7, 8, 9, 20, 21, 22, 23]
+
+
+def test_choose() -> None:
+    assert choose("auto", torch.device("cpu")) is ATTENTION.load("torch_views")
+    assert choose("reference", torch.device("cpu")).__name__ == "Reference"
+    with pytest.raises(UnknownName, match="torch_views"):
+        choose("warp", torch.device("cpu"))
+    pool = KVPool(1, 2, 4, 8, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="multiple"):
+        choose("auto", pool.device)(pool, 3, (None,))

@@ -1,0 +1,80 @@
+"""Layers against their definitions; every way a product can be computed gives the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from runtime.config.model import RopeSpec
+from runtime.layers import linear
+from runtime.layers.linear import Linear
+from runtime.layers.mlp import SwiGLU
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rope import Rotary, inverse_frequencies
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 8, 33, 64, 65, 200])
+@pytest.mark.parametrize("pack", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+def test_linear(rows: int, pack: bool, biased: bool) -> None:
+    torch.manual_seed(rows)
+    weight, x = torch.randn(40, 24), torch.randn(rows, 24)
+    bias = torch.randn(40) if biased else None
+    made = Linear(weight, bias, pack=pack)
+    assert made.packed == pack
+    right = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(made(x), right.float())
+
+
+def test_packing_is_checked_and_only_for_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert linear.can_pack()
+    assert not Linear(torch.randn(4, 4).bfloat16(), pack=True).packed
+
+    def broken(weight: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr(linear, "_pack", broken)
+    assert not linear.can_pack()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 3, 16).to(dtype) * 4, torch.randn(3, 16).to(dtype)
+    for scale, eps in ((1.0, 1e-6), (1e-4, 1e-5), (0.0, 1e-6)):
+        wide = (x * scale).double()
+        right = wide / (wide.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(
+            RMSNorm(weight, eps)(x * scale).double(), right, atol=tolerance, rtol=tolerance
+        )
+
+
+def test_swiglu() -> None:
+    torch.manual_seed(0)
+    gate, up, down, x = torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12), torch.randn(5, 8)
+    right = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+    torch.testing.assert_close(SwiGLU(Linear(torch.cat((gate, up))), Linear(down))(x), right)
+
+
+def test_rotary_depends_on_distances_only_and_keeps_lengths() -> None:
+    torch.manual_seed(0)
+    rotary = Rotary(RopeSpec(10000.0), 16, torch.device("cpu"))
+    q, k = torch.randn(1, 2, 16), torch.randn(1, 2, 16)
+
+    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+        return Rotary.turn_(x.clone(), *rotary.angles(torch.tensor([position]), torch.float32))
+
+    near, far = turned(q, 5) * turned(k, 2), turned(q, 1005) * turned(k, 1002)
+    torch.testing.assert_close(near.sum(-1), far.sum(-1), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(turned(q, 777).norm(dim=-1), q.norm(dim=-1))
+    torch.testing.assert_close(turned(q, 0), q)
+    pair = turned(q, 3)[0, 0, 0]  # by hand: dimensions 0 and 8 turn by 3 radians
+    angle = torch.tensor(3.0)
+    torch.testing.assert_close(pair, q[0, 0, 0] * angle.cos() - q[0, 0, 8] * angle.sin())
+
+
+def test_unknown_rope_kind() -> None:
+    with pytest.raises(ValueError, match="spiral"):
+        inverse_frequencies(RopeSpec(10000.0, "spiral"), 16)
