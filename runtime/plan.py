@@ -54,8 +54,8 @@ class Row:
     scores     (index into tokens, target id): the log-probability of `target` after tokens[index] is wanted;
                natural log, temperature 1, no mask
     prompt     all prompt ids, cached ones included; read only when sampling has a repetition penalty
-    output     all ids generated so far (sampled or forced); read only when sampling has any penalty. Both may be
-               live sequences of the scheduler's: they must not change between launch() and finish()
+    output     all ids generated so far (sampled or forced); read only when sampling has any penalty. Both may
+               be live sequences of the scheduler's: they must not change between launch() and finish()
     """
 
     seq: int

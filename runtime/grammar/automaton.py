@@ -29,9 +29,9 @@ class Limits:
     second); seconds: wall clock."""
 
     positions: int = 100_000
-    states: int = 60_000
+    states: int = 40_000
     table_bytes: int = 32 << 20
-    work: int = 2_000_000
+    work: int = 1_500_000
     seconds: float = 10.0
 
 
@@ -53,9 +53,11 @@ class Meter:
             if time.monotonic() > self._ends:
                 raise self.too_large(f"takes longer than {self.limits.seconds:g} s to compile")
 
-    def table(self, states: int, classes: int) -> None:
+    def states(self, states: int) -> None:
         if states > self.limits.states:
             raise self.too_large(f"needs more than {self.limits.states} states")
+
+    def table(self, states: int, classes: int) -> None:
         if states * (classes + 1) * 4 > self.limits.table_bytes:
             raise self.too_large(f"needs a table of more than {self.limits.table_bytes >> 20} MiB")
 
@@ -243,6 +245,7 @@ class _Subsets:
                 self._expand(self._reach(key, before, kind), kind, row)
             rows.append(row)
             accepting.append(_MATCH in (self._reach(key, before, _END) if self._conditions else key))
+            self._meter.states(len(self._queue))
             self._meter.table(len(self._queue), self._classes)
         return self._finish(rows, accepting)
 

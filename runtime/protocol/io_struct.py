@@ -1,6 +1,7 @@
 """What travels between front door, scheduler and detokeniser: tagged msgspec structs.
 
-Knows neither sockets nor tensors. The same structs pass through memory (Engine) and, later, over ZMQ as msgpack.
+Knows neither sockets nor tensors. The same structs pass through memory (Engine) and, later, over ZMQ as
+msgpack.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class GenerateReqInput(BaseReq):
 
 
 class TokenizedGenerateReqInput(BaseReq):
-    """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a decoder's
-    rule about leading spaces applies to it."""
+    """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a
+    decoder's rule about leading spaces applies to it."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -114,8 +115,16 @@ class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TokenOutput(msgspec.Struct, omit_defaults=True):
-    """News of one request: the ids since the last news (`replaced`: how many earlier ids they take the place of,
-    when jump-forward healed the seam; the bytes they stand for do not change)."""
+    """News of one request: the ids since the last news (`replaced`: how many earlier ids they take the place
+    of, when jump-forward healed the seam; the bytes they stand for do not change).
+
+    The ids include the one that ended the generation: a matched end-of-text or stop id, and the token in
+    which a stop string became complete; what is cut from the text, finish.matched says. A request that does
+    not stream gives one news, at its end. completion_tokens counts the ids told so far; at the end it is
+    decode_steps + jumped_tokens. Where log-probabilities were asked for, output_logprobs has one entry per
+    id of new_ids, forced ids included, and output_top_logprobs an empty list for each of these.
+    input_logprobs come with the last news, for the prompt from logprob_start_len on; the first token of a
+    prompt has none (None). A request that ends with an error has no input_logprobs."""
 
     rid: str
     new_ids: list[int]
@@ -173,8 +182,8 @@ class BatchStrOutput(BaseBatchReq):
 
 
 class ChoiceScores(msgspec.Struct):
-    """One option's score: log-probabilities (natural log) of its tokens after the boundary that all options share,
-    and, where asked for, the same tokens' without the prompt."""
+    """One option's score: log-probabilities (natural log) of its tokens after the boundary that all options
+    share, and, where asked for, the same tokens' without the prompt."""
 
     text: str
     token_ids: list[int]

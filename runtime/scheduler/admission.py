@@ -112,7 +112,7 @@ class PrefillAdder:
             return Verdict.LATER
         extend = request.until - lease.covered
         need = manager.allocator.ceil(extend) + min(request.remaining, CLIP)
-        fits = not self._running or (self.slots >= need and extend <= self.prompts)
+        fits = not self._running or (extend <= self.prompts and self._have(need))
         if not fits or not grow(manager, request, TAIL_AHEAD, self._running):
             self._refuse(request)
             return Verdict.FULL
@@ -122,6 +122,10 @@ class PrefillAdder:
         self._expected += min(request.remaining, CLIP)
         self._note(request)
         return Verdict.ADMITTED
+
+    def _have(self, need: int) -> bool:
+        # The reserves are counted only when they decide.
+        return self._manager.available - self._expected >= need or self.slots >= need
 
     def _refuse(self, request: Request) -> None:
         assert request.lease is not None

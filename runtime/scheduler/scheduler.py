@@ -300,8 +300,7 @@ class Scheduler:
         """The request could run now."""
         request.added_tick = self._tick
         self._waiting.add(request)
-        if self.config.policy != "fcfs":
-            self._blocked_until = 0
+        self._blocked_until = 0
 
     def _poll_grammars(self) -> None:
         for request, outcome in self._grammar.ready():

@@ -240,7 +240,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_reading_a_spec_loads_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     code = (
-        "import sys; from runtime.config.model import ModelSpec; from runtime.config.runner import RunnerConfig;"
+        "import sys; import runtime.config.runner; from runtime.config.model import ModelSpec;"
         f"ModelSpec.from_dir({str(tmp_path)!r}); print('torch' in sys.modules, 'numpy' in sys.modules)"
     )
     root = Path(__file__).parents[3]

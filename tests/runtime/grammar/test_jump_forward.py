@@ -188,7 +188,7 @@ def canonical(tokenizer, text):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "capitals", "contractions", "sentencepiece"])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(grammar=grammars, seed=st.integers(0, 1 << 30))
 def test_jumps_are_canonical_whatever_follows(trained, name, grammar, seed):
     tokenizer = trained(name)
