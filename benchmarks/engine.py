@@ -36,7 +36,9 @@ def timed(peer: Ours | TransformersPeer, work: Workload) -> tuple[float, float, 
     return time.perf_counter() - wall, time.process_time() - cpu, out
 
 
-def measure(peers: list[Ours | TransformersPeer], works: list[Workload], rounds: int) -> list[dict[str, object]]:
+def measure(
+    peers: list[Ours | TransformersPeer], works: list[Workload], rounds: int
+) -> list[dict[str, object]]:
     """One row per workload: median rates of each peer and the agreement of their outputs."""
     rows = []
     for work in works:
@@ -51,7 +53,11 @@ def measure(peers: list[Ours | TransformersPeer], works: list[Workload], rounds:
                 figures[peer.name].append((wall, cpu))
         first, second = (outputs[peer.name] for peer in peers)
         same = sum(a == b for a, b in zip(first, second, strict=True))
-        row: dict[str, object] = {"workload": work.name, "tokens": work.tokens, "same": f"{same}/{len(first)}"}
+        row: dict[str, object] = {
+            "workload": work.name,
+            "tokens": work.tokens,
+            "same": f"{same}/{len(first)}",
+        }
         for peer in peers:
             row[f"{peer.name} wall"] = statistics.median(w for w, _ in figures[peer.name])
             row[f"{peer.name} cpu"] = statistics.median(c for _, c in figures[peer.name])
@@ -81,7 +87,9 @@ def report(rows: list[dict[str, object]], ours: str, theirs: str, rounds: int) -
         table.add_row(*cells)
         lines.append("| " + " | ".join(cells) + " |")
     Console(width=140).print(table)
-    where = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+    where = (
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
+    )
     where += f"{torch.get_num_threads()} thread(s), float32, median of {rounds} rounds, peers in turn"
     return f"{where}\n\n" + "\n".join(lines) + "\n"
 

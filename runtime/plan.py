@@ -27,8 +27,8 @@ class Run(NamedTuple):
 class Segment:
     """KV of earlier tokens which every row in `rows` attends to in whole (sliding window aside).
 
-    `position` is the position of its first token in those rows' sequences; `runs` are in token order and their
-    lengths add up to the segment's. Segments of one row do not overlap and, together, cover exactly the
+    `position` is the position of its first token in those rows' sequences; `runs` are in token order and
+    their lengths add up to the segment's. Segments of one row do not overlap and, together, cover exactly the
     positions 0 .. row.position - 1.
     """
 
@@ -85,9 +85,9 @@ class StepPlan:
 
 
 class TokenMask(NamedTuple):
-    """Which ids may be sampled. `bits`: packed little-endian uint32 words, numpy array [ceil(vocab / 32)], bit 1 =
-    allowed. `allowed`: the same as sorted ids, numpy int64 array, when the mask is sparse enough to list; then
-    only those rows of the logits need be looked at."""
+    """Which ids may be sampled. `bits`: packed little-endian uint32 words, numpy array [ceil(vocab / 32)],
+    bit 1 = allowed. `allowed`: the same as sorted ids, numpy int64 array, when the mask is sparse enough to
+    list; then only those rows of the logits need be looked at."""
 
     bits: Any
     allowed: Any | None = None

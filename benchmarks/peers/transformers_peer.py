@@ -1,4 +1,4 @@
-"""The peer: transformers' `generate`, as people use it (dynamic cache, left-padded batches of equal lengths)."""
+"""The peer: transformers' `generate`, as people use it (dynamic cache, batches of equal lengths)."""
 
 from __future__ import annotations
 

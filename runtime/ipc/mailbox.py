@@ -22,8 +22,8 @@ class Mailbox(Protocol):
         ...
 
     def receive(self, timeout: float | None) -> list[Any]:
-        """All waiting items; when there is none, wait up to `timeout` seconds (0: not at all) for the first and
-        return [] if none came. Raises MailboxClosed when closed and empty."""
+        """All waiting items; when there is none, wait up to `timeout` seconds (0: not at all) for the first
+        and return [] if none came. Raises MailboxClosed when closed and empty."""
         ...
 
     def close(self) -> None: ...

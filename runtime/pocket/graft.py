@@ -18,11 +18,12 @@ from runtime.pocket.model import Pocket
 __all__ = ["graft"]
 
 _BACK_PAIRS = 8
-_BACK_SCALE = 8.0
+_BACK_SCALE = 12.0
 _CODE_PAIRS = 14
-_MATCH = 1.8
-_WRITE = 0.3
-_COPY = 1.0
+_MATCH = 3.0
+# (value, output) scales, for a residual stream of norm about 900 at the last two layers.
+_WRITE = (7.0, 7.0)
+_COPY = (20.0, 4.0)
 
 
 def _fit(inputs: Tensor, wanted: Tensor, ridge: float = 1e-2) -> Tensor:
@@ -71,12 +72,12 @@ def _look_back(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Ge
     query[pairs] = _BACK_SCALE * speed.cos()
     query[pairs + size // 2] = -_BACK_SCALE * speed.sin()
     attention.k_proj.weight[:size] = torch.outer(key, constant)
-    attention.v_proj.weight[:size] = _fit(seen, _codes(model, tokens, size, generator)[tokens])
+    attention.v_proj.weight[:size] = _WRITE[0] * _fit(seen, _codes(model, tokens, size, generator)[tokens])
     for head in range(model.shape.heads // model.shape.kv_heads):
         part = slice(head * size, (head + 1) * size)
         attention.q_proj.weight[part] = torch.outer(query, constant)
         written = torch.linalg.qr(torch.randn(hidden, size, generator=generator))[0]
-        attention.o_proj.weight[:, part] = _WRITE * written
+        attention.o_proj.weight[:, part] = _WRITE[1] * written
 
 
 def _match(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Generator) -> None:
@@ -98,11 +99,11 @@ def _match(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Genera
     table = model.model.embed_tokens.weight
     centred = table - table[current.unique()].mean(0)
     content = torch.linalg.eigh(centred[current.unique()].T @ centred[current.unique()])[1][:, -size:]
-    attention.v_proj.weight[:size] = _fit(seen, centred[current] @ content)
+    attention.v_proj.weight[:size] = _COPY[0] * _fit(seen, centred[current] @ content)
     for head in range(model.shape.heads // model.shape.kv_heads):
         part = slice(head * size, (head + 1) * size)
         attention.q_proj.weight[part] = query
-        attention.o_proj.weight[:, part] = _COPY * content
+        attention.o_proj.weight[:, part] = _COPY[1] * content
 
 
 def graft(model: Pocket, rows: Sequence[Sequence[int]], seed: int = 1) -> None:

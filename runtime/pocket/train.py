@@ -29,6 +29,7 @@ from tqdm import tqdm
 
 from runtime.pocket import path
 from runtime.pocket.corpus import MIX, documents
+from runtime.pocket.graft import graft
 from runtime.pocket.items import TARGETS, correct, items
 from runtime.pocket.model import Pocket, Shape, export, greedy
 from runtime.pocket.optim import Optimizer
@@ -53,6 +54,7 @@ class Options:
     folder: str
     work: str
     resume: bool
+    graft: bool
     mix: dict[str, float]
 
 
@@ -171,6 +173,12 @@ def worker(rank: int, options: Options) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
+    if options.graft:
+        sample = islice(documents(options.seed + 5, {**options.mix, "doc_copies": 0.7}), 200)
+        graft(model, [tokenizer.encode("".join(text for text, _ in d)).ids[:300] for d in sample])
+        if dist.is_initialized():
+            for weight in model.parameters():
+                dist.broadcast(weight.data, 0)
     data_seed = options.seed + 7919 * (rank + 1) + 104729 * step
     batches = _batches(tokenizer, data_seed, options.tokens, options.mix)
     _loop(rank, options, tokenizer, model, optimizer, step, batches)
@@ -242,6 +250,7 @@ def main() -> None:
     parser.add_argument("--folder", default=str(path()), help="where the checkpoint is exported")
     parser.add_argument("--work", default=str(Path.home() / ".cache" / "pocket-training"))
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--graft", action="store_true", help="write a copying circuit first (see graft.py)")
     parser.add_argument("--mix", type=json.loads, default={}, help="JSON of changes to the task mix")
     given = vars(parser.parse_args())
     options = Options(**{**given, "mix": {**MIX, **given["mix"]}})

@@ -13,7 +13,7 @@ MAX_SPEC_BYTES = 1 << 20
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """`kind` names the language of `spec`; `choices` holds its options as a JSON list of strings in `spec`."""
+    """`kind` names the language of `spec`; `choices` holds its options as a JSON list of strings."""
 
     kind: ConstraintKind
     spec: str

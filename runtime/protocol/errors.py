@@ -22,7 +22,8 @@ from typing import Any, ClassVar
 
 
 class RuntimeFault(Exception):
-    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint` what to do."""
+    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint` what
+    to do."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "runtime_fault"
@@ -87,8 +88,8 @@ class InternalFault(RuntimeFault):
 BY_CODE: dict[str, type[RuntimeFault]] = {
     kind.code: kind
     for kind in (
-        RuntimeFault, BadRequest, PromptTooLong, BadConstraint, UnsupportedConstraint, TemplateError, ModelLoadError,
-        QueueFull, DeadlineExceeded, Aborted, EngineDead, InternalFault,
+        RuntimeFault, BadRequest, PromptTooLong, BadConstraint, UnsupportedConstraint, TemplateError,
+        ModelLoadError, QueueFull, DeadlineExceeded, Aborted, EngineDead, InternalFault,
     )
 }  # fmt: skip
 

@@ -21,7 +21,8 @@ class MissingExtra(ImportError):
 
 
 class Registry(Generic[T]):
-    """`lines`: name -> "module:object". `extras`: name -> the extra of this distribution that installs its needs.
+    """`lines`: name -> "module:object". `extras`: name -> the extra of this distribution that installs its
+    needs.
 
     Third parties add lines through the entry-point group `sglang_dsl.<kind>`, dots for spaces in `kind`.
     """
@@ -34,7 +35,9 @@ class Registry(Generic[T]):
 
     def _all(self) -> dict[str, str]:
         if not self._plugged:
-            from importlib.metadata import entry_points  # slow to import; only once a table is listed or missed
+            from importlib.metadata import (
+                entry_points,
+            )  # slow to import; only once a table is listed or missed
 
             self._plugged = True
             for point in entry_points(group=f"sglang_dsl.{self.kind.replace(' ', '.')}"):

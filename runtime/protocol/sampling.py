@@ -1,7 +1,7 @@
 """SamplingParams: how the next token is drawn and when generation ends.
 
-Validates ranges; does not know tokenizers, constraints' meaning or models. Defaults and ranges follow the field's
-usage (temperature below 1e-6 means greedy).
+Validates ranges; does not know tokenizers, constraints' meaning or models. Defaults and ranges follow the
+field's usage (temperature below 1e-6 means greedy).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     max_new_tokens: 0 commits the prompt to the prefix cache and generates nothing. top_k: -1 = off.
     seed: same seed, same prompt -> same output, whatever else is in the batch; None draws a fresh one.
-    stop: strings, up to 32; stop_token_ids: ids; ignore_eos ignores end-of-text and stop_token_ids, not `stop`.
+    stop: strings, up to 32; stop_token_ids: ids; ignore_eos ignores end-of-text and stop_token_ids, not
+    `stop`.
     """
 
     max_new_tokens: int = 128
@@ -67,5 +68,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         )
         for name, ok, rule in checks:
             if not ok:
-                raise BadRequest(f"{name} {rule}, got {getattr(self, name)!r}", where=f"sampling_params.{name}")
+                raise BadRequest(
+                    f"{name} {rule}, got {getattr(self, name)!r}", where=f"sampling_params.{name}"
+                )
         return self

@@ -1,4 +1,4 @@
-"""Vocabulary: the bytes of each token id, as grammars and detokenisers need them. Knows no tokenizer library."""
+"""Vocabulary: the bytes of each token id, for grammars and detokenisers. Knows no tokenizer library."""
 
 from __future__ import annotations
 

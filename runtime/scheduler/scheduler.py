@@ -389,7 +389,7 @@ class Scheduler:
             return
         adder = PrefillAdder(self.manager, self._running, self._ratio.value, self.config.max_prefill_tokens)
         now = self._clock()
-        deferred = False
+        deferred = admitted = False
         for request in self._waiting.order(self.manager.cache, self._tick):
             if room <= 0:
                 break
@@ -403,13 +403,14 @@ class Scheduler:
                         InternalFault("a request that fits the pool found no slots", where=request.rid),
                     )
                     continue
-                if not deferred:
+                if not deferred and not admitted:
                     self._blocked_until = self._tick + RETRY_TICKS
                 break
             if verdict is Verdict.LATER:
                 deferred = True
                 continue
             room -= 1
+            admitted = True  # counted in full in this tick, as expected from the next on
             self._waiting.remove(request)
             self._running.append(request)
             if request.cached < 0:

@@ -58,7 +58,7 @@ class StopRule:
         seen = tail + text
         best: tuple[int, str] | None = None
         for data, stop in self.strings:
-            at = seen.find(data, max(0, len(tail) - len(data) + 1))
+            at = seen.find(data)  # not within `tail`: there it would have been found before
             if at >= 0 and (best is None or at + len(data) < best[0]):
                 best = (at + len(data), stop)
         return (best[1] if best else None), seen[max(0, len(seen) - self.window) :]

@@ -1,4 +1,4 @@
-"""The floors of the house: wing A and the language import with torch absent, and every table's lines resolve."""
+"""The floors of the house: wing A and the language import with torch absent; tables resolve."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def modules_below(package: str) -> list[str]:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=100, cwd=ROOT
+    )
 
 
 def test_light_modules_import_without_torch() -> None:
@@ -60,7 +62,16 @@ def test_light_modules_import_without_torch() -> None:
 
 def test_language_imports_on_the_base_install() -> None:
     """The base install has msgspec, rich and tqdm: nothing else may be needed to write and trace programs."""
-    blocked = {"torch", "triton", "transformers", "numpy", "tokenizers", "safetensors", "jinja2", "outlines_core"}
+    blocked = {
+        "torch",
+        "triton",
+        "transformers",
+        "numpy",
+        "tokenizers",
+        "safetensors",
+        "jinja2",
+        "outlines_core",
+    }
     done = run(BLOCKER.format(blocked=blocked, names=modules_below("sglang_dsl")))
     assert done.returncode == 0, done.stderr
 
@@ -112,4 +123,6 @@ def test_every_file_says_what_it_is(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
         text = path.read_text(encoding="utf-8").lstrip()
         if text and path.name != "__init__.py":
-            assert text.startswith(('"""', "#!", 'r"""')), f"{path.relative_to(ROOT)} opens without a docstring"
+            assert text.startswith(('"""', "#!", 'r"""')), (
+                f"{path.relative_to(ROOT)} opens without a docstring"
+            )

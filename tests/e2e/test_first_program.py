@@ -191,5 +191,7 @@ def test_errors_name_the_place_and_the_engine_goes_on(engine):
 def test_sampling_with_a_seed_repeats(engine):
     params = SamplingParams(max_new_tokens=24, temperature=1.0, seed=7)
     alone = engine.generate("Q: Who rules Skarra?\nA:", params)
-    crowd = engine.generate(["Q: Who rules Skarra?\nA:"] + [f"Q: What is {i} + 2?\nA:" for i in range(20, 30)], params)
+    crowd = engine.generate(
+        ["Q: Who rules Skarra?\nA:"] + [f"Q: What is {i} + 2?\nA:" for i in range(20, 30)], params
+    )
     assert crowd[0].output_ids == alone.output_ids

@@ -15,7 +15,7 @@ from runtime.grammar.manager import GrammarManager
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.fake import START, follow, logprob
+from runtime.scheduler.fake import START, draw, follow, logprob
 from runtime.scheduler.masks import full, is_empty, without
 
 
@@ -135,6 +135,32 @@ def test_a_stop_string_in_jumped_text_cuts_at_its_token(bench: Any, toy_grammars
     assert (answer.finish.matched, sim.text("a")) == ("b", b"th ab")
 
 
+@pytest.mark.parametrize("page", [1, 4])
+def test_a_healed_token_is_seen_once(bench: Any, toy_grammars: Any, page: int) -> None:
+    """`t` was sampled, `the` stands there now: no stop string is found across the two, and it has its
+    score."""
+    sim = bench(800, grammar=toy_grammars(), page_size=page)
+    prompts = [[4, 5, number, 6] for number in range(20)]
+    for number, prompt in enumerate(prompts):
+        fields = {"max_new_tokens": 30, "stop": ("tt", "tht", "xx", "xyx"), "return_logprob": True}
+        sim.add(str(number), prompt, constraint=regex("the\nz|xyz\nz"), **fields)
+    sim.run()
+    first = toy_grammars().submit(regex("the\nz|xyz\nz")).result(timeout=0).mask()
+    healed = 0
+    for number, prompt in enumerate(prompts):
+        answer = sim.answer(str(number))
+        assert (answer.finish.type, answer.finish.matched) == ("stop", None)
+        assert sim.text(str(number)) in (b"the\nz", b"xyz\nz")
+        values, history = [], follow(START, prompt)
+        for token in answer.new_ids:
+            values.append(logprob(history, token))
+            history = follow(history, (token,))
+        assert answer.output_logprobs == values
+        healed += draw(follow(START, prompt), len(sim.vocabulary), first) != answer.new_ids[0]
+    assert healed > 3
+    sim.empty()
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 2048])
 @pytest.mark.parametrize("page", [1, 4])
 def test_every_token_has_its_logprob_jumped_or_healed(
@@ -237,6 +263,14 @@ def test_min_new_tokens_and_a_grammar_that_could_stop(bench: Any, toy_grammars: 
         answer = sim.run().answer("a")
         assert 0 not in answer.new_ids[:4]
         assert sim.text("a") in spec.encode().split(b"|")
+
+
+def test_where_min_new_tokens_leaves_nothing_the_grammar_wins(bench: Any, toy_grammars: Any) -> None:
+    sim = bench(600, grammar=toy_grammars())
+    every = tuple(range(len(sim.vocabulary)))
+    sim.add("a", [1], constraint=regex("ab|ba"), max_new_tokens=9, min_new_tokens=5, stop_token_ids=every)
+    answer = sim.run().answer("a")
+    assert (answer.finish.type, answer.finish.matched) == ("stop", answer.new_ids[-1])
 
 
 def test_masks() -> None:

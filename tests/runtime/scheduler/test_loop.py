@@ -79,6 +79,17 @@ def test_what_was_not_finite_is_not_cached(bench: Any) -> None:
     assert sim.run().answer("b").cached_tokens == 0
 
 
+def test_what_led_to_it_is_not_cached_either(bench: Any) -> None:
+    """A row that is not finite may come from KV written before: only the prompt, published then, is left."""
+    sim = bench(400)
+    sim.runner = Broken(sim.runner, "row", 4)
+    sim.add("a", [1, 2, 3, 4], max_new_tokens=9, ignore_eos=True, stream=True)
+    ids = sim.run().answer("a").new_ids
+    assert len(ids) == 3
+    sim.add("b", [1, 2, 3, 4, *ids], max_new_tokens=1)
+    assert sim.run().answer("b").cached_tokens == 4
+
+
 def test_a_program_that_is_stopped_stops(bench: Any) -> None:
     """Only errors are answered: an interrupt goes up."""
     sim = bench(400)

@@ -191,8 +191,24 @@ def test_released_handles_are_told_once(bench: Any) -> None:
     sim.runner.launch = lambda plan: (told.extend(plan.released), launch(plan))
     for rid in "abc":
         sim.add(rid, [1], max_new_tokens=2, ignore_eos=True)
+        sim.add(f"{rid} never ran", [1])
+        sim.scheduler.abort(f"{rid} never ran")
         sim.run()
-    assert told == [1, 2]
+    assert told == [1, 3]
+
+
+def test_reserves_are_given_up_for_who_needs_the_slots(bench: Any) -> None:
+    sim = bench(100, conservativeness=0.01)
+    sim.add("a", [1, 2, 3, 4], max_new_tokens=90, ignore_eos=True)
+    sim.add("b", [5, 6, 7, 8], max_new_tokens=40, ignore_eos=True)
+    sim.tick()
+    sim.tick()
+    assert sim.scheduler.state()["free"] < 30
+    sim.add("c", [9] * 30, max_new_tokens=1)
+    sim.tick()
+    assert "c" in sim.news
+    assert sim.scheduler.state()["retractions"] == 0
+    sim.run()
 
 
 # -- slots run short -----------------------------------------------------------------------------------------
@@ -220,9 +236,22 @@ def test_fewest_produced_is_retracted_first(bench: Any) -> None:
     for _ in range(10):
         sim.tick()
     sim.add("new", [3, 4], max_new_tokens=90, ignore_eos=True)
+    ratio = 0.0
+    sim.add("third", [5, 6], max_new_tokens=90, ignore_eos=True)
     while not sim.scheduler.state()["retractions"]:
+        ratio = sim.scheduler.state()["new_token_ratio"]
         sim.tick()
-    assert [request.rid for request in sim.scheduler._running] == ["old"]
+    running = [request.rid for request in sim.scheduler._running]
+    assert running[0] == "old"
+    assert sim.scheduler.state()["new_token_ratio"] > 10 * ratio, "fewer are let in from now on"
+    retracted = {"new", "third"} - set(running)
+    assert retracted
+    sim.add("late", [7], max_new_tokens=10, ignore_eos=True)
+    while retracted - {request.rid for request in sim.scheduler._running}:
+        assert "late" not in [*sim.news, *(request.rid for request in sim.scheduler._running)], (
+            "they go first"
+        )
+        sim.tick()
     sim.run()
     assert len(sim.answer("new").new_ids) == 90
 

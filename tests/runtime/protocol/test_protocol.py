@@ -1,0 +1,126 @@
+"""What is spoken between the rooms: ranges, errors that survive a wire, structs that round-trip."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.protocol import errors
+from runtime.protocol.constraint import MAX_SPEC_BYTES, Constraint
+from runtime.protocol.io_struct import (
+    AbortReq,
+    BatchTokenIDOutput,
+    FinishReason,
+    TokenizedGenerateReqInput,
+    TokenOutput,
+)
+from runtime.protocol.sampling import MAX_STOPS, SamplingParams
+
+WRONG = [
+    ("max_new_tokens", -1),
+    ("min_new_tokens", 129),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("top_p", 0.0),
+    ("top_p", 1.01),
+    ("top_k", 0),
+    ("top_k", -2),
+    ("min_p", 1.5),
+    ("frequency_penalty", 2.1),
+    ("presence_penalty", -2.1),
+    ("repetition_penalty", 0.0),
+    ("stop", ("",)),
+    ("stop", tuple("x" * n for n in range(1, MAX_STOPS + 2))),
+    ("stop_token_ids", (-1,)),
+    ("seed", -1),
+    ("seed", 2**63),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_value_out_of_range_is_named(name: str, value: object) -> None:
+    with pytest.raises(errors.BadRequest) as caught:
+        SamplingParams(**{name: value}).verify()  # type: ignore[arg-type]
+    assert caught.value.where == f"sampling_params.{name}"
+    assert name in str(caught.value)
+
+
+def test_defaults_are_in_range() -> None:
+    assert SamplingParams().verify() == SamplingParams()
+    assert SamplingParams(temperature=0).greedy
+    assert SamplingParams(top_k=1).greedy
+    assert not SamplingParams().greedy
+
+
+@pytest.mark.parametrize("kind", sorted(errors.BY_CODE.values(), key=lambda kind: kind.__name__))
+def test_errors_survive_a_wire(kind: type[errors.RuntimeFault]) -> None:
+    fault = kind("what went wrong", where="field", hint="do this")
+    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(fault.to_dict()))
+    back = errors.from_dict(wire)
+    assert type(back) is kind
+    assert str(back) == str(fault) == "field: what went wrong (do this)"
+    assert 400 <= back.status < 600
+
+
+def test_every_fault_has_a_code_of_its_own() -> None:
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*(below(child) for child in kind.__subclasses__()))
+
+    assert below(errors.RuntimeFault) == set(errors.BY_CODE.values())
+    assert type(errors.from_dict({"code": "from the future", "message": "x"})) is errors.RuntimeFault
+
+
+@pytest.mark.parametrize("spec", ["", "a" * (MAX_SPEC_BYTES + 1)])
+def test_constraints_have_a_size(spec: str) -> None:
+    with pytest.raises(errors.BadConstraint) as caught:
+        Constraint("regex", spec).verify()
+    assert caught.value.where == "regex"
+
+
+sampling = st.builds(
+    SamplingParams,
+    max_new_tokens=st.integers(0, 2**31),
+    temperature=st.floats(0, 10),
+    stop=st.lists(st.text(min_size=1), max_size=4).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 2**31), max_size=4).map(tuple),
+    seed=st.none() | st.integers(0, 2**63 - 1),
+)
+finish = st.builds(
+    FinishReason, type=st.sampled_from(["stop", "length"]), matched=st.none() | st.text() | st.integers(0, 9)
+)
+requests = st.builds(
+    TokenizedGenerateReqInput,
+    rid=st.text(min_size=1),
+    input_ids=st.lists(st.integers(0, 2**31)),
+    sampling_params=sampling,
+    constraint=st.none() | st.builds(Constraint, st.sampled_from(["regex", "choices"]), st.text()),
+    extra_key=st.none() | st.text(),
+)
+outputs = st.builds(
+    TokenOutput,
+    rid=st.text(min_size=1),
+    new_ids=st.lists(st.integers(0, 2**31)),
+    replaced=st.integers(0, 1),
+    finish=st.none() | finish,
+    output_logprobs=st.lists(st.none() | st.floats(-100, 0)),
+    output_top_logprobs=st.lists(st.lists(st.tuples(st.integers(0, 9), st.floats(-9, 0)), max_size=3)),
+)
+structs = (
+    requests
+    | st.builds(AbortReq, rid=st.text(min_size=1), abort_all=st.booleans())
+    | st.lists(outputs, max_size=3).map(
+        lambda outs: BatchTokenIDOutput(rids=[out.rid for out in outs], outputs=outs)
+    )
+)
+
+
+@given(structs)
+def test_structs_round_trip(item: msgspec.Struct) -> None:
+    union = TokenizedGenerateReqInput | AbortReq | BatchTokenIDOutput
+    wire = msgspec.msgpack.encode(item)
+    assert msgspec.msgpack.decode(wire, type=union) == item
