@@ -1,7 +1,7 @@
 """The workloads and the model they run on. Knows no engine.
 
 The model is a random Llama of 40.0 M parameters (hidden 512, 8 layers, 8 heads / 4 KV heads, ffn 1408,
-vocabulary 32,000, tied embeddings): speed does not depend on what the weights say. Its tokenizer has one token
+vocabulary 32,000, tied embeddings): speed does not depend on the weights. Its tokenizer has one token
 per byte, since all prompts are given as ids.
 """
 

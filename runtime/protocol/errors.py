@@ -22,8 +22,8 @@ from typing import Any, ClassVar
 
 
 class RuntimeFault(Exception):
-    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint` what
-    to do."""
+    """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint`
+    what to do."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "runtime_fault"

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+from runtime.cache.none import NoCache
+from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.registry import UnknownName
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.policies import POLICIES
+from runtime.scheduler.queues import WaitingQueue
+from runtime.scheduler.request import Request
 
 
 @dataclass
@@ -59,3 +65,19 @@ def test_the_longest_prefix_goes_first() -> None:
 def test_an_unknown_policy_lists_the_known_ones(bench: Any) -> None:
     with pytest.raises(UnknownName, match="fcfs, lpm"):
         bench(10, policy="nonsense")
+
+
+def test_retracted_ones_go_before_any_policy(vocabulary: Vocabulary) -> None:
+    def request(number: int) -> Request:
+        source = TokenizedGenerateReqInput(rid=str(number), input_ids=[1], sampling_params=SamplingParams())
+        return Request(source, number, vocabulary, 0.0, 0)
+
+    queue = WaitingQueue(lambda waiting: sorted(waiting, key=lambda one: -one.arrival))
+    requests = [request(number) for number in range(5)]
+    for one in requests[2:]:
+        queue.add(one)
+    queue.put_back(requests[1])
+    queue.put_back(requests[0])
+    assert [one.arrival for one in queue.order(NoCache(), 0)] == [0, 1, 4, 3, 2]
+    queue.remove(requests[1])
+    assert len(queue) == 4
