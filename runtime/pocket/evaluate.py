@@ -19,10 +19,12 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from runtime.api import Engine
 from runtime.pocket import path
 from runtime.pocket.items import TARGETS, Item, correct, items
+from runtime.protocol.sampling import SamplingParams
 
-__all__ = ["Answerer", "TransformersAnswerer", "evaluate", "main", "shortfalls"]
+__all__ = ["Answerer", "EngineAnswerer", "TransformersAnswerer", "evaluate", "main", "shortfalls"]
 
 STOP = "<|im_end|>"
 LONGEST = 96
@@ -37,6 +39,28 @@ class Answerer(Protocol):
 
     def choose(self, prompt: str, options: Sequence[str]) -> str:
         """The likeliest option as the beginning of the reply."""
+
+
+class EngineAnswerer:
+    """This project's own engine, as users run it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = Engine(str(folder))
+
+    def complete(self, prompts: Sequence[str]) -> list[str]:
+        """Greedy replies, many at once."""
+        params = SamplingParams(max_new_tokens=LONGEST, temperature=0.0)
+        replies: list[str] = []
+        for start in tqdm(range(0, len(prompts), 4 * BATCH), desc="replies", leave=False):
+            part = self._engine.generate(list(prompts[start : start + 4 * BATCH]), params)
+            replies += [out.text for out in part]
+        return replies
+
+    def choose(self, prompt: str, options: Sequence[str]) -> str:
+        """Compares the mean log-likelihood of the options' tokens after their common boundary."""
+        scores = self._engine.generate(prompt, choices=list(options)).choices or []
+        means = [sum(score.logprobs) / max(1, len(score.logprobs)) for score in scores]
+        return options[means.index(max(means))]
 
 
 class TransformersAnswerer:
@@ -108,9 +132,7 @@ def _table(figures: dict[str, float], seed: int, count: int) -> Table:
 
 
 def _answerer(engine: str, folder: Path) -> Answerer:
-    if engine == "transformers":
-        return TransformersAnswerer(folder)
-    raise ValueError(f"unknown engine {engine!r}")
+    return EngineAnswerer(folder) if engine == "engine" else TransformersAnswerer(folder)
 
 
 def main() -> int:
@@ -118,7 +140,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Evaluate the pocket checkpoint on held-out items.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--items", type=int, default=100, help="items per task")
-    parser.add_argument("--engine", choices=("transformers",), default="transformers")
+    parser.add_argument("--engine", choices=("engine", "transformers"), default="engine")
     parser.add_argument("--folder", type=Path, default=path())
     parser.add_argument("--show", type=int, default=0, help="print this many wrong replies")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

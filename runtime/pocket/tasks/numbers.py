@@ -138,7 +138,7 @@ def _steps(rng: random.Random, split: Split, count: int) -> list[tuple[int, str,
 
 def think_group(rng: random.Random, split: Split, asked: bool = True) -> Group:
     """A word problem; `asked` says whether the question itself asks for steps."""
-    chain = _steps(rng, split, rng.choice((1, 2, 2, 3)))
+    chain = _steps(rng, split, rng.choice((1, 2, 2)))
     name, thing = rng.choice(_NAMES), rng.choice(_THINGS)
     parts = [pick(rng, split, _OPEN, _OPEN_HELD).format(n=name, a=chain[0][0], t=thing)]
     for _, op, b in chain:
