@@ -1,4 +1,4 @@
-"""Greedy output of the whole engine is transformers', whatever else is in the batch and however it is set up."""
+"""Greedy output of the whole engine is transformers', whatever else is in the batch, in any set-up."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ SETUPS: list[dict[str, Any]] = [
     {"radix_cache": False, "chunked_prefill_size": 7},
     {"page_size": 16, "chunked_prefill_size": 50},
     {"page_size": 4, "chunked_prefill_size": 1, "max_running_requests": 3},
-    {"schedule_policy": "fcfs", "max_total_tokens": 384, "page_size": 2},  # too small for all: they take turns
+    {
+        "schedule_policy": "fcfs",
+        "max_total_tokens": 384,
+        "page_size": 2,
+    },  # too small for all: they take turns
 ]
 
 
