@@ -40,6 +40,7 @@ class Engine:
     model_path  the checkpoint's directory
     spec        the model's shape
     vocabulary  the bytes of each token id
+    force_reasoning  whether the chat template opens every reply inside the model's reasoning
     """
 
     def __init__(self, model: str = "pocket", **options: Any) -> None:
@@ -48,6 +49,7 @@ class Engine:
         self.model_path: str = str(self._pipeline.model.path)
         self.spec: ModelSpec = self._pipeline.model.spec
         self.vocabulary: Vocabulary = self._pipeline.model.tokenizer.vocabulary
+        self.force_reasoning: bool = self._pipeline.model.force_reasoning
 
     # -- async -----------------------------------------------------------------------------------------------
 

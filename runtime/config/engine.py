@@ -49,9 +49,12 @@ class EngineConfig:
     jump_forward: bool = _option(True, "append text that a constraint forces without decoding it")
     grammar_backend: str = _option("auto", "name of a grammar backend")
     grammar_workers: int = _option(1, "threads that compile constraints")
-    chat_template: str | None = _option(
-        None, "a built-in chat template's name or a .jinja file's path; None: the checkpoint's own"
+    chat_template: str | dict[str, str] | None = _option(  # noqa: RUF009 - a field()
+        None,
+        "a built-in chat template's name, a .jinja or .json file's path, or Jinja texts by name; None: "
+        "the checkpoint's own",
     )
+    hf_chat_template_name: str | None = _option(None, "which of several named chat templates is used")
     seed: int | None = _option(None, "keys the draws of requests without a seed; None: fresh ones every time")
     load_timeout_s: float = _option(1800.0, "seconds the model may take to load")
     step_timeout_s: float = _option(600.0, "seconds without progress after which the engine is given up")

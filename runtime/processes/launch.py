@@ -20,8 +20,9 @@ from runtime.config.checkpoints import find_checkpoint
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.engine.runner import TorchRunner
-from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template, read_template
-from runtime.formats.chat.registry import CHAT_TEMPLATES
+from runtime.formats.chat.derive import Derivation, derive_chat_template
+from runtime.formats.chat.files import load_chat_template, named_templates
+from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
 from runtime.formats.chat.render import TextTemplate
 from runtime.formats.chat.template import ChatTemplate
 from runtime.grammar.manager import GrammarManager
@@ -32,7 +33,7 @@ from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.prepare import Limits, Preparer
 from runtime.processes.scheduler import SchedulerProcess
 from runtime.processes.tokenizer import Tokenizer
-from runtime.protocol.errors import EngineDead, ModelLoadError, RuntimeFault
+from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import BatchTokenIDOutput
 from runtime.scheduler.scheduler import Scheduler
 
@@ -48,6 +49,18 @@ class Model:
     spec: ModelSpec
     tokenizer: Tokenizer
     template: ChatTemplate | TextTemplate | None
+
+    @property
+    def force_reasoning(self) -> bool:
+        """Whether every reply begins inside the model's reasoning, which the prompt opens."""
+        return isinstance(self.template, JinjaChatTemplate) and self.template.force_reasoning
+
+    @property
+    def derivation(self) -> Derivation | None:
+        """The checkpoint's Jinja template as prefixes and suffixes; None where there is no Jinja template."""
+        if not isinstance(self.template, JinjaChatTemplate):
+            return None
+        return derive_chat_template(self.template, name=self.path.name)
 
 
 class Pipeline:
@@ -69,25 +82,22 @@ def load_model(config: EngineConfig) -> Model:
     spec = ModelSpec.from_dir(path)
     config.context(spec)
     tokenizer = Tokenizer.load(path, spec.vocab_size, spec.eos_ids)
-    return Model(path, spec, tokenizer, choose_template(config.chat_template, path, tokenizer))
+    template = choose_template(config.chat_template, path, tokenizer, config.hf_chat_template_name)
+    return Model(path, spec, tokenizer, template)
 
 
 def choose_template(
-    asked: str | None, path: Path, tokenizer: Tokenizer
+    asked: str | dict[str, str] | None, path: Path, tokenizer: Tokenizer, name: str | None = None
 ) -> ChatTemplate | TextTemplate | None:
-    """The template that was asked for by name or file, else the checkpoint's own, else None."""
-    if asked is None:
-        sources = find_chat_template(path, tokenizer.config)
-        return JinjaChatTemplate(sources, tokenizer.tokens) if sources else None
-    if asked in CHAT_TEMPLATES:
-        return CHAT_TEMPLATES.load(asked)
-    file = Path(asked).expanduser()
-    if not file.is_file():
-        raise ModelLoadError(
-            f"{asked!r} is neither a built-in template ({', '.join(CHAT_TEMPLATES)}) nor a file",
-            where="chat_template",
-        )
-    return JinjaChatTemplate({"default": read_template(file)}, tokenizer.tokens)
+    """The template that was asked for by name, file or text, else the checkpoint's own, else None. `name`:
+    which of several named ones."""
+    if asked is not None:
+        # A text that cannot be parsed harms turns only: plain prompts need no template.
+        return load_chat_template(asked, variables=tokenizer.tokens, hf_chat_template_name=name, check=False)
+    sources = find_chat_template(path, tokenizer.config)
+    if sources and name is not None:
+        return named_templates(sources, tokenizer.tokens, name)
+    return JinjaChatTemplate(sources, tokenizer.tokens) if sources else None
 
 
 def launch(config: EngineConfig) -> Pipeline:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.formats.chat.control import ControlTokens
 from runtime.formats.chat.render import TextTemplate, render_prompt
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class Preparer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tokenizer, self._template, self._limits, self._clock = tokenizer, template, limits, clock
+        self._control = ControlTokens(tokenizer.control_texts)
         self._count = itertools.count()
 
     def prepare(self, request: GenerateReqInput) -> Job:
@@ -130,16 +132,25 @@ class Preparer:
         if request.messages is not None:
             if not request.messages:
                 raise BadRequest("is empty", where="messages")
+            messages = request.messages
+            if not request.allow_control_tokens:
+                messages = [self._control.hide(message) for message in messages]
             text = render_prompt(
-                request.messages, self._template, tools=request.tools, template_kwargs=request.template_kwargs
+                messages, self._template, tools=request.tools, template_kwargs=request.template_kwargs
             )
-        ids = self._tokenizer.encode(text)
+        ids = self._encode(request, text)
         if not ids and request.choices is None:
             raise BadRequest(
                 "the prompt is empty, and this tokenizer has no begin-of-text token to start from",
                 where=given[0],
             )
         return text, ids
+
+    def _encode(self, request: GenerateReqInput, text: str) -> list[int]:
+        """Ids of a prompt's text; what the user's messages say is never read as control tokens."""
+        if request.messages is None or request.allow_control_tokens:
+            return self._tokenizer.encode(text)
+        return self._tokenizer.encode_spans((span.text, span.plain) for span in self._control.spans(text))
 
     def _check_ids(self, ids: Any) -> list[int]:
         vocab = self._limits.vocab_size
@@ -242,7 +253,7 @@ class Preparer:
         for index, option in enumerate(options):
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")
-        wholes, boundary = self._boundary(text, ids, options)
+        wholes, boundary = self._boundary(request, text, ids, options)
         start = self._start()
         requests: list[TokenizedGenerateReqInput] = []
 
@@ -275,18 +286,17 @@ class Preparer:
         return Job(tuple(requests), tuple(made))
 
     def _boundary(
-        self, text: str | None, ids: list[int], options: Sequence[str]
+        self, request: GenerateReqInput, text: str | None, ids: list[int], options: Sequence[str]
     ) -> tuple[list[list[int]], int]:
         """Each option's ids with the prompt, and how many of them are the prompt's own whatever follows.
 
         Tokens of the prompt's end that merge with some option's beginning are scored with every option, so
         that all options are compared over the same text. At least one token stands before the boundary.
         """
-        encode = self._tokenizer.encode
         if text is None:
             wholes = [[*ids, *self._tokenizer.encode_plain(option)] for option in options]
         else:
-            wholes = [encode(text + option) for option in options]
+            wholes = [self._encode(request, text + option) for option in options]
         boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
         if boundary == 0:
             start = self._start()

@@ -107,6 +107,24 @@ class Tokenizer:
         text: str = self._text.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts that the tokenizer reads as special ids."""
+        return list(self._special.values())
+
+    def encode_spans(self, spans: Iterable[tuple[str, bool]]) -> list[int]:
+        """Ids of a prompt in pieces of (text, plain); in plain ones no text is read as a special id."""
+        ids: list[int] = []
+        for index, (text, plain) in enumerate(spans):
+            if not plain:
+                # Later pieces begin with a special token, so nothing is put before them.
+                ids += self.encode(text, add_special_tokens=index == 0)
+            else:
+                if index == 0:
+                    ids += self._prefix
+                ids += self.encode_plain(text)
+        return ids
+
     def added_id(self, text: str) -> int | None:
         """The id of `text` when it is one of the tokens that were added as a whole (control tokens, tags)."""
         return self._added.get(text)

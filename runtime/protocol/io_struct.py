@@ -41,6 +41,7 @@ class GenerateReqInput(BaseReq):
     extra_key: requests with different keys never share cache.
     template_kwargs: passed on to the checkpoint's chat template.
     jump_forward: append forced text without decoding it step by step (same text either way).
+    allow_control_tokens: read control tokens in the messages' own text as such; else they are only letters.
     """
 
     text: str | None = None
@@ -48,6 +49,7 @@ class GenerateReqInput(BaseReq):
     messages: list[Message] | None = None
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] | None = None
+    allow_control_tokens: bool = False
     sampling_params: SamplingParams = SamplingParams()
     constraint: Constraint | None = None
     choices: list[str] | None = None

@@ -31,7 +31,9 @@ from sglang_dsl.errors import BackendError, ProgramCancelled, ProgramError, Time
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
 
 # Options of a call that are fields of a request.
-_OPTIONS = frozenset({"tools", "template_kwargs", "priority", "extra_key", "jump_forward"})
+_OPTIONS = frozenset(
+    {"tools", "template_kwargs", "allow_control_tokens", "priority", "extra_key", "jump_forward"}
+)
 _KINDS: tuple[tuple[type[RuntimeFault], type[ProgramError]], ...] = (
     (UnsupportedConstraint, Unsupported),
     (DeadlineExceeded, Timeout),

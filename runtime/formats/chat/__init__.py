@@ -1,0 +1,67 @@
+"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded when first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.formats.chat.content import process_content_for_template_format
+    from runtime.formats.chat.content_format import detect_jinja_template_content_format
+    from runtime.formats.chat.derive import derive_chat_template
+    from runtime.formats.chat.files import load_chat_template
+    from runtime.formats.chat.matching import (
+        UnknownChatTemplate,
+        get_chat_template_by_model_path,
+        match_checkpoint,
+        register_chat_template_matching_function,
+    )
+    from runtime.formats.chat.registry import (
+        chat_template_registry,
+        get_chat_template,
+        register_chat_template,
+    )
+    from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
+
+_HOMES = {
+    "ChatTemplate": "template",
+    "ChatTemplateStyle": "template",
+    "UnknownChatTemplate": "matching",
+    "chat_template_registry": "registry",
+    "derive_chat_template": "derive",
+    "detect_jinja_template_content_format": "content_format",
+    "get_chat_template": "registry",
+    "get_chat_template_by_model_path": "matching",
+    "load_chat_template": "files",
+    "match_checkpoint": "matching",
+    "process_content_for_template_format": "content",
+    "register_chat_template": "registry",
+    "register_chat_template_matching_function": "matching",
+}
+
+__all__ = [
+    "ChatTemplate",
+    "ChatTemplateStyle",
+    "UnknownChatTemplate",
+    "chat_template_registry",
+    "derive_chat_template",
+    "detect_jinja_template_content_format",
+    "get_chat_template",
+    "get_chat_template_by_model_path",
+    "load_chat_template",
+    "match_checkpoint",
+    "process_content_for_template_format",
+    "register_chat_template",
+    "register_chat_template_matching_function",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -6,28 +6,20 @@ controls and `{% generation %}`. It knows template text and plain dicts; not tok
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import meta
 
+from runtime.formats.chat.sandbox import Budget, Sandbox, run
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
-MAX_SOURCE_CHARS = 1 << 20
-MAX_OUTPUT_CHARS = 1 << 26
-MAX_ITERATIONS = 1_000_000
-"""Over all `range(...)` of one rendering."""
-TIME_LIMIT_S = 10.0
-_TOO_MUCH = "the template does too much work"
+MAX_SOURCE_CHARS = 1 << 18
+_THINKING = ("enable_thinking", "thinking")
 
 
 class JinjaChatTemplate:
@@ -48,6 +40,45 @@ class JinjaChatTemplate:
     def bos_token(self) -> str:
         return self._variables.get("bos_token", "")
 
+    @property
+    def eos_token(self) -> str:
+        return self._variables.get("eos_token", "")
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """Name -> template text."""
+        return MappingProxyType(self._sources)
+
+    @cached_property
+    def content_format(self) -> str:
+        """ "openai" where the template walks over the parts of a content, else "string"."""
+        from runtime.formats.chat.content_format import detect_jinja_template_content_format
+
+        return detect_jinja_template_content_format(self._sources[self._pick(with_tools=False)])
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """Names of the variables that any of the sources looks at."""
+        names: set[str] = set()
+        for source in self._sources.values():
+            try:
+                names |= meta.find_undeclared_variables(Sandbox().parse(source))
+            except (jinja2.TemplateError, RecursionError):
+                continue  # rendering it says what is wrong
+        return frozenset(names)
+
+    @cached_property
+    def force_reasoning(self) -> bool:
+        """Whether the generation prompt itself opens the model's reasoning (`<think>`), so that a reply
+        begins within it."""
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            closed, opened = self.render(asked), self.render(asked, add_generation_prompt=True)
+        except TemplateError:
+            return False
+        offered = opened.removeprefix(closed) if opened.startswith(closed) else opened.rpartition("?")[2]
+        return offered.rfind("<think>") > offered.rfind("</think>")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -60,31 +91,32 @@ class JinjaChatTemplate:
         context = {
             **self._variables,
             "documents": None,
-            **(template_kwargs or {}),
+            **self._thinking(template_kwargs or {}),
             "messages": list(messages),
             "tools": list(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         name = self._pick(bool(tools))
         template = self._template(name)
-        environment = template.environment
-        assert isinstance(environment, _Sandbox)
-        pieces: list[str] = []
-        size = 0
-        budget = _Budget()
         try:
-            for piece in template.generate(context, **{_BUDGET: budget, "range": budget.range}):
-                size += len(piece)
-                if size > MAX_OUTPUT_CHARS:
-                    raise _Limit(f"its output is longer than {MAX_OUTPUT_CHARS} characters")
-                budget.check()
-                pieces.append(piece)
+            return run(template, context, Budget(_given(context)))
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
                 RecursionError, MemoryError) as error:  # fmt: skip
             raise TemplateError(
                 f"the chat template refused the messages: {_said(error)}", where=_place(name, error)
             ) from error
-        return "".join(pieces)
+
+    def check(self) -> None:
+        """Raises TemplateError when a source cannot be parsed."""
+        for name in self._sources:
+            self._template(name)
+
+    def _thinking(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Families name the switch differently; it is said by the name that the template reads, too."""
+        said = [given[name] for name in _THINKING if name in given]
+        if not said:
+            return given
+        return {**{name: said[0] for name in _THINKING if name in self.reads}, **given}
 
     def _pick(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self._sources:
@@ -101,8 +133,8 @@ class JinjaChatTemplate:
                     where=_place(name, None),
                 )
             try:
-                found = _Sandbox().from_string(source)
-            except (jinja2.TemplateError, RecursionError) as error:
+                found = Sandbox().from_string(source)
+            except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
                 raise TemplateError(
                     f"the chat template cannot be parsed: {_said(error)}", where=_place(name, error),
                     hint='pass chat_template="chatml", another built-in name, or the path of a .jinja file',
@@ -158,98 +190,17 @@ def _odd(folder: Path, what: str) -> ModelLoadError:
     )
 
 
-class _Limit(jinja2.TemplateError):
-    """A limit of the sandbox was met."""
-
-
-class _Budget:
-    """What one rendering may still spend."""
-
-    def __init__(self) -> None:
-        self._left = MAX_ITERATIONS
-        self._deadline = time.monotonic() + TIME_LIMIT_S
-
-    def check(self) -> None:
-        if time.monotonic() > self._deadline:
-            raise _Limit(f"{_TOO_MUCH}: it took more than {TIME_LIMIT_S:g} s")
-
-    def range(self, *bounds: int) -> range:
-        made = range(*bounds)
-        self._left -= len(made) + 1
-        if self._left < 0:
-            raise _Limit(f"{_TOO_MUCH}: more than {MAX_ITERATIONS} iterations over range()")
-        self.check()
-        return made
-
-
-_BUDGET = "_sglang_dsl_budget"
-
-
-class _Generation(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what the assistant wrote; here it prints its body."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """Templates see values, never attributes that begin with an underscore; big products and powers are
-    refused.
-    """
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-        self.filters["tojson"] = _tojson
-        self.globals["raise_exception"] = _raise
-        self.globals["strftime_now"] = lambda form: datetime.now().astimezone().strftime(form)
-        # These can make any amount of text out of nothing.
-        for name in ("lipsum", "cycler"):
-            self.globals.pop(name, None)
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        match operator, left, right:
-            case "*", (str() | bytes() | list() | tuple()) as many, int(times):
-                size = len(many) * times
-            case "*", int(times), (str() | bytes() | list() | tuple()) as many:
-                size = len(many) * times
-            case "**", int(base), int(power):
-                size = base.bit_length() * max(0, power)
-            case _:
-                size = 0
-        if size > MAX_OUTPUT_CHARS:
-            raise _Limit(f"{_TOO_MUCH}: {operator} would make {size} characters")
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        budget = __context.get(_BUDGET)
-        if isinstance(budget, _Budget):
-            budget.check()
-        # Widths (center, ljust, zfill, indent ...) are the only numbers that text methods turn into text.
-        if any(isinstance(arg, int) and arg > MAX_OUTPUT_CHARS for arg in (*args, *kwargs.values())):
-            raise _Limit(f"{_TOO_MUCH}: a number above {MAX_OUTPUT_CHARS} was passed to a function")
-        return super().call(__context, __obj, *args, **kwargs)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without HTML escapes: a prompt is no web page."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+def _given(value: Any) -> int:
+    """Characters of a request's texts."""
+    match value:
+        case str(text):
+            return len(text)
+        case {**pairs}:
+            return sum(_given(item) for item in pairs.values())
+        case [*items]:
+            return sum(_given(item) for item in items)
+        case _:
+            return 8
 
 
 def _said(error: BaseException) -> str:

@@ -4,15 +4,19 @@ BOS.
 
 from __future__ import annotations
 
-from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.chat.family import Family, Marks, Named
+from runtime.formats.chat.template import ChatTemplate, headed
 
 TEMPLATE = ChatTemplate(
-    name="llama-3-instruct",
-    default_system_prompt=None,
-    role_prefix_and_suffix={
-        role: (f"<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>")
-        for role in ("system", "user", "assistant")
-    },
-    stop_str=("<|eot_id|>",),
+    "llama-3-instruct",
+    None,
+    headed("<|start_header_id|>", "<|end_header_id|>\n\n", "<|eot_id|>"),
+    ("<|eot_id|>",),
     image_token="<|image|>",
+)
+
+_HEADER = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+FAMILY = Family(
+    marks=(Marks("llama-3-instruct", _HEADER, tokens=_HEADER),),
+    names=(Named("llama-3-instruct", r"llama-?3(?!\d).*instruct(?![a-z])"),),
 )

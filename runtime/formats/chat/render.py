@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from runtime.formats.chat.registry import CHAT_TEMPLATES
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import TemplateError
@@ -24,6 +26,9 @@ class TextTemplate(Protocol):
 
     @property
     def bos_token(self) -> str: ...
+
+    @property
+    def content_format(self) -> str: ...
 
     def render(
         self,
@@ -64,12 +69,47 @@ def render_prompt(
     if isinstance(template, ChatTemplate):
         _refuse_extras(messages, template, tools, template_kwargs)
         return _by_prefixes(messages, template)
-    return _Turns(template, tools, template_kwargs).prompt(messages)
+    if not tools:
+        return _Turns(template, None, template_kwargs).prompt(messages)
+    wrapped, bare = _tool_shapes(tools)
+    try:
+        return _Turns(template, wrapped, template_kwargs).prompt(messages)
+    except TemplateError as first:
+        if _Turns.refusal_is_about_turns(first):
+            raise
+        try:
+            return _Turns(template, bare, template_kwargs).prompt(messages)
+        except TemplateError:
+            raise first from None  # it was given what most templates take
 
 
-def as_dict(message: Message, index: int = 0) -> dict[str, Any]:
-    """The message as chat templates expect it: tool-call arguments parsed, absent keys left out."""
-    made: dict[str, Any] = {"role": message.role, "content": _text(message, index)}
+def conversation(
+    messages: Sequence[Message], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+) -> list[Message]:
+    """The messages as a chat API's request means them, the turn to be written left open.
+
+    continue_final_message: the last message is begun and to be continued; else, with add_generation_prompt, a
+    reply is opened. Raises TemplateError where there is no message to continue.
+    """
+    made = list(messages)
+    if continue_final_message:
+        if not made or made[-1].role == RAW_ROLE:
+            raise TemplateError("there is no last turn to continue", where="continue_final_message")
+        made[-1] = msgspec.structs.replace(made[-1], open=True)
+    elif add_generation_prompt and not (made and made[-1].open):
+        made.append(Message("assistant", "", open=True))
+    return made
+
+
+def as_dict(message: Message, index: int = 0, content_format: str = "string") -> dict[str, Any]:
+    """The message as chat templates expect it: tool-call arguments parsed, absent keys left out.
+
+    content_format "openai": the template walks over the parts of the content itself.
+    """
+    content: Any = _text(message, index)
+    if content_format == "openai" and not message.open and not isinstance(message.content, str):
+        content = [{"type": "text", "text": part["text"]} for part in message.content]
+    made: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:
         made["name"] = message.name
     if message.tool_call_id is not None:
@@ -111,6 +151,11 @@ class _Turns:
     ) -> None:
         self._template, self._tools, self._kwargs = template, tools, template_kwargs
 
+    @staticmethod
+    def refusal_is_about_turns(error: TemplateError) -> bool:
+        """Whether another shape of the tools cannot help."""
+        return (error.where or "").startswith("messages[")
+
     def prompt(self, messages: Sequence[Message]) -> str:
         pieces: list[str] = []
         turns: list[dict[str, Any]] = []
@@ -118,7 +163,8 @@ class _Turns:
         begins_raw = messages[0].role == RAW_ROLE
         for index, message in enumerate(messages):
             if message.role != RAW_ROLE:
-                turns.append(as_dict(message, index))
+                parts = not isinstance(message.content, str)
+                turns.append(as_dict(message, index, self._template.content_format if parts else "string"))
                 continue
             if len(turns) > counted:
                 text = self._render(turns)
@@ -216,6 +262,18 @@ def _refuse_extras(
                 where=f"messages[{index}]",
                 hint=hint,
             )
+
+
+def _tool_shapes(
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The tools as {"type": "function", "function": ...}, and as the functions alone."""
+    wrapped = [tool if "function" in tool else _wrapped(tool) for tool in tools]
+    return wrapped, [tool.get("function") or tool for tool in tools]
+
+
+def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "function", "function": tool} if "name" in tool else tool
 
 
 def _text(message: Message, index: int) -> str:

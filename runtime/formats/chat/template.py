@@ -13,9 +13,14 @@ from typing import Any
 
 
 class ChatTemplateStyle(Enum):
-    """PLAIN: every turn is prefix + content + suffix, whatever came before."""
+    """PLAIN: every turn is prefix + content + suffix, whatever came before.
+
+    LLAMA2: the conversation's first system message opens the first user turn, which then has no prefix of its
+    own.
+    """
 
     PLAIN = auto()
+    LLAMA2 = auto()
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,9 @@ class ChatTemplate:
     default_system_prompt  used for a system message whose content is None; None: such a message is left out
     role_prefix_and_suffix role -> (prefix, suffix); a role that is not listed has neither
     stop_str               strings that end a turn when the model writes one
+    image_token            stands in the text where an image goes; audio_token likewise
+
+    A begin-of-text token belongs to no prefix: the tokenizer adds it.
     """
 
     name: str
@@ -37,7 +45,19 @@ class ChatTemplate:
 
     def get_prefix_and_suffix(self, role: str, hist_messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
         """What stands before and after a turn of `role` that follows `hist_messages`."""
-        return self.role_prefix_and_suffix.get(role, ("", ""))
+        prefix, suffix = self.role_prefix_and_suffix.get(role, ("", ""))
+        if self.style is ChatTemplateStyle.LLAMA2:
+            if role == "system" and not hist_messages:
+                return self.role_prefix_and_suffix.get("user", ("", ""))[0] + prefix, suffix
+            if role == "user" and self._opened_by_system(hist_messages):
+                return "", suffix
+        return prefix, suffix
+
+    def _opened_by_system(self, hist_messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the one message so far is a system message with text, which opened the user's turn."""
+        if len(hist_messages) != 1 or hist_messages[0]["role"] != "system":
+            return False
+        return hist_messages[0]["content"] is not None or self.default_system_prompt is not None
 
     def get_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text of whole turns, each a mapping with "role" and "content". Opens no reply."""
@@ -49,5 +69,22 @@ class ChatTemplate:
                 if content is None:
                     continue
             prefix, suffix = self.get_prefix_and_suffix(role, messages[:index])
-            pieces.append(f"{prefix}{content}{suffix}")
+            pieces.append(f"{prefix}{'' if content is None else content}{suffix}")
         return "".join(pieces)
+
+
+def turns(
+    system: tuple[str, str], user: tuple[str, str], assistant: tuple[str, str]
+) -> dict[str, tuple[str, str]]:
+    """role_prefix_and_suffix of the three usual roles."""
+    return {"system": system, "user": user, "assistant": assistant}
+
+
+def headed(before: str, after: str, end: str, assistant: str = "assistant") -> dict[str, tuple[str, str]]:
+    """Turns that differ by the role's name alone: `before` name `after` text `end`."""
+    names = {"system": "system", "user": "user", "assistant": assistant}
+    return {role: (f"{before}{name}{after}", end) for role, name in names.items()}
+
+
+CHATML_TURNS: Mapping[str, tuple[str, str]] = headed("<|im_start|>", "\n", "<|im_end|>\n")
+"""What many families share, each with its own default system prompt."""

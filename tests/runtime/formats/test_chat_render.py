@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.registry import get_chat_template
-from runtime.formats.chat.render import TextTemplate, render_prompt
+from runtime.formats.chat.render import TextTemplate, conversation, render_prompt
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import TemplateError
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
@@ -163,3 +163,48 @@ def test_jinja_and_prefixes_agree_and_a_growing_turn_extends_itself(
         assert render_prompt(grown, template) == render_prompt(begun, template) + more
         assert render_prompt(closed, template).startswith(render_prompt(grown, template))
     assert render_prompt(closed, JINJA) == render_prompt(closed, PLAIN)
+
+
+READS_WRAPPED = "{% for t in tools %}{{ t.function.name + '' }}{% endfor %}"
+READS_BARE = (
+    "{% for t in tools %}{% if t.function %}{{ raise_exception('bare ones only') }}{% endif %}"
+    "{{ t.name }}{% endfor %}"
+)
+FUNCTION = {"name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("source", [READS_WRAPPED, READS_BARE])
+@pytest.mark.parametrize("tool", [FUNCTION, {"type": "function", "function": FUNCTION}])
+def test_tools_in_the_shape_that_the_template_takes(source: str, tool: dict[str, Any]) -> None:
+    assert render_prompt([Message("user", "U")], JinjaChatTemplate({"default": source}), tools=[tool]) == "f"
+
+
+def test_a_template_that_takes_tools_in_no_shape_says_its_first_reason() -> None:
+    source = "{{ raise_exception('wrapped' if tools[0].function else 'bare') }}"
+    with pytest.raises(TemplateError, match="wrapped"):
+        render_prompt([Message("user", "U")], JinjaChatTemplate({"default": source}), tools=[FUNCTION])
+
+
+@pytest.mark.parametrize("read", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize("said", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize("value", [True, False])
+def test_thinking_is_said_by_the_name_that_the_template_reads(read: str, said: str, value: bool) -> None:
+    template = JinjaChatTemplate({"default": f"{{{{ {read} }}}}"})
+    assert render_prompt([Message("user", "U")], template, template_kwargs={said: value}) == str(value)
+
+
+def test_force_reasoning() -> None:
+    opens = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
+    shut = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think></think>' }}{% endif")
+    assert JinjaChatTemplate({"default": opens}).force_reasoning
+    assert not JinjaChatTemplate({"default": shut}).force_reasoning
+    assert not JINJA.force_reasoning
+
+
+def test_a_request_opens_a_reply_or_continues_the_last_turn() -> None:
+    talk = [Message("user", "U"), Message("assistant", "Well")]
+    assert render_prompt(conversation(talk[:1]), JINJA).endswith("<|im_start|>assistant\n")
+    assert render_prompt(conversation(talk, continue_final_message=True), JINJA).endswith("assistant\nWell")
+    assert render_prompt(conversation(talk, add_generation_prompt=False), JINJA).endswith("Well<|im_end|>\n")
+    with pytest.raises(TemplateError, match="no last turn"):
+        conversation([], continue_final_message=True)

@@ -1,0 +1,88 @@
+"""Completion templates: what stands around a hole in a text, as models trained to fill it expect it.
+
+Text in, text out; it knows no model. The tokens are those of the model cards of deepseek-coder, StarCoder and
+Qwen2.5-Coder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from runtime.protocol.registry import UnknownName
+
+
+class HoleAt(Enum):
+    """Where the token of the hole stands: between prefix and suffix, or after both."""
+
+    MIDDLE = auto()
+    END = auto()
+
+
+@dataclass(frozen=True)
+class CompletionTemplate:
+    """begin + prefix + middle-token and suffix in the order that `hole` says + end."""
+
+    name: str
+    begin: str
+    middle: str
+    end: str
+    hole: HoleAt
+
+    def render(self, prompt: str, suffix: str) -> str:
+        """The prompt after which the model writes what stands between `prompt` and `suffix`."""
+        if self.hole is HoleAt.MIDDLE:
+            return f"{self.begin}{prompt}{self.middle}{suffix}{self.end}"
+        return f"{self.begin}{prompt}{self.end}{suffix}{self.middle}"
+
+    @property
+    def stop_str(self) -> tuple[str, ...]:
+        return (self.begin, self.middle, self.end)
+
+
+_TEMPLATES: dict[str, CompletionTemplate] = {
+    made.name: made
+    for made in (
+        CompletionTemplate(
+            "deepseek-coder", "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", HoleAt.MIDDLE
+        ),
+        CompletionTemplate("star_coder", "<fim_prefix>", "<fim_middle>", "<fim_suffix>", HoleAt.END),
+        CompletionTemplate("qwen-coder", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", HoleAt.END),
+    )
+}
+
+
+def register_completion_template(
+    template: CompletionTemplate, *, replace: bool = False
+) -> CompletionTemplate:
+    """Make `template` known under its name. Another one under a taken name is a ValueError unless
+    `replace`.
+    """
+    if not replace and _TEMPLATES.get(template.name, template) != template:
+        raise ValueError(f"another completion template is registered as {template.name!r}; pass replace=True")
+    _TEMPLATES[template.name] = template
+    return template
+
+
+def get_completion_template(name: str) -> CompletionTemplate:
+    """The template registered under `name`; UnknownName (a KeyError) lists the known ones."""
+    found = _TEMPLATES.get(name)
+    if found is None:
+        raise UnknownName(f"unknown completion template {name!r}; known: {', '.join(sorted(_TEMPLATES))}")
+    return found
+
+
+class _View(Mapping[str, CompletionTemplate]):
+    def __getitem__(self, name: str) -> CompletionTemplate:
+        return get_completion_template(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(_TEMPLATES))
+
+    def __len__(self) -> int:
+        return len(_TEMPLATES)
+
+
+completion_template_registry: Mapping[str, CompletionTemplate] = _View()
+"""Name -> template, every registered one; read only."""

@@ -1,0 +1,392 @@
+"""A checkpoint's Jinja template as a ChatTemplate, where it can be one: read off by rendering, then verified.
+
+Sentinel texts are rendered in each role and place; what stands around them are the prefixes and suffixes.
+Random conversations then decide whether these say the same as the template does. It knows no family and asks
+no registry.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from runtime.formats.chat.jinja import JinjaChatTemplate
+from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
+from runtime.protocol.errors import TemplateError
+
+_U, _A, _S, _T = "Sq7user0", "Sq7assistant0", "Sq7system0", "Sq7tool0"
+_ROUNDS = 24
+
+
+class Trait(Enum):
+    """Why turns are not a prefix, their text and a suffix; `append_only` in Derivation says whether text
+    between turns, and reuse of an open conversation's prefix, still work."""
+
+    REFUSES = "refuses plain conversations"
+    REWRITES = "changes the text of earlier turns when turns are added"
+    DROPS_REASONING = "drops the reasoning of earlier replies"
+    TRIMS = "trims the text of turns"
+    NO_SYSTEM = "has no place of its own for a system message"
+    SYSTEM_IN_USER = "puts the system message into a user's turn"
+    PREAMBLE = "begins every conversation with text of its own"
+    DATE = "writes the date"
+    GENERATION_PROMPT = "opens a reply to be generated in another way than it writes replies"
+    ENDING = "ends a conversation that is not continued with a text of its own"
+    POSITION = "writes a role's turn differently from place to place"
+    LOSES_TEXT = "does not print the text of every turn once"
+    NOT_VERIFIED = "does not write random conversations as prefixes and suffixes do"
+
+
+@dataclass(frozen=True)
+class Reason:
+    trait: Trait
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.trait.value}: {self.detail}" if self.detail else self.trait.value
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """What a Jinja template was found to be.
+
+    template           the ChatTemplate that writes what the Jinja template does; None where there is none.
+                       Trimmed texts and an own generation prompt are within its reach: they are in `reasons`
+    append_only        a longer conversation's text extends the shorter one's (of replies without reasoning)
+    keeps_reasoning    the same with reasoning in earlier replies
+    generation_prompt  what opens a reply; differs from the assistant's prefix where GENERATION_PROMPT is a
+                       reason
+    bos                the begin-of-text token that the template itself writes, "" if none
+    preamble           what it writes before the first turn when there is no system message, without bos
+    reasons            all that was noticed; empty for a template of the plain shape
+    """
+
+    template: ChatTemplate | None
+    append_only: bool
+    keeps_reasoning: bool
+    generation_prompt: str
+    bos: str = ""
+    preamble: str = ""
+    reasons: tuple[Reason, ...] = field(default=())
+
+    def has(self, trait: Trait) -> bool:
+        return any(reason.trait is trait for reason in self.reasons)
+
+
+class _Odd(Exception):
+    """The template has not the shape; `reason` says why."""
+
+    def __init__(self, trait: Trait, detail: str = "") -> None:
+        self.reason = Reason(trait, detail)
+        super().__init__(str(self.reason))
+
+
+def derive_chat_template(
+    jinja: JinjaChatTemplate | str,
+    *,
+    bos_token: str = "",
+    eos_token: str = "",
+    name: str = "derived",
+    template_kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> Derivation:
+    """Prefixes and suffixes of `jinja`, verified on random conversations. Raises nothing for a template that
+    has none: the reasons say so. `bos_token`, `eos_token`: for a template given as text.
+
+    Raises TemplateError only when the template cannot be parsed.
+    """
+    if isinstance(jinja, str):
+        jinja = JinjaChatTemplate({"default": jinja}, {"bos_token": bos_token, "eos_token": eos_token})
+    return _Deriver(jinja, name, template_kwargs, seed).derive()
+
+
+class _Deriver:
+    def __init__(
+        self, jinja: JinjaChatTemplate, name: str, kwargs: Mapping[str, Any] | None, seed: int
+    ) -> None:
+        self._jinja, self._name, self._kwargs, self._random = jinja, name, kwargs, random.Random(seed)
+        self._bos = jinja.bos_token
+        self._reasons: list[Reason] = []
+        self._end, self._last_differs = "", False
+
+    def derive(self) -> Derivation:
+        self._jinja.check()
+        try:
+            first = self._render(_turn("user", _U))
+        except TemplateError as error:
+            return self._none(Reason(Trait.REFUSES, error.message))
+        bos = self._bos if self._bos and first.startswith(self._bos) else ""
+        append_only, keeps = self._append_only(), self._keeps_reasoning()
+        dated = any("strftime_now" in source for source in self._jinja.sources.values())
+        if dated or "date_string" in self._jinja.reads:
+            self._note(Trait.DATE, "a conversation rendered tomorrow may begin differently")
+        template, preamble, offered = None, "", ""
+        try:
+            template, preamble, offered = self._shape(bos)
+        except _Odd as odd:
+            self._reasons.append(odd.reason)
+            offered = self._offered_or_nothing()
+        except TemplateError as error:
+            self._reasons.append(Reason(Trait.REFUSES, error.message))
+            offered = self._offered_or_nothing()
+        return Derivation(
+            template, append_only, keeps, offered, bos, preamble, tuple(dict.fromkeys(self._reasons))
+        )
+
+    def _none(self, reason: Reason) -> Derivation:
+        return Derivation(None, False, False, "", "", "", (reason,))
+
+    def _note(self, trait: Trait, detail: str = "") -> None:
+        self._reasons.append(Reason(trait, detail))
+
+    # -- reading the pieces off ------------------------------------------------------------------------------
+
+    def _shape(self, bos: str) -> tuple[ChatTemplate, str, str]:
+        user, reply = _turn("user", _U), _turn("assistant", _A)
+        self._end = self._ending()
+        closed = self._closed(bos, user)
+        two = self._closed(bos, user, reply)
+        head, between, between_again, tail = _cut(
+            self._closed(bos, user, reply, _turn("user", _U + "1")), _U, _A, _U + "1"
+        )
+        opened = self._render(user, open=True).removeprefix(bos)
+        if not opened.startswith(closed):
+            raise _Odd(Trait.REWRITES, "when a reply is opened")
+        if not closed.startswith(head + _U):
+            raise _Odd(Trait.POSITION, "the first turn changes when others are added")
+        offered, user_suffix = opened.removeprefix(closed), closed.removeprefix(head + _U)
+        if tail != user_suffix or not between.startswith(user_suffix):
+            raise _Odd(Trait.POSITION, "a user's last turn ends in another way than an earlier one")
+        assistant_prefix = between.removeprefix(user_suffix)
+        assistant_suffix = two.rpartition(_A)[2]
+        later_prefix = between_again.removeprefix(assistant_suffix)
+        if not between_again.startswith(assistant_suffix) or not head.endswith(later_prefix):
+            later_prefix = _common_end(between_again, head)
+            assistant_suffix = between_again[: len(between_again) - len(later_prefix)]
+        self._last_differs = two != head + _U + between + _A + assistant_suffix
+        if self._last_differs:
+            self._note(Trait.POSITION, "a reply that ends the conversation is written in another way")
+        preamble = head[: len(head) - len(later_prefix)]
+        default = None
+        try:
+            system, style = self._system(bos, later_prefix, user_suffix)
+        except _Odd as odd:
+            self._reasons.append(odd.reason)
+            system, style = None, ChatTemplateStyle.PLAIN
+        if preamble:
+            default = self._default_system(preamble, system)
+            self._note(Trait.PREAMBLE, repr(preamble[:60]))
+        if offered != assistant_prefix:
+            self._note(Trait.GENERATION_PROMPT, f"{offered!r}, and {assistant_prefix!r} before replies")
+        roles = {"user": (later_prefix, user_suffix), "assistant": (assistant_prefix, assistant_suffix)}
+        if system is not None:
+            roles["system"] = system
+        tool = self._tool(bos)
+        if tool is not None:
+            roles["tool"] = tool
+        template = self._template(roles, default, style)
+        wrong = self._verify(template, bos, preamble, system is not None)
+        if wrong is not None and system is not None:
+            # Without a place for the system message the rest may still have the shape.
+            del roles["system"]
+            template = self._template(roles, None, ChatTemplateStyle.PLAIN)
+            if self._verify(template, bos, preamble, False) is None:
+                self._note(Trait.NO_SYSTEM, "where it stands depends on the turns after it")
+                wrong = None
+        if wrong is not None:
+            raise _Odd(Trait.NOT_VERIFIED, wrong)
+        return template, preamble, offered
+
+    def _template(
+        self, roles: Mapping[str, tuple[str, str]], default: str | None, style: ChatTemplateStyle
+    ) -> ChatTemplate:
+        end = roles["assistant"][1].strip()
+        return ChatTemplate(
+            name=self._name,
+            default_system_prompt=default,
+            role_prefix_and_suffix=dict(roles),
+            stop_str=(end,) if end else (),
+            style=style,
+        )
+
+    def _ending(self) -> str:
+        """What ends a conversation that is not to be continued, where a template writes such a text."""
+        eos = self._jinja.eos_token
+        closed, opened = self._render(_turn("user", _U)), self._render(_turn("user", _U), open=True)
+        if not eos or not closed.endswith(eos) or opened.startswith(closed):
+            return ""
+        self._note(Trait.ENDING, repr(eos))
+        return eos
+
+    def _closed(self, bos: str, *turns: Mapping[str, Any]) -> str:
+        return self._render(*turns).removeprefix(bos).removesuffix(self._end)
+
+    def _system(
+        self, bos: str, user_prefix: str, user_suffix: str
+    ) -> tuple[tuple[str, str] | None, ChatTemplateStyle]:
+        try:
+            text = self._closed(bos, _turn("system", _S), _turn("user", _U))
+        except TemplateError as error:
+            self._note(Trait.NO_SYSTEM, error.message)
+            return None, ChatTemplateStyle.PLAIN
+        if text.count(_S) != 1:
+            self._note(Trait.NO_SYSTEM, f"its text is printed {text.count(_S)} times")
+            return None, ChatTemplateStyle.PLAIN
+        before, between, after = _cut(text, _S, _U)
+        if after != user_suffix:
+            raise _Odd(Trait.POSITION, "a user's turn after a system message ends in another way")
+        if between.endswith(user_prefix):
+            alone = self._alone(bos)
+            suffix = between[: len(between) - len(user_prefix)]
+            if not user_prefix or alone is None or alone == before + _S + suffix:
+                return (before, suffix), ChatTemplateStyle.PLAIN
+        if user_prefix and before.startswith(user_prefix):
+            self._note(Trait.SYSTEM_IN_USER)
+            return (before.removeprefix(user_prefix), between), ChatTemplateStyle.LLAMA2
+        raise _Odd(Trait.SYSTEM_IN_USER, "and its place there is not before the user's text")
+
+    def _alone(self, bos: str) -> str | None:
+        try:
+            return self._closed(bos, _turn("system", _S))
+        except TemplateError:
+            return None
+
+    def _default_system(self, preamble: str, system: tuple[str, str] | None) -> str | None:
+        """The system prompt that a preamble is, where it is one."""
+        if system is None:
+            return None
+        prefix, suffix = system
+        inner = len(preamble) - len(prefix) - len(suffix)
+        if inner < 0 or not (preamble.startswith(prefix) and preamble.endswith(suffix)):
+            return None
+        return preamble[len(prefix) : len(prefix) + inner]
+
+    def _tool(self, bos: str) -> tuple[str, str] | None:
+        """A tool's answer after a reply that called it; None where it is no prefix and suffix."""
+        call = {"id": "call00000", "type": "function", "function": {"name": "Sq7f", "arguments": {}}}
+        asked: list[dict[str, Any]] = [
+            _turn("user", _U),
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        answer = {"role": "tool", "content": _T, "name": "Sq7f", "tool_call_id": "call00000"}
+        try:
+            before, text = self._closed(bos, *asked), self._closed(bos, *asked, answer)
+        except TemplateError:
+            return None
+        if not text.startswith(before) or text.count(_T) != 1:
+            return None
+        prefix, suffix = _cut(text[len(before) :], _T)
+        return None if "Sq7f" in prefix or "call00000" in prefix else (prefix, suffix)
+
+    # -- what holds of the whole -----------------------------------------------------------------------------
+
+    def _append_only(self) -> bool:
+        """Whether each conversation's text, its reply opened or not, begins the longer one's."""
+        turns = [_turn("user", "one"), _turn("assistant", "two"), _turn("user", "three"),
+                 _turn("assistant", "four"), _turn("user", "five")]  # fmt: skip
+        try:
+            texts = [self._render(*turns[:count]) for count in range(1, len(turns) + 1)]
+        except TemplateError as error:
+            self._note(Trait.REFUSES, error.message)
+            return False
+        for shorter, longer in pairwise(texts):
+            if not longer.startswith(shorter):
+                at = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), 0)
+                self._note(Trait.REWRITES, f"{shorter[max(0, at - 20) : at + 20]!r} is no more")
+                return False
+        return True
+
+    def _keeps_reasoning(self) -> bool:
+        """Whether an earlier reply's reasoning stays, written into the content or beside it."""
+        reply = _turn("assistant", "<think>\nSq7why\n</think>\n\n" + _A)
+        beside = {**_turn("assistant", _A), "reasoning_content": "Sq7why"}
+        for said in (reply, beside):
+            try:
+                now = self._render(_turn("user", _U), said)
+                later = self._render(_turn("user", _U), said, _turn("user", _U + "1"))
+            except TemplateError:
+                continue
+            if "Sq7why" not in later and (said is reply or "Sq7why" in now):
+                self._note(Trait.DROPS_REASONING)
+                return False
+        return True
+
+    def _verify(self, template: ChatTemplate, bos: str, preamble: str, system: bool) -> str | None:
+        """Random conversations must come out the same; else how one differs."""
+        trims = self._trims()
+        if trims:
+            self._note(Trait.TRIMS)
+        for round_ in range(_ROUNDS):
+            turns: list[dict[str, str]] = []
+            with_system = system and round_ % 2 == 1
+            if with_system:
+                turns.append(_turn("system", self._text(trims)))
+            for _ in range(self._random.randint(1, 4)):
+                turns += [_turn("user", self._text(trims)), _turn("assistant", self._text(trims))]
+            if self._last_differs or self._random.random() < 0.5:
+                turns.pop()
+            expected = self._closed("", *turns)
+            got = bos + ("" if with_system else preamble) + template.get_prompt(turns)
+            if got != expected:
+                return _difference(got, expected)
+        return None
+
+    def _trims(self) -> bool:
+        for space in ("  ", "\n\n\n"):
+            user, reply = f"{space}{_U}{space}", f"{space}{_A}{space}"
+            text = self._render(_turn("user", user), _turn("assistant", reply), _turn("user", "x"))
+            if user not in text or reply not in text:
+                return True
+        return False
+
+    def _text(self, trims: bool) -> str:
+        letters = "abc XYZ 019 .,:;!?'\"(){}[]<>|/\\#*_-+=%&\n\tüß한국어🦊"
+        text = "".join(self._random.choice(letters) for _ in range(self._random.randint(1, 24)))
+        return (text.strip() or "x") if trims else text
+
+    def _offered_or_nothing(self) -> str:
+        user = _turn("user", _U)
+        try:
+            closed, offered = self._render(user), self._render(user, open=True)
+        except TemplateError:
+            return ""
+        return offered.removeprefix(closed) if offered.startswith(closed) else ""
+
+    def _render(self, *turns: Mapping[str, Any], open: bool = False) -> str:
+        return self._jinja.render(list(turns), add_generation_prompt=open, template_kwargs=self._kwargs)
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _cut(text: str, *marks: str) -> list[str]:
+    """`text` cut at the marks, which must be in it once each and in this order."""
+    pieces: list[str] = []
+    rest = text
+    for mark in marks:
+        before, found, rest = rest.partition(mark)
+        if not found:
+            raise _Odd(Trait.LOSES_TEXT, f"of the turns {list(marks)}, {mark!r} is missing or out of order")
+        pieces.append(before)
+    for mark in marks:
+        if rest.count(mark) and not any(mark in other and mark != other for other in marks):
+            raise _Odd(Trait.LOSES_TEXT, f"{mark!r} is printed again")
+    return [*pieces, rest]
+
+
+def _common_end(one: str, other: str) -> str:
+    length = 0
+    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
+        length += 1
+    return one[len(one) - length :]
+
+
+def _difference(got: str, expected: str) -> str:
+    pairs: Sequence[tuple[str, str]] = list(zip(got, expected, strict=False))
+    at = next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    return f"{expected[max(0, at - 24) : at + 24]!r} instead of {got[max(0, at - 24) : at + 24]!r}"

@@ -1,0 +1,46 @@
+"""What a family file says besides its templates: by which marks of a checkpoint, and by which names, to know
+them.
+
+Only the data's shape; the search is in matching.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A checkpoint writes `template` when its Jinja text holds every text of `jinja` and none of `without`.
+
+    Where a checkpoint has no Jinja text, every one of `tokens` must be among its special tokens (no `tokens`:
+    such a checkpoint is not recognised). `types`: and only when the model's type is one of these (letters and
+    digits, lower case: "gptoss").
+    """
+
+    template: str
+    jinja: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Named:
+    """Models whose name (the last component of a path or id) has `pattern` in it write `template`.
+
+    The pattern is searched in the lower-cased name and begins at a word's beginning.
+    """
+
+    template: str
+    pattern: str
+
+    def search(self, name: str) -> re.Match[str] | None:
+        return re.search(rf"(?<![a-z0-9])(?:{self.pattern})", name)
+
+
+@dataclass(frozen=True)
+class Family:
+    marks: tuple[Marks, ...] = ()
+    names: tuple[Named, ...] = ()

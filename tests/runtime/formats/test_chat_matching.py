@@ -1,0 +1,344 @@
+"""Which template a model writes: by checkpoint, by name, or an error that names the ways to choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.formats.chat import (
+    UnknownChatTemplate,
+    get_chat_template_by_model_path,
+    match_checkpoint,
+    matching,
+    register_chat_template_matching_function,
+)
+from runtime.formats.chat.matching import families, match_model_path, model_name
+from runtime.formats.chat.registry import BUILT_IN
+from runtime.protocol.errors import TemplateError
+
+DATA = Path(__file__).parent / "data"
+
+WELL_KNOWN: dict[str, str] = {
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3-0324": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3.1": "deepseek-v3.1",
+    "deepseek-ai/DeepSeek-V3.2-Exp": "deepseek-v3.1",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1-0528": "deepseek-v3",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": "deepseek-r1-distill",
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "deepseek-r1-distill",
+    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": "deepseek-r1-distill",
+    "deepseek-ai/DeepSeek-V2-Chat": "deepseek-v2",
+    "deepseek-ai/DeepSeek-V2-Lite-Chat": "deepseek-v2",
+    "deepseek-ai/DeepSeek-V2.5": "deepseek-v2",
+    "deepseek-ai/deepseek-llm-7b-chat": "deepseek-v2",
+    "deepseek-ai/DeepSeek-Coder-V2-Instruct": "deepseek-v2",
+    "deepseek-ai/Janus-Pro-7B": "janus-pro",
+    "OrionStarAI/Orion-14B-Chat": "claude",
+    "databricks/dbrx-instruct": "dbrx-instruct",
+    "lmsys/vicuna-7b-v1.5": "vicuna_v1.1",
+    "liuhaotian/llava-v1.5-7b": "vicuna_v1.1",
+    "lmms-lab/LLaVA-NeXT-Video-7B": "vicuna_v1.1",
+    "lmms-lab/LLaVA-NeXT-Video-34B": "chatml-llava",
+    "liuhaotian/llava-v1.6-34b": "chatml-llava",
+    "lmms-lab/llava-onevision-qwen2-7b-ov": "chatml-llava",
+    "lmms-lab/llama3-llava-next-8b": "llama-3-instruct-llava",
+    "meta-llama/Llama-2-7b-chat-hf": "llama-2-chat",
+    "codellama/CodeLlama-34b-Instruct-hf": "llama-2-chat",
+    "meta-llama/Meta-Llama-3-8B-Instruct": "llama-3-instruct",
+    "meta-llama/Llama-3.1-70B-Instruct": "llama-3-instruct",
+    "meta-llama/Llama-3.2-11B-Vision-Instruct": "llama-3-instruct",
+    "meta-llama/Llama-3.3-70B-Instruct": "llama-3-instruct",
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": "llama-4",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "llama-4",
+    "mistralai/Mistral-7B-Instruct-v0.2": "mistral",
+    "mistralai/Mistral-7B-Instruct-v0.3": "mistral",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mistral",
+    "mistralai/Mistral-Nemo-Instruct-2407": "mistral-v3-tekken",
+    "mistralai/Mistral-Large-Instruct-2411": "mistral-v7",
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": "mistral-v7-tekken",
+    "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-v7-tekken",
+    "mistralai/Pixtral-12B-2409": "mistral",
+    "mistralai/Magistral-Small-2506": "magistral",
+    "Qwen/Qwen3-8B": "qwen3",
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": "qwen3",
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3",
+    "Qwen/QwQ-32B": "qwq",
+    "Qwen/Qwen2.5-7B-Instruct": "qwen",
+    "Qwen/Qwen2-VL-7B-Instruct": "qwen2-vl",
+    "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2-vl",
+    "Qwen/Qwen-7B-Chat": "qwen",
+    "TinyLlama/TinyLlama-1.1B-Chat-v1.0": "chatml",
+    "THUDM/glm-4v-9b": "glm-4v",
+    "zai-org/GLM-4.5V": "glm-4v",
+    "THUDM/glm-4-9b-chat": "glm-4",
+    "zai-org/GLM-4.5": "glm-4.5",
+    "zai-org/GLM-4.5-Air": "glm-4.5",
+    "zai-org/GLM-4.6": "glm-4.5",
+    "01-ai/Yi-34B-Chat": "yi",
+    "01-ai/Yi-1.5-9B-Chat": "yi-1.5",
+    "01-ai/Yi-VL-6B": "yi-vl",
+    "google/gemma-2-9b-it": "gemma-it",
+    "google/gemma-3-4b-it": "gemma-it",
+    "google/gemma-4-31B-it": "gemma-4-it",
+    "openbmb/MiniCPM-V-2_6": "minicpmv",
+    "openbmb/MiniCPM-o-2_6": "minicpmo",
+    "CohereForAI/c4ai-command-r-v01": "c4ai-command-r",
+    "CohereForAI/c4ai-command-r-plus": "c4ai-command-r",
+    "CohereForAI/c4ai-command-r7b-12-2024": "command-a",
+    "CohereLabs/c4ai-command-a-03-2025": "command-a",
+    "ibm-granite/granite-3.1-8b-instruct": "granite-3-instruct",
+    "ibm-granite/granite-4.0-h-small": "granite-4",
+    "OpenGVLab/InternVL2_5-8B": "internvl-2-5",
+    "OpenGVLab/InternVL3-8B": "internvl3",
+    "internlm/Intern-S1": "interns1",
+    "internlm/interns1-mini": "interns1",
+    "openai/gpt-oss-20b": "gpt-oss",
+    "openai/gpt-oss-120b": "gpt-oss",
+    "microsoft/Phi-3-mini-4k-instruct": "phi-3.5",
+    "microsoft/Phi-3.5-mini-instruct": "phi-3.5",
+    "microsoft/phi-4": "phi-4",
+    "microsoft/Phi-4-mini-instruct": "phi-4-mini",
+    "moonshotai/Kimi-K2-Instruct": "kimi-k2",
+    "moonshotai/Kimi-K2-Thinking": "kimi-k2",
+    "MiniMaxAI/MiniMax-M2": "minimax-m2",
+    "HuggingFaceTB/SmolLM2-1.7B-Instruct": "smollm2",
+    "HuggingFaceTB/SmolLM3-3B": "smollm3",
+    "allenai/OLMo-2-1124-7B-Instruct": "olmo-2",
+    "NousResearch/Hermes-3-Llama-3.1-8B": "hermes-3",
+    "NousResearch/Hermes-2-Pro-Mistral-7B": "hermes-3",
+    "baichuan-inc/Baichuan2-13B-Chat": "baichuan2",
+    "xai-org/grok-2": "grok-2",
+    "HuggingFaceH4/zephyr-7b-beta": "zephyr",
+}
+UNKNOWN = [
+    "deepseek-ai/DeepSeek-V3-Base",
+    "/home/orion/models/my-model",
+    "databricks/dbrx-base",
+    "meta-llama/Llama-2-7b-hf",
+    "meta-llama/Meta-Llama-3-8B",
+    "Qwen/Qwen3-8B-Base",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-Embedding-8B",
+    "THUDM/glm-4-9b",
+    "zai-org/GLM-4.5-Air-Base",
+    "01-ai/Yi-34B",
+    "google/gemma-3-4b-pt",
+    "google/gemma-2b",
+    "ibm-granite/granite-4.0-h-small-base",
+    "moonshotai/Kimi-K2-Base",
+    "HuggingFaceTB/SmolLM3-3B-Base",
+    "/models/my-finetune",
+    "/data/qwen2-instruct/base",
+    "/data/qwen2-instruct/step-100",
+    "claude-3-5-sonnet",
+    "gpt-4o",
+    "historion-7b-chat",
+    "/x/janusz/model",
+    "",
+    "/",
+    "...",
+    "/home/orion/llama-3-chat/run7",
+    "/data/gemma-it/pt",
+    "my-model-qwenlike",
+    "grok-20",
+    "mistralai/Mistral-7B-v0.1",
+]
+# Jinja text of the data folder -> the registered template; the model type where the text alone is shared.
+BY_JINJA: dict[str, tuple[str, str | None]] = {
+    "command-r": ("c4ai-command-r", None),
+    "deepseek-r1-distill": ("deepseek-r1-distill", "qwen2"),
+    "deepseek-v2": ("deepseek-v2", "deepseek_v2"),
+    "deepseek-v3": ("deepseek-v3", "DeepseekV3ForCausalLM"),
+    "deepseek-v3.1": ("deepseek-v3.1", "deepseek_v3"),
+    "gemma-2": ("gemma-it", "Gemma2ForCausalLM"),
+    "gemma-3": ("gemma-3-it", "Gemma3ForConditionalGeneration"),
+    "gemma-4": ("gemma-4", None),
+    "glm-4": ("glm-4", "glm4"),
+    "glm-4.5": ("glm-4.5", "glm4_moe"),
+    "gpt-oss": ("gpt-oss", "gpt_oss"),
+    "granite-4": ("granite-4", "granitemoehybrid"),
+    "hermes-3": ("chatml", "llama"),
+    "kimi-k2": ("kimi-k2", "kimi_k2"),
+    "llama-2": ("llama-2-chat", "llama"),
+    "llama-3": ("llama-3-instruct", "LlamaForCausalLM"),
+    "llama-3.2": ("llama-3-instruct", "llama"),
+    "llama-4": ("llama-4", "llama4"),
+    "minimax-m2": ("minimax-m2", "minimax_m2"),
+    "mistral-v1": ("mistral-v1", "mistral"),
+    "mistral-v3": ("mistral-v3", "mistral"),
+    "mistral-v3-tekken": ("mistral-v3-tekken", "mistral"),
+    "mistral-v7": ("mistral-v7", "mistral"),
+    "mistral-v7-tekken": ("mistral-v7-tekken", "mistral3"),
+    "olmo-2": ("olmo-2", "Olmo2ForCausalLM"),
+    "phi-3.5": ("phi-3.5", "phi3"),
+    "phi-4": ("phi-4", "phi3"),
+    "phi-4-mini": ("phi-4-mini", "phi3"),
+    "qwen2": ("qwen", "qwen2"),
+    "qwen2.5": ("qwen2.5", "qwen2"),
+    "qwen3": ("qwen3", "qwen3"),
+    "qwq": ("qwq", "qwen2"),
+    "smollm2": ("smollm2", "llama"),
+    "vicuna": ("vicuna_v1.1", "llama"),
+    "yi": ("chatml", "llama"),
+    "zephyr": ("zephyr", "mistral"),
+}
+
+
+@pytest.mark.parametrize("model", WELL_KNOWN)
+def test_well_known_models_by_path(model: str) -> None:
+    assert get_chat_template_by_model_path(model).name == WELL_KNOWN[model]
+
+
+@pytest.mark.parametrize("model", UNKNOWN)
+def test_what_is_not_known_is_an_error_that_names_the_ways_to_choose(model: str) -> None:
+    with pytest.raises(UnknownChatTemplate) as caught:
+        get_chat_template_by_model_path(model)
+    assert isinstance(caught.value, TemplateError)
+    assert isinstance(caught.value, KeyError)
+    said = str(caught.value)
+    assert 'chat_template="chatml"' in said
+    assert ".jinja" in said
+    assert ".json" in said
+
+
+@pytest.mark.parametrize("model", WELL_KNOWN)
+@pytest.mark.parametrize("folder", ["/models/{}", "/data/qwen2-instruct/{}/", "C:\\orion\\janus\\{}", "./{}"])
+def test_only_the_models_own_name_counts(model: str, folder: str) -> None:
+    assert match_model_path(folder.format(model_name(model))) == WELL_KNOWN[model]
+
+
+@pytest.mark.parametrize("model", WELL_KNOWN)
+def test_case_does_not_matter(model: str) -> None:
+    assert match_model_path(model.upper()) == match_model_path(model.lower()) == WELL_KNOWN[model]
+
+
+@pytest.mark.parametrize("model", WELL_KNOWN)
+def test_base_models_of_a_chat_family_are_not_chat_models(model: str) -> None:
+    assert match_model_path(f"{model}-Base") is None
+    assert match_model_path(f"{model}-baseline") == WELL_KNOWN[model]
+
+
+def test_a_hub_cache_folder_counts_by_its_model() -> None:
+    cached = "/root/.cache/huggingface/hub/models--Qwen--Qwen3-8B/snapshots/9c925d64"
+    assert model_name(cached) == "Qwen3-8B"
+    assert match_model_path(cached) == "qwen3"
+    assert match_model_path("models--gpt2/snapshots/abc") is None
+
+
+@given(path=st.text(max_size=40))
+def test_any_path_has_a_template_or_the_documented_error(path: str) -> None:
+    if match_model_path(path) is None:
+        with pytest.raises(UnknownChatTemplate):
+            get_chat_template_by_model_path(path)
+    else:
+        assert get_chat_template_by_model_path(path).name in BUILT_IN
+
+
+@pytest.fixture
+def no_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_FUNCTIONS", [])
+
+
+@pytest.mark.usefixtures("no_functions")
+def test_registered_functions_are_asked_first_in_their_order() -> None:
+    asked: list[str] = []
+
+    @register_chat_template_matching_function
+    def first(path: str) -> str | None:
+        asked.append(path)
+        return "zephyr" if "mine" in path else None
+
+    @register_chat_template_matching_function
+    def second(path: str) -> str | None:
+        return "chatml" if "mine" in path or "yours" in path else None
+
+    assert get_chat_template_by_model_path("/x/mine/Qwen3-8B").name == "zephyr"
+    assert get_chat_template_by_model_path("/x/yours/Qwen3-8B").name == "chatml"
+    assert get_chat_template_by_model_path("/x/theirs/Qwen3-8B").name == "qwen3"
+    assert asked == ["/x/mine/Qwen3-8B", "/x/yours/Qwen3-8B", "/x/theirs/Qwen3-8B"]
+    register_chat_template_matching_function(first)
+    assert get_chat_template_by_model_path("/x/theirs/Qwen3-8B").name == "qwen3"
+    assert len(asked) == 4
+
+
+@pytest.mark.usefixtures("no_functions")
+def test_a_function_that_returns_an_unregistered_name_is_a_key_error() -> None:
+    register_chat_template_matching_function(lambda path: "no-such-template")
+    with pytest.raises(KeyError, match="no-such-template"):
+        get_chat_template_by_model_path("Qwen3-8B")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in DATA.glob("*.jinja")))
+def test_checkpoints_by_their_jinja(name: str) -> None:
+    expected, kind = BY_JINJA[name]
+    text = (DATA / f"{name}.jinja").read_text(encoding="utf-8")
+    assert match_checkpoint(text, (), kind) == expected
+    # The text speaks; the tokens of a shared vocabulary do not overrule it.
+    assert match_checkpoint(text, ["<|im_start|>", "<|im_end|>", "[INST]"], kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "expected"),
+    [
+        (["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "llama", "chatml"),
+        (["<|im_start|>", "<|im_end|>"], "qwen3", "qwen3"),
+        (
+            ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
+            None,
+            "llama-3-instruct",
+        ),
+        (["<|start|>", "<|message|>", "<|channel|>", "<|return|>"], "gpt_oss", "gpt-oss"),
+        (["<｜User｜>", "<｜Assistant｜>"], "deepseek_v3", "deepseek-v3"),
+        (["<｜User｜>", "<｜Assistant｜>"], "multi_modality", "janus-pro"),
+        (["<start_of_turn>", "<end_of_turn>"], "gemma3", "gemma-3-it"),
+        (["<start_of_turn>", "<end_of_turn>"], "gemma2", "gemma-it"),
+        (["<s>", "</s>"], "llama", None),
+        ([], "qwen3", None),
+        ([], None, None),
+    ],
+)
+def test_checkpoints_by_their_special_tokens(
+    tokens: list[str], kind: str | None, expected: str | None
+) -> None:
+    assert match_checkpoint(None, tokens, kind) == expected
+    assert match_checkpoint("", tokens, kind) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}",
+        "{% for m in messages %}<turn who={{ m.role }}>{{ m.content }}</turn>{% endfor %}",
+        "{{ bos_token }}{% for m in messages %}### {{ m.role }}{{ m.content }}{{ eos_token }}{% endfor %}",
+    ],
+)
+def test_a_jinja_text_of_no_known_family_names_none(text: str) -> None:
+    assert match_checkpoint(text, ["<|im_start|>", "<|im_end|>"], "qwen2") is None
+
+
+@given(
+    text=st.none() | st.text(max_size=60), tokens=st.lists(st.text(max_size=6)), kind=st.none() | st.text()
+)
+def test_any_checkpoint_has_a_registered_name_or_none(
+    text: str | None, tokens: list[str], kind: str | None
+) -> None:
+    assert match_checkpoint(text, tokens, kind) in {None, *BUILT_IN}
+
+
+@pytest.mark.parametrize("model", WELL_KNOWN)
+def test_no_two_rules_claim_a_model_equally(model: str) -> None:
+    name = model_name(model).lower()
+    claims = [(rule, rule.search(name)) for family in families() for rule in family.names]
+    found = [(match.start(), -match.end(), rule.template) for rule, match in claims if match is not None]
+    best = min(found)[:2]
+    assert {template for start, end, template in found if (start, end) == best} == {WELL_KNOWN[model]}
+
+
+def test_rules_and_marks_name_registered_templates() -> None:
+    for family in families():
+        assert {rule.template for rule in family.names} <= set(BUILT_IN)
+        assert {marks.template for marks in family.marks} <= set(BUILT_IN)
