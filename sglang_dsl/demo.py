@@ -77,7 +77,7 @@ def _conversation(console: Console, state: ProgramState) -> None:
 def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> None:
     table = Table(
         title="what it cost",
-        caption="in tokens; reused: prompt tokens found in the radix cache; jumped: appended without decoding, "
+        caption="in tokens; reused: prompt tokens found in the radix cache; jumped: appended, not decoded, "
         "because the regex forced them",
     )
     heads = ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time")
