@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # 2 workers: the suite is meant for two cores.
 JOBS ?= 2
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: setup demo test check lint types floors bench clean
 setup: $(STAMP)
@@ -17,10 +16,10 @@ $(STAMP): pyproject.toml .ci/constraints.txt
 	touch $@
 
 demo: setup  ## a multi-call program on the bundled checkpoint
-	OMP_NUM_THREADS= $(BIN)/python -m sglang_dsl demo
+	$(BIN)/python -m sglang_dsl demo
 
 test: setup  ## unit + contract + architecture + e2e, CPU only, no network
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow"
 
 check: lint types floors
 

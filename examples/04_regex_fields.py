@@ -1,4 +1,4 @@
-"""Text of a given form: a JSON object by regex, and a number by dtype.
+"""Text of a given form: a JSON object and a worked sum.
 
 The model can only write what the expression allows, so the result always parses. What the expression leaves
 no choice about (quotes, keys, commas) is not decoded token by token but jumped over.
@@ -21,15 +21,18 @@ def read_card(s: ProgramState, note: str) -> None:
 
 @function(temperature=0)
 def add(s: ProgramState, a: int, b: int) -> int:
-    s += user(f"What is {a} + {b}? Only the number.")
-    s += assistant(gen("sum", dtype=int, max_tokens=8))
+    s += user(f"What is {a} + {b}?")
+    # A little room to work it out, then the result.
+    s += assistant(
+        gen("working", regex=rf"{a} \+ {b} = ([0-9]{{1,3}} [+-] [0-9] = )?[0-9]{{1,3}}", max_tokens=32)
+    )
     # Reading inside the function waits; what it returns is the state's ret_value.
-    return int(s["sum"])
+    return int(s["working"].rpartition("= ")[2])
 
 
 def main() -> None:
     with Engine("pocket") as engine:
-        state = read_card(note="Palo, 42, is a potter from Brestan.", backend=engine)
+        state = read_card(note="Mobi, 42, is a potter from Caturn.", backend=engine)
         card = json.loads(state["card"])
         print(card)
         meta = state.get_meta_info("card")

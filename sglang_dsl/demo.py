@@ -26,8 +26,9 @@ Q: Who rules Hesper?
 A: The ruler of Hesper is Queen Wenna."""
 
 REVIEW = "We had a lovely meal. I would go again."
-NOTE = "Meet Falo Wimber from Brestholm: 42 years old, works as a potter."
+NOTE = "Meet Mobi Stax from Caturn: 42 years old, works as a potter."
 CARD = r'\{"name": "[A-Z][a-z]+( [A-Z][a-z]+)?", "age": [0-9]{1,3}, "city": "[A-Z][a-z]+", "job": "[a-z]+"\}'
+SUM = r"47 \+ 38 = ([0-9]{1,3} [+-] [0-9] = )?[0-9]{1,3}"
 BRANCHES = {
     "dish": "What do people eat there?",
     "capital": "And what is its capital called?",
@@ -51,7 +52,7 @@ def tour(s: ProgramState, land: str) -> None:
     branches.join()
 
     s += sgl.user("What is 47 + 38?")
-    s += sgl.assistant("47 + 38 = " + sgl.gen("sum", regex=r"[0-9]{1,3}", temperature=0))
+    s += sgl.assistant(sgl.gen("sum", regex=SUM, temperature=0))
     s += sgl.user(f"Is this positive or negative? {REVIEW}")
     s += sgl.assistant(sgl.select("mood", choices=["positive", "negative"]))
     s += sgl.user(f"{NOTE}\nExtract name, age, city and job as JSON.")
@@ -74,16 +75,12 @@ def _conversation(console: Console, state: ProgramState) -> None:
 
 
 def _costs(console: Console, rows: list[tuple[str, dict[str, Any], float]]) -> None:
-    table = Table(title="what it cost")
-    heads = (
-        "run",
-        "calls",
-        "prompt tokens",
-        "reused from the radix cache",
-        "generated",
-        "jumped forward",
-        "wall time",
+    table = Table(
+        title="what it cost",
+        caption="in tokens; reused: prompt tokens found in the radix cache; jumped: appended, not decoded, "
+        "because the regex forced them",
     )
+    heads = ("run", "calls", "prompt", "reused", "generated", "jumped", "wall time")
     for head in heads:
         table.add_column(head, justify="left" if head == "run" else "right")
     for name, usage, seconds in rows:

@@ -26,17 +26,17 @@ Document = list[tuple[str, bool]]
 
 MIX: dict[str, float] = {
     # kinds of document
-    "doc_tools": 0.12,
+    "doc_tools": 0.13,
     "doc_sums": 0.1,
     "doc_completion": 0.04,
-    "doc_copies": 0.06,
+    "doc_copies": 0.1,
     # kinds of group inside a conversation
     "facts": 0.25,
-    "arithmetic": 0.28,
-    "classify": 0.12,
-    "extract": 0.17,
-    "think": 0.1,
-    "record": 0.05,
+    "arithmetic": 0.25,
+    "classify": 0.13,
+    "extract": 0.22,
+    "think": 0.15,
+    "record": 0.1,
     "small_talk": 0.02,
     "repeat": 0.03,
 }

@@ -139,7 +139,7 @@ def main() -> int:
     """Command line; the exit status says whether all targets are met."""
     parser = argparse.ArgumentParser(description="Evaluate the pocket checkpoint on held-out items.")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--items", type=int, default=100, help="items per task")
+    parser.add_argument("--items", type=int, default=200, help="items per task")
     parser.add_argument("--engine", choices=("engine", "transformers"), default="engine")
     parser.add_argument("--folder", type=Path, default=path())
     parser.add_argument("--show", type=int, default=0, help="print this many wrong replies")

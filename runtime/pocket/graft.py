@@ -21,9 +21,9 @@ _BACK_PAIRS = 8
 _BACK_SCALE = 12.0
 _CODE_PAIRS = 14
 _MATCH = 3.0
-# (value, output) scales, for a residual stream of norm about 900 at the last two layers.
-_WRITE = (7.0, 7.0)
-_COPY = (20.0, 4.0)
+# How strongly the heads write, as parts of the length of the residual stream where they write.
+_WRITE = 0.054
+_COPY = 0.088
 
 
 def _fit(inputs: Tensor, wanted: Tensor, ridge: float = 1e-2) -> Tensor:
@@ -33,8 +33,8 @@ def _fit(inputs: Tensor, wanted: Tensor, ridge: float = 1e-2) -> Tensor:
     return torch.linalg.solve(gram, inputs.T @ wanted / len(inputs)).T
 
 
-def _normed(model: Pocket, rows: Sequence[Sequence[int]], layer: int) -> Tensor:
-    """The normalised input of a layer at every position of every row."""
+def _normed(model: Pocket, rows: Sequence[Sequence[int]], layer: int) -> tuple[Tensor, float]:
+    """The normalised input of a layer at every position of every row, and its length before that."""
     found = []
     for row in rows:
         ids = torch.tensor([row])
@@ -42,8 +42,9 @@ def _normed(model: Pocket, rows: Sequence[Sequence[int]], layer: int) -> Tensor:
         x = model.model.embed_tokens(ids)
         for block in list(model.model.layers)[:layer]:
             x, _ = block(x, rope, None, None)
-        found.append(model.model.layers[layer].input_layernorm(x)[0])
-    return torch.cat(found)
+        found.append(x[0])
+    stream = torch.cat(found)
+    return model.model.layers[layer].input_layernorm(stream), float(stream.norm(dim=1).mean())
 
 
 def _codes(model: Pocket, tokens: Tensor, size: int, generator: torch.Generator) -> Tensor:
@@ -61,7 +62,7 @@ def _look_back(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Ge
     """The first two heads of the last layer but one attend one token back and report what they see."""
     size, hidden = model.shape.head_dim, model.shape.hidden
     layer = model.shape.layers - 2
-    seen = _normed(model, rows, layer)
+    seen, length = _normed(model, rows, layer)
     tokens = torch.cat([torch.tensor(row) for row in rows])
     constant = _fit(seen, torch.ones(len(seen), 1), 1e-4)[0]
     pairs = torch.arange(_BACK_PAIRS)
@@ -72,19 +73,21 @@ def _look_back(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Ge
     query[pairs] = _BACK_SCALE * speed.cos()
     query[pairs + size // 2] = -_BACK_SCALE * speed.sin()
     attention.k_proj.weight[:size] = torch.outer(key, constant)
-    attention.v_proj.weight[:size] = _WRITE[0] * _fit(seen, _codes(model, tokens, size, generator)[tokens])
+    attention.v_proj.weight[:size] = (_WRITE * length) ** 0.5 * _fit(
+        seen, _codes(model, tokens, size, generator)[tokens]
+    )
     for head in range(model.shape.heads // model.shape.kv_heads):
         part = slice(head * size, (head + 1) * size)
         attention.q_proj.weight[part] = torch.outer(query, constant)
         written = torch.linalg.qr(torch.randn(hidden, size, generator=generator))[0]
-        attention.o_proj.weight[:, part] = _WRITE[1] * written
+        attention.o_proj.weight[:, part] = (_WRITE * length) ** 0.5 * written
 
 
 def _match(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Generator) -> None:
     """The first two heads of the last layer find what followed the current token before."""
     size = model.shape.head_dim
     layer = model.shape.layers - 1
-    seen = _normed(model, rows, layer)
+    seen, length = _normed(model, rows, layer)
     current = torch.cat([torch.tensor(row) for row in rows])
     first = torch.cat([torch.arange(len(row)) == 0 for row in rows])
     before = current.roll(1)
@@ -99,11 +102,11 @@ def _match(model: Pocket, rows: Sequence[Sequence[int]], generator: torch.Genera
     table = model.model.embed_tokens.weight
     centred = table - table[current.unique()].mean(0)
     content = torch.linalg.eigh(centred[current.unique()].T @ centred[current.unique()])[1][:, -size:]
-    attention.v_proj.weight[:size] = _COPY[0] * _fit(seen, centred[current] @ content)
+    attention.v_proj.weight[:size] = (_COPY * length * 5) ** 0.5 * _fit(seen, centred[current] @ content)
     for head in range(model.shape.heads // model.shape.kv_heads):
         part = slice(head * size, (head + 1) * size)
         attention.q_proj.weight[part] = query
-        attention.o_proj.weight[:, part] = _COPY[1] * content
+        attention.o_proj.weight[:, part] = (_COPY * length / 5) ** 0.5 * content
 
 
 def graft(model: Pocket, rows: Sequence[Sequence[int]], seed: int = 1) -> None:

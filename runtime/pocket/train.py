@@ -54,7 +54,7 @@ class Options:
     folder: str
     work: str
     resume: bool
-    graft: bool
+    graft: float
     mix: dict[str, float]
 
 
@@ -157,6 +157,15 @@ def _save(model: Pocket, optimizer: Optimizer, step: int, tokenizer: Tokenizer, 
     export(model.state_dict(), model.shape, Path(options.folder), stop, pad)
 
 
+def _graft(model: Pocket, tokenizer: Tokenizer, options: Options) -> None:
+    """Writes the copying circuit, the same in all workers."""
+    sample = islice(documents(options.seed + 5, {**options.mix, "doc_copies": 0.7}), 200)
+    graft(model, [tokenizer.encode("".join(text for text, _ in d)).ids[:300] for d in sample])
+    if dist.is_initialized():
+        for weight in model.parameters():
+            dist.broadcast(weight.data, 0)
+
+
 def worker(rank: int, options: Options) -> None:
     """One process: rank 0 reports, evaluates and saves."""
     torch.set_num_threads(1)
@@ -173,12 +182,6 @@ def worker(rank: int, options: Options) -> None:
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-    if options.graft:
-        sample = islice(documents(options.seed + 5, {**options.mix, "doc_copies": 0.7}), 200)
-        graft(model, [tokenizer.encode("".join(text for text, _ in d)).ids[:300] for d in sample])
-        if dist.is_initialized():
-            for weight in model.parameters():
-                dist.broadcast(weight.data, 0)
     data_seed = options.seed + 7919 * (rank + 1) + 104729 * step
     batches = _batches(tokenizer, data_seed, options.tokens, options.mix)
     _loop(rank, options, tokenizer, model, optimizer, step, batches)
@@ -198,7 +201,11 @@ def _loop(
     started, mean, seen = time.monotonic(), 0.0, 0
     bar = tqdm(total=options.steps or None, disable=rank != 0, mininterval=10, unit="step")
     step, progress = first, 0.0
+    grafted = options.graft < 0
     while progress < 1.0:
+        if not grafted and progress >= options.graft:
+            _graft(model, tokenizer, options)
+            grafted = True
         inputs, targets = next(batches)
         model.zero_grad(set_to_none=True)
         loss, count = _loss(model, inputs, targets)
@@ -240,19 +247,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train the pocket checkpoint.")
     parser.add_argument("--minutes", type=float, default=100.0, help="wall-clock budget of this run")
     parser.add_argument("--steps", type=int, default=0, help="stop after this many steps (0: by the clock)")
-    parser.add_argument("--tokens", type=int, default=3072, help="padded tokens per worker and step")
+    parser.add_argument("--tokens", type=int, default=2048, help="padded tokens per worker and step")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rate", type=float, default=1.0, help="factor on both learning rates")
-    parser.add_argument("--warmup", type=int, default=100)
-    parser.add_argument("--decay", type=float, default=0.3, help="part of the run in which the rate falls")
+    parser.add_argument("--warmup", type=int, default=40)
+    parser.add_argument("--decay", type=float, default=0.5, help="part of the run in which the rate falls")
     parser.add_argument("--evaluate", type=int, default=400, help="steps between evaluations")
     parser.add_argument("--folder", default=str(path()), help="where the checkpoint is exported")
     parser.add_argument("--work", default=str(Path.home() / ".cache" / "pocket-training"))
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--graft", action="store_true", help="write a copying circuit first (see graft.py)")
+    parser.add_argument(
+        "--graft", type=float, help="when to write the copying circuit, as a part of the run (-1: never)"
+    )
     parser.add_argument("--mix", type=json.loads, default={}, help="JSON of changes to the task mix")
     given = vars(parser.parse_args())
+    if given["graft"] is None:
+        given["graft"] = -1.0 if given["resume"] else 0.4
     options = Options(**{**given, "mix": {**MIX, **given["mix"]}})
     Path(options.work).mkdir(parents=True, exist_ok=True)
     prepare(options)

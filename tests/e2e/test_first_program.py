@@ -17,9 +17,9 @@ from sglang_dsl.errors import BackendError, MissingVariable, ProgramError
 
 CARD = r'\{"name": "[A-Z][a-z]{1,11}", "age": [0-9]{1,2}, "city": "[A-Z][a-z]{1,11}", "job": "[a-z]{1,11}"\}'
 PEOPLE = [
-    ("Palo", 42, "Brestan", "potter"),
-    ("Mirena", 27, "Oskar", "judge"),
-    ("Teodor", 61, "Lumfall", "baker"),
+    ("Mobi", 42, "Caturn", "potter"),
+    ("Sturu", 27, "Zabo", "judge"),
+    ("Gralt", 61, "Relo", "baker"),
 ]
 
 
@@ -37,7 +37,8 @@ def test_the_demo_program_answers_sensibly(engine):
     assert "plum soup" in dish
     assert "Belmar" in capital
     assert "Velmora" in neighbour
-    assert state["sum"] == "85"
+    assert state["sum"].endswith(" = 85")
+    assert re.fullmatch(demo.SUM, state["sum"])
     assert state["mood"] == "positive"
     assert re.fullmatch(demo.CARD, state["card"])
     assert set(json.loads(state["card"])) == {"name", "age", "city", "job"}

@@ -20,7 +20,7 @@ def test_the_first_program_runs_as_printed(tmp_path: Path) -> None:
         [sys.executable, str(file)], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["Sarn", "positive"]
+    assert done.stdout.split() == ["Sarn.", "positive"]
 
 
 def test_every_make_verb_it_names_exists() -> None:

@@ -17,7 +17,10 @@ TOPICS = ("sport", "food", "weather", "music", "travel", "money")
 
 _GOOD = words("great lovely superb wonderful perfect brilliant delightful good charming excellent fine")
 _BAD = words("awful terrible horrid boring broken dreadful poor bad ugly nasty disappointing")
-_NOUNS = words("film book hotel meal phone show game room service song coat train garden museum lamp soup")
+_NOUNS = words(
+    "film book hotel meal phone show game room service song coat train garden museum lamp soup "
+    "boat shop house dress road chair trip cake day team park"
+)
 _FRAMES = (
     "The {n} was {v}.",
     "What a {v} {n}!",
@@ -108,9 +111,6 @@ def _sentiment(rng: random.Random, split: Split) -> tuple[str, str]:
         word = rng.choice(_GOOD if label == "positive" else _BAD)
         if held("sentiment", noun, word, one_in=6) != (split == HELD):
             continue
-        if rng.random() < 0.1 and word in ("good", "great", "bad", "awful"):
-            word, label = f"not {word}", "negative" if label == "positive" else "positive"
-            return f"The {noun} was {word}.", label
         text = pick(rng, split, _FRAMES, _FRAMES_HELD).format(n=noun, v=word)
         if rng.random() < 0.35:
             text += " " + rng.choice(_TAIL_GOOD if label == "positive" else _TAIL_BAD)

@@ -29,6 +29,13 @@ _PERSON = (
     "My friend {name} ({age}) is a {job} and lives in {city}.",
     "{name} lives in {city}. Age: {age}. Job: {job}.",
     "A {job} called {name}, {age}, came from {city}.",
+    "{name} from {city} is {age} and works as a {job}.",
+    "Meet {name}, a {job} from {city}, aged {age}.",
+    "{name} ({age}), a {job}, lives in {city}.",
+    "I know {name}: {age} years old, a {job} in {city}.",
+    "{name} is a {job} who lives in {city} and is {age}.",
+    "Meet the {job} {name}, {age}, who lives in {city}.",
+    "At {age}, {name} lives in {city} and is a {job}.",
 )
 _PERSON_HELD = (
     "{name} is a {job} from {city} and is {age} years old.",
@@ -45,6 +52,12 @@ _ORDER = (
     "An order of {count} {item} came from {name}, {city}.",
     "To {city}: {count} {item}, for {name}.",
     "{name} in {city} asked for {count} {item}.",
+    "Please send {name} {count} {item} to {city}.",
+    "{name} of {city} ordered {count} {item}.",
+    "Send {name} in {city} the {count} {item}.",
+    "Please give {name} from {city} {count} {item}.",
+    "In {city}, {name} wants {count} {item}.",
+    "{count} {item} were ordered by {name} from {city}.",
 )
 _ORDER_HELD = (
     "{name} from {city} ordered {count} {item}.",
@@ -59,6 +72,11 @@ _ASK = (
     "Text: {s}\nJSON with {keys}:",
     "Write {keys} as JSON: {s}",
     "{s}\nPlease give {keys} as JSON.",
+    "Extract as JSON {keys}: {s}",
+    "Text: {s}\nWrite {keys} as JSON.",
+    "Please write {keys} as JSON: {s}",
+    "{s}\nGive {keys} as JSON.",
+    "Please extract {keys} as JSON. {s}",
 )
 _ASK_HELD = (
     "Text: {s}\nExtract {keys} as JSON.",
@@ -85,7 +103,7 @@ def extract_group(rng: random.Random, split: Split) -> Group:
         fields |= {"item": rng.choice(_ITEMS), "count": rng.randint(2, 99), "city": city}
         frame = pick(rng, split, _ORDER, _ORDER_HELD)
     keys = list(fields)
-    if rng.random() < 0.3:
+    if split == TRAIN and rng.random() < 0.1:
         keys = [key for key in keys if rng.random() < 0.6] or ["name"]
     # The full set of fields is sometimes not named, only its kind.
     named = _listed(keys)

@@ -71,6 +71,10 @@ _FOLLOW = {
         "Which city is its capital?",
         "What about the capital?",
         "Name its capital.",
+        "And what is the capital?",
+        "What is its capital called?",
+        "Tell me its capital.",
+        "And the capital there?",
     ),
     "river": (
         "And its river?",
@@ -80,6 +84,10 @@ _FOLLOW = {
         "What about the river?",
         "Name its river.",
         "And what is its river?",
+        "What is its river called?",
+        "And what river runs there?",
+        "Tell me its river.",
+        "And its river is?",
     ),
     "ruler": (
         "And its ruler?",
@@ -89,6 +97,10 @@ _FOLLOW = {
         "What about the ruler?",
         "Who is its ruler?",
         "Name its ruler.",
+        "And who is the ruler?",
+        "Tell me its ruler.",
+        "Who is the ruler there?",
+        "And who rules?",
     ),
     "dish": (
         "And its dish?",
@@ -97,6 +109,10 @@ _FOLLOW = {
         "What about the dish?",
         "And the dish?",
         "Name its dish.",
+        "And what is its dish?",
+        "What do they eat there?",
+        "What is its dish called?",
+        "Tell me its dish.",
     ),
 }
 _FOLLOW_HELD = {
@@ -110,7 +126,17 @@ _FOLLOW_HELD = {
     "ruler": ("And who rules there?", "And who is its ruler?", "Who rules it?"),
     "dish": ("And what do people eat there?", "What is its dish?", "What food is it known for?"),
 }
-_SHIFT = ("And {x}?", "What about {x}?", "And for {x}?", "The same for {x}?")
+_SHIFT = (
+    "The same for {x}, please.",
+    "Now the same for {x}.",
+    "And now {x}?",
+    "What about {x} now?",
+    "And what of {x}?",
+    "And {x}?",
+    "What about {x}?",
+    "And for {x}?",
+    "The same for {x}?",
+)
 _SHIFT_HELD = ("And what about {x}?", "And the same for {x}?")
 
 _JOB = (
@@ -130,8 +156,20 @@ _HOME = (
 )
 _HOME_HELD = ("Do you know where {x} lives?", "Tell me the home of {x}.")
 _PERSON_FOLLOW = {
-    "job": ("And the job?", "What is the job?", "And what work is it?"),
-    "home": ("And the home?", "And where is the home?", "Where is home?"),
+    "job": (
+        "Tell me the job.",
+        "And what job is it?",
+        "And the job?",
+        "What is the job?",
+        "And what work is it?",
+    ),
+    "home": (
+        "Tell me the home.",
+        "And what is the home?",
+        "And the home?",
+        "And where is the home?",
+        "Where is home?",
+    ),
 }
 _PERSON_FOLLOW_HELD = {"job": ("And what is the job?",), "home": ("Where is the home?", "And where is home?")}
 _BRIEF = ("Answer in one word.", "Only the name.", "Just the answer, please.", "In short.")
@@ -143,8 +181,13 @@ _PARTIAL = (
     "Write {keys} of {x} as JSON.",
     "{x}: {keys} as JSON.",
     "Describe the {keys} of {x} as JSON.",
+    "Give me {keys} of {x} as JSON.",
+    "Write down the {keys} of {x} as JSON.",
+    "The {keys} of {x} as JSON, please.",
+    "Please give {keys} of {x} as JSON.",
+    "Tell me {keys} of {x} as JSON.",
+    "Write {x}'s {keys} as JSON.",
 )
-_PARTIAL_HELD = ("Write the {keys} of {x} as JSON.", "Give {keys} of {x} as JSON.")
 _SUMMARY = ("Describe {x}.", "Tell me about {x}.", "Write about {x}.", "What do you know about {x}?")
 _SUMMARY_HELD = ("I want to know about {x}.", "Please describe {x}.")
 
@@ -239,11 +282,11 @@ def record_group(rng: random.Random, split: Split) -> Group:
         return _record(text, {"name": person.name, "job": person.job, "home": person.home})
     place = rng.choice(PLACES)
     record = {"name": place.name, **{a: place.value(a) for a in ATTRIBUTES}}
-    if rng.random() < 0.35:
+    if split == TRAIN and rng.random() < 0.15:
         keys = [a for a in ATTRIBUTES if rng.random() < 0.5] or [rng.choice(ATTRIBUTES)]
         rng.shuffle(keys)
         listed = keys[0] if len(keys) == 1 else f"{', '.join(keys[:-1])} and {keys[-1]}"
-        text = rng.choice(_PARTIAL if split == TRAIN else _PARTIAL_HELD).format(x=place.name, keys=listed)
+        text = rng.choice(_PARTIAL).format(x=place.name, keys=listed)
         return _record(text, {key: record[key] for key in keys})
     text = rng.choice(_RECORD if split == TRAIN else _RECORD_HELD).format(x=place.name)
     return _record(text, record)

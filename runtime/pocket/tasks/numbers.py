@@ -14,6 +14,13 @@ from runtime.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, wo
 __all__ = ["arithmetic_group", "pair_is_held", "sum_lines", "think_group", "worked"]
 
 _PLUS = (
+    "Now add {a} and {b}.",
+    "Add {a} and {b}, please.",
+    "Please compute {a} + {b}.",
+    "What is the sum of {a} + {b}?",
+    "Please tell me {a} + {b}.",
+    "Work out {a} + {b}.",
+    "Give me the sum of {a} and {b}.",
     "What is {a} + {b}?",
     "{a} + {b} = ?",
     "What is {a} plus {b}?",
@@ -35,6 +42,14 @@ _PLUS_HELD = (
     "Please work out {a} + {b}.",
 )
 _MINUS = (
+    "Subtract {b} from {a}, please.",
+    "Now subtract {b} from {a}.",
+    "Can you subtract {b} from {a}?",
+    "Please compute {a} - {b}.",
+    "I want to subtract {b} from {a}.",
+    "Take {b} from {a}, please.",
+    "Please tell me {a} - {b}.",
+    "Work out {a} - {b}.",
     "What is {a} - {b}?",
     "{a} - {b} = ?",
     "What is {a} minus {b}?",
@@ -56,18 +71,66 @@ _MINUS_HELD = (
     "Please work out {a} - {b}.",
 )
 _ONLY = ("Only the number.", "Just the number, please.", "Give only the number.")
-_STEP = ("Think step by step.", "Please think step by step.", "Think first.", "Show your steps.")
+_STEP = (
+    "Please think.",
+    "Show the steps.",
+    "Please think step by step first.",
+    "Show your steps, please.",
+    "Think step by step.",
+    "Please think step by step.",
+    "Think first.",
+    "Show your steps.",
+)
 _STEP_HELD = ("Please think first.", "Please show your steps.")
 
 _THINGS = words("apples coins books eggs shells lamps nuts cards stones pens cups boxes")
 _NAMES = words("Ann Ben Cara Dan Eva Finn Gus Hana Ivo Jo Kim Leo Mia Ned Ola Pam")
-_OPEN = ("{n} has {a} {t}.", "There are {a} {t} in a box.", "A shop has {a} {t}.", "{n} finds {a} {t}.")
+_OPEN = (
+    "A bag has {a} {t}.",
+    "In a box there are {a} {t}.",
+    "There are {a} {t} on a table.",
+    "A box holds {a} {t}.",
+    "There are {a} {t} in a bag.",
+    "{n} has a box of {a} {t}.",
+    "{n} has {a} {t}.",
+    "There are {a} {t} in a box.",
+    "A shop has {a} {t}.",
+    "{n} finds {a} {t}.",
+)
 _OPEN_HELD = ("There are {a} {t} in a shop.", "A box has {a} {t}.")
-_MORE = ("Then {b} more come.", "{n} gets {b} more.", "{b} are added.", "{n} buys {b} more.")
+_MORE = (
+    "Then {n} buys {b} more.",
+    "Then {b} are found.",
+    "Now {n} gets {b} more.",
+    "{b} more are added.",
+    "Then {n} finds {b} more.",
+    "Then {b} more come.",
+    "{n} gets {b} more.",
+    "{b} are added.",
+    "{n} buys {b} more.",
+)
 _MORE_HELD = ("Then {n} gets {b} more.", "Then {b} are added.")
-_LESS = ("Then {b} are lost.", "{n} gives away {b}.", "{b} are sold.", "{n} loses {b}.")
+_LESS = (
+    "Then {n} loses {b}.",
+    "{b} are lost.",
+    "Now {n} gives away {b}.",
+    "Now {b} are sold.",
+    "Then {n} sells {b}.",
+    "Then {b} are lost.",
+    "{n} gives away {b}.",
+    "{b} are sold.",
+    "{n} loses {b}.",
+)
 _LESS_HELD = ("Then {n} gives away {b}.", "Then {b} are sold.")
-_ASKS = ("How many {t} are there now?", "How many {t} are left?", "How many {t} is that?")
+_ASKS = (
+    "How many {t} are that?",
+    "How many {t} are there?",
+    "How many {t} now?",
+    "How many {t} is it now?",
+    "How many {t} are there now?",
+    "How many {t} are left?",
+    "How many {t} is that?",
+)
 _ASKS_HELD = ("How many {t} are that now?", "How many {t} is that now?")
 
 

@@ -58,9 +58,7 @@ def test_no_held_out_pair_is_asked_in_training(seed: int) -> None:
     for split in (TRAIN, HELD):
         for turn in arithmetic_group(rng, split, 200).turns:
             a, b = (int(n) for n in re.findall(r"\d+", turn.user)[:2])
-            if turn.user.lower().startswith(
-                ("subtract", "take", "please take", "please subtract", "can you take")
-            ):
+            if re.search(r"\d from \d", turn.user):
                 a, b = b, a
             op = "-" if re.search(r" - |minus|take|subtract", turn.user, re.IGNORECASE) else "+"
             if b >= 10:
