@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 from jinja2 import meta
 
+from runtime.formats.chat.content_format import detect_jinja_template_content_format
 from runtime.formats.chat.sandbox import Budget, Sandbox, run
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
@@ -52,8 +53,6 @@ class JinjaChatTemplate:
     @cached_property
     def content_format(self) -> str:
         """ "openai" where the template walks over the parts of a content, else "string"."""
-        from runtime.formats.chat.content_format import detect_jinja_template_content_format
-
         return detect_jinja_template_content_format(self._sources[self._pick(with_tools=False)])
 
     @cached_property

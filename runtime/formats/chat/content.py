@@ -1,0 +1,165 @@
+"""A message's content in the shape that its template reads: parts for "openai", one text for "string".
+
+It sorts media out of the parts and into the request's lists. It fetches nothing and knows no template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.media import ImageData
+
+CONTENT_FORMATS = ("openai", "string")
+
+
+def process_content_for_template_format(
+    msg_dict: Mapping[str, Any],
+    content_format: str,
+    image_data: list[ImageData],
+    video_data: list[str],
+    audio_data: list[str],
+    modalities: list[Any],
+    use_dpsk_v32_encoding: bool = False,
+    *,
+    index: int | None = None,
+) -> dict[str, Any]:
+    """A copy of the message without keys that are None, its content in the format's shape.
+
+    Content that is no list stays what it is. A list becomes, for "openai", the parts: text as it is,
+    image_url and input_image {"type": "image"}, video_url {"type": "video"}, audio_url and input_audio
+    {"type": "audio"}; what they point to is appended to the lists, and so is a part's own "modalities". For
+    "string" it becomes the text parts joined with one space, and media are not looked at. DeepSeek-V3.2's
+    encoding takes the joined text, and media are appended all the same.
+
+    Dropped, in any format: parts of another type, and parts that are no object (bare strings among them).
+
+    index: the message's place in its request, for errors. Raises ValueError for an unknown format; BadRequest
+    that names `messages[i].content[j]` for a part that says a known type and is malformed. The lists then are
+    as they were; the message is never changed.
+    """
+    if content_format not in CONTENT_FORMATS:
+        raise ValueError(f"Invalid content format: {content_format}")
+    kept = {key: value for key, value in msg_dict.items() if value is not None}
+    content = kept.get("content")
+    if not isinstance(content, list):
+        return kept
+    reads_media = use_dpsk_v32_encoding or content_format == "openai"
+    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
+    media: list[_Medium] = []
+    for at, part in enumerate(content):
+        if not isinstance(part, dict):
+            continue
+        kind = part.get("type")
+        where = f"content[{at}]" if index is None else f"messages[{index}].content[{at}]"
+        if kind == "text":
+            texts.append(_required(part, "text", where))
+            parts.append(dict(part))
+        elif reads_media and isinstance(kind, str) and kind in _READERS:
+            read = _READERS[kind](part, where)
+            media.append(read)
+            parts.append({"type": read.slot})
+    wanted: dict[str, list[Any]] = {"image": image_data, "video": video_data, "audio": audio_data}
+    for one in media:
+        wanted[one.slot].append(one.data)
+        if one.modalities is not None:
+            modalities.append(one.modalities)
+    as_parts = content_format == "openai" and not use_dpsk_v32_encoding
+    return {**kept, "content": parts if as_parts else " ".join(texts)}
+
+
+class _Medium(NamedTuple):
+    slot: str
+    data: ImageData | str
+    modalities: str | list[str] | None
+
+
+def _image(part: Mapping[str, Any], where: str) -> _Medium:
+    """{"image_url": {"url", "detail", "max_dynamic_patch"}}; an input_image may say its URL and detail
+    itself."""
+    if part["type"] == "input_image" and isinstance(part.get("image_url"), str):
+        part = {**part, "image_url": {**part, "url": part["image_url"]}}
+    source, place = _object(part, "image_url", where)
+    detail = source.get("detail")
+    if not isinstance(detail, str | None):
+        raise _malformed("detail", "a string", detail, place)
+    patches = source.get("max_dynamic_patch")
+    if patches is not None and (type(patches) is not int or patches < 1):
+        raise _malformed("max_dynamic_patch", "a positive integer", patches, place)
+    url = _required(source, "url", place)
+    return _Medium("image", ImageData(url, detail or "auto", patches), _modalities(part, where))
+
+
+def _video(part: Mapping[str, Any], where: str) -> _Medium:
+    source, place = _object(part, "video_url", where)
+    return _Medium("video", _required(source, "url", place), _modalities(part, where))
+
+
+def _audio(part: Mapping[str, Any], where: str) -> _Medium:
+    source, place = _object(part, "audio_url", where)
+    return _Medium("audio", _required(source, "url", place), _modalities(part, where))
+
+
+def _input_audio(part: Mapping[str, Any], where: str) -> _Medium:
+    """{"input_audio": {"data": base64, "format": "wav"}}, which becomes a data URI."""
+    source, place = _object(part, "input_audio", where)
+    data = _required(source, "data", place)
+    if not data.startswith(("data:", "http://", "https://", "file://")):
+        form = source.get("format")
+        if not isinstance(form, str | None):
+            raise _malformed("format", "a string", form, place)
+        data = f"data:audio/{form or 'wav'};base64,{data}"
+    return _Medium("audio", data, _modalities(part, where))
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any], str], _Medium]] = {
+    "image_url": _image,
+    "input_image": _image,
+    "video_url": _video,
+    "audio_url": _audio,
+    "input_audio": _input_audio,
+}
+
+
+def _modalities(part: Mapping[str, Any], where: str) -> str | list[str] | None:
+    match part.get("modalities"):
+        case None | "" | []:
+            return None
+        case str(one):
+            return one
+        case [*several] if all(isinstance(one, str) for one in several):
+            return list(several)
+        case other:
+            raise _malformed("modalities", "a string or a list of strings", other, where)
+
+
+def _object(part: Mapping[str, Any], key: str, where: str) -> tuple[Mapping[str, Any], str]:
+    value = part.get(key)
+    if not isinstance(value, dict):
+        raise _malformed(key, "an object", value, where)
+    return value, f"{where}.{key}"
+
+
+def _required(source: Mapping[str, Any], key: str, where: str) -> str:
+    value = source.get(key)
+    if not isinstance(value, str):
+        raise _malformed(key, "a string", value, where)
+    if not value and key != "text":
+        raise BadRequest(f'"{key}" is empty', where=where)
+    return value
+
+
+def _malformed(key: str, wanted: str, got: Any, where: str) -> BadRequest:
+    said = "it is missing" if got is None else f"got {type(got).__name__}"
+    return BadRequest(f'"{key}" must be {wanted}; {said}', where=where, hint=_SHAPES.get(key))
+
+
+_SHAPES: Mapping[str, str] = {
+    "image_url": 'write {"type": "image_url", "image_url": {"url": "https://..."}}',
+    "video_url": 'write {"type": "video_url", "video_url": {"url": "https://..."}}',
+    "audio_url": 'write {"type": "audio_url", "audio_url": {"url": "https://..."}}',
+    "input_audio": 'write {"type": "input_audio", "input_audio": {"data": "<base64>", "format": "wav"}}',
+    "text": 'write {"type": "text", "text": "..."}',
+}

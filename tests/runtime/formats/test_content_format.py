@@ -1,0 +1,285 @@
+"""Which content a template reads: a table of templates, and that no text makes the detection fail."""
+
+# ruff: noqa: E501 - a table of templates
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.formats.chat import detect_jinja_template_content_format as detect
+from runtime.formats.chat.content_format import MAX_SOURCE_CHARS
+from runtime.formats.chat.jinja import JinjaChatTemplate
+
+DATA = Path(__file__).parent / "data"
+FILES = sorted(DATA.glob("*.jinja"))
+
+
+def in_loop(body: str, name: str = "message", of: str = "messages") -> str:
+    return f"{{% for {name} in {of} %}}{body}{{% endfor %}}"
+
+
+PARTS = "{{ c.text }}{% endfor %}"
+OPENAI = {
+    "item": in_loop("{% for c in message['content'] %}" + PARTS),
+    "attribute": in_loop("{% for c in message.content %}" + PARTS),
+    "msg": in_loop("{% for c in msg.content %}" + PARTS, "msg"),
+    "m": in_loop("{% for c in m.content %}" + PARTS, "m"),
+    "message by name alone": "{% for c in message['content'] %}" + PARTS,
+    "any loop variable": in_loop("{% for c in turn.content %}" + PARTS, "turn"),
+    "unpacked loop variable": "{% for role, g in messages | groupby('role') %}{% for x in g %}"
+    "{% for c in x.content %}" + PARTS + "{% endfor %}{% endfor %}",
+    "aliased messages": "{% set talk = messages[1:] %}" + in_loop("{% for c in t.content %}" + PARTS, "t", "talk"),
+    "messages chosen in branches": "{% if messages[0].role == 'system' %}{% set rest = messages[1:] %}"
+    "{% else %}{% set rest = messages %}{% endif %}" + in_loop("{% for c in x.content %}" + PARTS, "x", "rest"),
+    "first message": "{% for c in messages[0]['content'] %}" + PARTS,
+    "last message by filter": "{% for c in (messages | last).content %}" + PARTS,
+    "message by index": "{% for i in range(messages | length) %}{% for c in messages[i].content %}" + PARTS
+    + "{% endfor %}",
+    "set": in_loop("{% set content = message['content'] %}{% for c in content %}" + PARTS),
+    "set of set": in_loop("{% set a = message.content %}{% set b = a %}{% for c in b %}" + PARTS),
+    "set of the message": in_loop("{% set m2 = message %}{% for c in m2.content %}" + PARTS),
+    "set in a branch": in_loop(
+        "{% if message.content is string %}{% set k = [] %}{% elif x %}{% set k = message.content %}"
+        "{% endif %}{% for c in k %}" + PARTS
+    ),
+    "set two at once": in_loop("{% set a, b = message.role, message.content %}{% for c in b %}" + PARTS),
+    "with": in_loop("{% with parts = message.content %}{% for c in parts %}" + PARTS + "{% endwith %}"),
+    "namespace": "{% set ns = namespace(parts=[]) %}"
+    + in_loop("{% set ns.parts = message.content %}{% for c in ns.parts %}" + PARTS),
+    "namespace set further down": "{% set ns = namespace(parts=[]) %}"
+    + in_loop("{% for c in ns.parts %}" + PARTS + "{% set ns.parts = message.content %}"),
+    "namespace at birth": "{% set ns = namespace(p=messages[0].content) %}{% for c in ns.p %}" + PARTS,
+    "mapping": in_loop("{% set d = {'parts': message.content} %}{% for c in d['parts'] %}" + PARTS),
+    "get": in_loop("{% for c in message.get('content') %}" + PARTS),
+    "get with default": in_loop("{% for c in message.get('content', []) or [] %}" + PARTS),
+    "key in a variable": "{% set key = 'content' %}" + in_loop("{% for c in message[key] %}" + PARTS),
+    "keys in a list": in_loop("{% for k in ['role', 'content'] %}{% for c in message[k] %}" + PARTS + "{% endfor %}"),
+    "attr filter": in_loop("{% for c in message | attr('content') %}" + PARTS),
+    "list filter": in_loop("{% for c in message['content'] | list %}" + PARTS),
+    "two filters": in_loop("{% for c in message.content | selectattr('type', 'equalto', 'text') | list %}" + PARTS),
+    "default filter": in_loop("{% for c in message.content | default([]) %}" + PARTS),
+    "content as a default": in_loop("{% for c in message.parts | default(message.content) %}" + PARTS),
+    "filter without a loop": in_loop("{{ message.content | map(attribute='text') | join }}"),
+    "join by attribute": in_loop("{{ message.content | join('', attribute='text') }}"),
+    "contents of all": "{% for content in messages | map(attribute='content') %}{% for c in content %}" + PARTS
+    + "{% endfor %}",
+    "test": in_loop("{% for c in message.content is iterable %}" + PARTS),
+    "slice": in_loop("{% for c in message['content'][:2] %}" + PARTS),
+    "inline if": in_loop("{% for c in (message.content if message.content is not string else []) %}" + PARTS),
+    "or": in_loop("{% for c in message.content or [] %}" + PARTS),
+    "concatenation": in_loop("{% for c in [{'type': 'text', 'text': 'a'}] + message.content %}" + PARTS),
+    "is string, else for": in_loop(
+        "{% if message.content is string %}{{ message.content }}{% else %}{% for c in message.content %}"
+        + PARTS + "{% endif %}"
+    ),
+    "loop with a test": in_loop("{% for c in message.content if c.type == 'text' %}" + PARTS),
+    "loop else": in_loop("{% for t in message.tools %}{% else %}{% for c in message.content %}" + PARTS + "{% endfor %}"),
+    "previous item": in_loop("{% for c in loop.previtem.content %}" + PARTS),
+    "macro": "{% macro r(x) %}{% for c in x %}" + PARTS + "{% endmacro %}" + in_loop("{{ r(message.content) }}"),
+    "macro after its use": "{% macro a(x) %}{{ b(x) }}{% endmacro %}{% macro b(y) %}{% for c in y %}" + PARTS
+    + "{% endmacro %}" + in_loop("{{ a(message.content) }}"),
+    "macro of the message": "{% macro r(it) %}{% for c in it['content'] %}" + PARTS + "{% endmacro %}"
+    + in_loop("{{ r(turn) }}", "turn"),
+    "macro by keyword": "{% macro r(a, b=none) %}{% for c in b %}" + PARTS + "{% endmacro %}"
+    + in_loop("{{ r(1, b=message.content) }}"),
+    "macro default": "{% macro r(a=messages[0].content) %}{% for c in a %}" + PARTS + "{% endmacro %}{{ r() }}",
+    "macro varargs": "{% macro r() %}{% for v in varargs %}{% for c in v %}" + PARTS + "{% endfor %}{% endmacro %}"
+    + in_loop("{{ r(1, message.content) }}"),
+    "macro kwargs": "{% macro r() %}{% for c in kwargs.p %}" + PARTS + "{% endmacro %}"
+    + in_loop("{{ r(p=message.content) }}"),
+    "macro by another name": "{% macro r(x) %}{% for c in x %}" + PARTS + "{% endmacro %}{% set show = r %}"
+    + in_loop("{{ show(message.content) }}"),
+    "macro, unpacked": "{% macro r(x) %}{% for c in x %}" + PARTS + "{% endmacro %}"
+    + in_loop("{{ r(*[message.content]) }}"),
+    "caller": "{% macro each(x) %}{{ caller(x.content) }}{% endmacro %}"
+    + in_loop("{% call(parts) each(message) %}{% for c in parts %}" + PARTS + "{% endcall %}"),
+    "call block": "{% macro box(x) %}{{ caller() }}{% for c in x %}" + PARTS + "{% endmacro %}"
+    + in_loop("{% call box(message.content) %}-{% endcall %}"),
+    "recursive loop": "{% for x in [1] recursive %}{{ loop(messages[0].content) }}{% endfor %}",
+    "generation": in_loop("{% generation %}{% for c in message.content %}" + PARTS + "{% endgeneration %}"),
+    "loop controls": in_loop("{% if loop.first %}{% continue %}{% endif %}{% for c in message.content %}"
+                             "{% if c.type != 'text' %}{% break %}{% endif %}" + PARTS),
+    "globals of templates": "{% if not messages %}{{ raise_exception('none') }}{% endif %}{{ strftime_now('%d') }}"
+    "{{ tools | tojson(indent=4) }}" + in_loop("{%- for c in message.content -%}" + PARTS),
+    "whitespace control": in_loop("{%-  for c in message [ 'content' ]  -%}" + PARTS),
+    "keyword image": "{% if message.type == 'image' %}<image>{% endif %}",
+    "keyword in an identifier": "{{ part['image_url'] }}",
+    "keyword in a token": "<|vision_start|>",
+    "keyword in a camel name": "{{ part.videoUrl }}",
+    "keyword with a number": "<audio1>",
+    "keyword, several": "{{ images | length }}",
+    "keyword and broken": "{% for %} video",
+}  # fmt: skip
+STRING = {
+    "empty": "",
+    "blank": " \n ",
+    "plain text": "You read the content of a message.",
+    "text content": in_loop("{{ message['role'] }}: {{ message['content'] }}"),
+    "trimmed": in_loop("{{ message.content | trim }}"),
+    "revision": in_loop("revision provision supervision {{ message.content }}"),
+    "division": "A division of imagery, audiobooks, videotapes and visionaries." + in_loop("{{ message.content }}"),
+    "television": in_loop("{{ message.content }}{# television, envision #}"),
+    "tools": "{% for t in tools %}{% for c in t.content %}{{ c }}{% endfor %}{% endfor %}",
+    "tool calls": in_loop("{{ message.content }}{% for c in message.tool_calls %}{{ c.function.name }}{% endfor %}"),
+    "documents": "{% for d in documents %}{% for c in d['content'] %}{{ c }}{% endfor %}{% endfor %}"
+    + in_loop("{{ message.content }}"),
+    "other lists": in_loop("{% for x in [1, 2] %}{{ x }}{% endfor %}{{ message.content }}"),
+    "other field": in_loop("{% for c in message.contents %}{{ c }}{% endfor %}"),
+    "content of nobody": "{% for c in content %}{{ c }}{% endfor %}",
+    "own messages": "{% for m in [{'content': 'abc'}] %}{% for c in m.content %}{{ c }}{% endfor %}{% endfor %}",
+    "lines": in_loop("{% for line in message.content.split('\\n') %}{{ line }}{% endfor %}"),
+    "last of a split": in_loop("{% set content = message.content.split('</think>')[-1] %}"
+                               "{% for c in content %}{{ c }}{% endfor %}"),
+    "a count": in_loop("{% for i in range(message.content | length) %}.{% endfor %}"),
+    "as JSON": in_loop("{% for c in message.content | tojson %}{{ c }}{% endfor %}"),
+    "a text made of it": in_loop("{% for c in message.content + '.' %}{{ c }}{% endfor %}"),
+    "set anew": in_loop("{% set c = message.content %}{{ c }}{% set c = message.tools %}"
+                        "{% for x in c %}{{ x }}{% endfor %}"),
+    "set inside a loop only": "{% set p = [] %}" + in_loop("{% set p = message.content %}")
+    + "{% for c in p %}{{ c }}{% endfor %}",
+    "block set": in_loop("{% set p %}{{ message.content }}{% endset %}{% for c in p %}{{ c }}{% endfor %}"),
+    "macro that prints": "{% macro r(x) %}{{ x }}{% endmacro %}" + in_loop("{{ r(message.content) }}"),
+    "macro over tools": "{% macro r(x) %}{% for c in x %}{{ c }}{% endfor %}{% endmacro %}{{ r(tools) }}"
+    + in_loop("{{ message.content }}"),
+    "macro's text": "{% macro r(x) %}{{ x }}{% endmacro %}"
+    + in_loop("{% for c in r(message.content) %}{{ c }}{% endfor %}"),
+    "macro over a tool": "{% macro r(m) %}{% for c in m.content %}{{ c }}{% endfor %}{% endmacro %}"
+    "{% for t in tools %}{{ r(t) }}{% endfor %}",
+    "in a comment": "{# {% for c in message.content %}{% endfor %} #}" + in_loop("{{ message.content }}"),
+    "raw": "{% raw %}{% for c in message.content %}{% endfor %}{% endraw %}",
+    "broken, unclosed": "{% for c in message.content %}{{ c }}",
+    "broken, expression": "{% for c in message.content + %}{% endfor %}",
+    "broken, unknown tag": "{% nothing %}{% for c in message.content %}{% endfor %}",
+    "broken, unknown filter is still parsed": in_loop("{{ message.content | nothing }}"),
+    "broken, closed twice": "{% for c in message.content %}{% endfor %}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPENAI)
+def test_reads_parts(name: str) -> None:
+    assert detect(OPENAI[name]) == "openai"
+
+
+@pytest.mark.parametrize("name", STRING)
+def test_reads_text(name: str) -> None:
+    assert detect(STRING[name]) == "string"
+
+
+OF_FILES = {"gemma-3": "openai"}
+"""The others print a message's content as it is, or split it as text."""
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_templates_of_model_cards(file: Path) -> None:
+    source = file.read_text(encoding="utf-8")
+    assert detect(source) == OF_FILES.get(file.stem, "string")
+    assert JinjaChatTemplate({"default": source}).content_format == detect(source)
+
+
+def test_none_is_no_template() -> None:
+    assert detect(None) == "string"
+
+
+@pytest.mark.parametrize("given", [1, b"{{ message.content }}", ["x"], object()])
+def test_what_is_no_text_is_a_type_error(given: Any) -> None:
+    with pytest.raises(TypeError, match="a chat template is a str"):
+        detect(given)
+
+
+HUGE = {
+    "long": "{{ message.content }}" + "x" * MAX_SOURCE_CHARS,
+    "deep parentheses": "{{ content" + "(" * 100_000,
+    "deep sums": "{{ content" + " + 1" * 50_000 + " }}",
+    "deep loops": "{% for a in content %}" * 8_000 + "{% endfor %}" * 8_000,
+    "many branches": "{% if a %}{% set content = message.role %}{% endif %}" * 4_000,
+    "many names": "".join(f"{{% set a{i} = a{i + 1} %}}" for i in range(10_000)) + "content",
+    "many macros": "{% macro a(x) %}{{ x }}{% endmacro %}" * 2_000 + "{{ a(message.content) }}" * 5_000,
+    "unclosed blocks": "{% content " * 20_000,
+    "unclosed comments": "content {# " * 20_000,
+    "quotes": "{{ content '" * 20_000,
+    "a long number": "{{ content }}{{ " + "9" * 10_000 + " }}",
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_never_hangs(name: str) -> None:
+    started = time.monotonic()
+    assert detect(HUGE[name]) == "string"
+    assert time.monotonic() - started < 10  # a second at most on an idle machine
+
+
+WORDS = st.sampled_from(
+    ["{%", "%}", "{{", "}}", "{#", "#}", "{%-", "-%}", " for ", " in ", " if ", " else ", " endfor ", " endif ",
+     " set ", " endset ", " macro ", " endmacro ", " call ", " endcall ", " generation ", " endgeneration ",
+     " break ", " continue ", " with ", " endwith ", " block ", " filter ", " raw ", " endraw ", " recursive ",
+     " import ", " from ", " include ", " extends ", " as ", " is ", " not ", " and ", " or ", "a", "b", "m",
+     "message", "messages", "content", ".", ",", "|", "~", "+", "**", "[", "]", "(", ")", "{", "}", ":", "=", "==",
+     "'content'", "'", '"', "1", "1.5e3", "*", "loop", "ns", "namespace(", "caller(", ".get(", "\n", "\\", "\x00",
+     "ü", "{% for a in messages %}", "{% endfor %}", "{% set b = a.content %}", "{% for c in b %}"]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=40).map("".join)))
+def test_any_text_has_an_answer(text: str) -> None:
+    assert detect(text) in ("openai", "string")
+    assert detect("{{ message.content }}" + text) in ("openai", "string")
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(FILES), st.data())
+def test_any_spoilt_template_has_an_answer(file: Path, data: st.DataObject) -> None:
+    text = file.read_text(encoding="utf-8")
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 40)))
+    for changed in (text[:start], text[start:], text[:start] + data.draw(st.text(max_size=5)) + text[end:]):
+        assert detect(changed) in ("openai", "string")
+
+
+NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(
+    lambda name: (
+        name not in {"messages", "message", "loop", "namespace", "dict", "tools", "documents"}
+        and name not in {"and", "or", "not", "is", "in", "if", "else", "none", "true", "false", "recursive"}
+    )
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(NAMES, min_size=3, max_size=3, unique=True), st.lists(st.integers(0, 7), max_size=5))
+def test_names_and_detours_do_not_matter(names: list[str], detours: list[int]) -> None:
+    """The same loop behind any chain of aliases; without the last loop, the same template reads text."""
+    turn, alias, macro = names
+    value, before, after = f"{turn}['content']", "", ""
+    for at, detour in enumerate(detours):
+        here = f"{alias}_{at}"
+        match detour:
+            case 0:
+                before += f"{{% set {here} = {value} %}}"
+                value = here
+            case 1:
+                value = f"({value} | list)"
+            case 2:
+                value = f"({value} if {turn}.role else [])"
+            case 3:
+                value = f"({value})[1:]"
+            case 4:
+                value = f"({value} or [])"
+            case 5:
+                before += f"{{% with {here} = {value} %}}"
+                value, after = here, "{% endwith %}" + after
+            case 6:
+                before += f"{{% set {here} = namespace(x={value}) %}}"
+                value = f"{here}.x"
+            case _:
+                value = f"{{'k': {value}}}.get('k')"
+    define = f"{{% macro {macro}(z) %}}{{% for c in z %}}{{{{ c.text }}}}{{% endfor %}}{{% endmacro %}}"
+    walks = f"{before}{{{{ {macro}({value}) }}}}{after}"
+    prints = f"{before}{{{{ {value} }}}}{after}"
+    assert detect(define + in_loop(walks, turn)) == "openai"
+    assert detect(define + in_loop(prints, turn)) == "string"
