@@ -21,6 +21,7 @@ from runtime.formats.chat.derive import Derivation
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.launch import launch
 from runtime.processes.templates import TemplateChoice
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, RuntimeFault, from_dict
 from runtime.protocol.generate_req import copy_request
 from runtime.protocol.io_struct import (
@@ -32,8 +33,10 @@ from runtime.protocol.io_struct import (
     GenerateOutput,
     GenerateReqInput,
     GetStateReq,
+    GrammarInfo,
     PauseMode,
     PauseReq,
+    PrecompileReq,
     SingleReq,
 )
 from runtime.protocol.sampling import SamplingParams
@@ -48,7 +51,8 @@ Params: TypeAlias = SamplingParams | Mapping[str, Any] | None
 
 
 class Engine:
-    """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them).
+    """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them);
+    `model_path` is another name of `model`.
 
     Raises ModelLoadError when the checkpoint cannot be loaded, BadRequest for an unknown or wrong option.
     After `close()`, or when the engine has died, every call raises EngineDead; until then an error of one
@@ -61,8 +65,8 @@ class Engine:
     template_choice  which chat template renders turns, who decided, and why
     """
 
-    def __init__(self, model: str = "pocket", **options: Any) -> None:
-        self.config = EngineConfig.of({"model": str(model), **options})
+    def __init__(self, model: str = "pocket", *, model_path: str | None = None, **options: Any) -> None:
+        self.config = EngineConfig.of({"model": str(model_path or model), **options})
         self._pipeline = launch(self.config)
         self.model_path: str = str(self._pipeline.model.path)
         self.spec: AnySpec = self._pipeline.model.spec
@@ -80,6 +84,13 @@ class Engine:
         """The text so far, growing; the last output has `finish_reason` in its meta. Leaving the iteration
         early aborts the request."""
         return self._pipeline.door.stream(request)
+
+    async def async_generate(
+        self, prompt: Prompt, sampling_params: Params = None, *, stream: bool = False, **fields: Any
+    ) -> Any:
+        """generate() of one prompt for async code; with `stream` an async iterator of all so far."""
+        request = _one(prompt, sampling_params, fields)
+        return self.stream(request) if stream else await self.submit(request)
 
     async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
         """The answers to a request for several prompts or samples: p1, p2, ..., p1, p2, ... An item that
@@ -147,6 +158,7 @@ class Engine:
         sampling_params: Any = None,
         *,
         on_error: Literal["raise", "return"] = "raise",
+        stream: bool = False,
         **fields: Any,
     ) -> Any:
         """Generate and wait. One prompt (text, token ids, or a GenerateReqInput) gives a GenerateOutput; a
@@ -158,7 +170,10 @@ class Engine:
         fields: more fields of GenerateReqInput (constraint=, choices=, return_logprob=, ...).
         on_error: for lists, "raise" the first failing item's error when all are done, or "return" each item's
         error in its place.
+        stream: for one prompt; an iterator of all so far, again and again.
         """
+        if stream:
+            return self._pipeline.door.texts(_one(prompt, sampling_params, fields))
         if on_error not in ("raise", "return"):
             raise BadRequest(f'must be "raise" or "return", got {on_error!r}', where="on_error")
         door = self._pipeline.door
@@ -229,6 +244,17 @@ class Engine:
             raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
         return answer
 
+    def precompile(
+        self, constraints: Sequence[Constraint], timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[GrammarInfo | RuntimeFault]:
+        """Compile constraints ahead of their use; of each, how it is kept, or its error. What is not compiled
+        after `timeout` seconds has DeadlineExceeded here, and goes on. Raises BadRequest for too many."""
+        request = PrecompileReq(constraints=list(constraints), timeout_s=timeout)
+        answer = self._pipeline.door.control(request, timeout + CONTROL_TIMEOUT_S)
+        if not answer.ok:
+            raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
+        return [_info(told) for told in answer.data["constraints"]]
+
     def flush_cache(self) -> bool:
         """Drop all cached prefixes that no request uses now. False if some were in use."""
         return self._pipeline.door.control(FlushCacheReq(), CONTROL_TIMEOUT_S).ok
@@ -268,6 +294,8 @@ class Engine:
         """
         self._pipeline.close()
 
+    shutdown = close
+
     def __enter__(self) -> Engine:
         return self
 
@@ -281,6 +309,12 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"Engine({self.model_path!r})"
+
+
+def _info(told: dict[str, Any]) -> GrammarInfo | RuntimeFault:
+    if not told["ok"]:
+        return from_dict(told["error"])
+    return GrammarInfo(**{name: value for name, value in told.items() if name != "ok"})
 
 
 def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:
@@ -341,6 +375,14 @@ def _is_one(request: GenerateReqInput) -> bool:
     looked_at = copy_request(request)
     looked_at.normalize_batch_and_arguments()
     return looked_at.is_single
+
+
+def _one(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReqInput:
+    """A request that can be streamed. Raises BadRequest."""
+    made = _requests(prompt, params, fields)
+    if isinstance(made, GenerateReqInput) and _is_one(made):
+        return made
+    raise BadRequest("this takes one prompt and one sample; call it once for each", where="generate")
 
 
 def _requests(

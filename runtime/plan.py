@@ -65,6 +65,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     hidden     whose final hidden states are wanted: of no token, the last one, or all input tokens
     logprob    whether the sampled token's log-probability is wanted
     start      position of the first output token; read only where log-probabilities are scaled by temperature
+    masked     whether a mask for it may come with finish(): if it is a sparse one, and no log-probability of
+               the sampled position is wanted, only the logits of its ids are computed
     """
 
     seq: int
@@ -83,6 +85,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     hidden: Literal["none", "last", "all"] = "none"
     logprob: bool = True
     start: int = 0
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

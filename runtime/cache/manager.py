@@ -107,10 +107,10 @@ class Lease:
                 self._first, self._count = start, length
         self.pending = ()
 
-    def rewind(self) -> None:
-        """The last slot written will be written again. It must not be in the cache yet."""
+    def rewind(self, count: int = 1) -> None:
+        """The last `count` slots written will be written again. They must not be in the cache yet."""
         used = self.used
-        used, last = split(used, total(used) - 1)
+        used, last = split(used, total(used) - count)
         self._keep_used(used)
         self._keep_spare(join([*last, *self.spare]))
 
@@ -135,6 +135,13 @@ class Lease:
         self.match, self.covered = match, match.length
         self._keep_used(used)
         self._version = -1
+
+    def uncover(self, match: Match) -> None:
+        """It reads only `match` from now on, a shorter one; all its own slots are to be written again."""
+        own, spare = self.own, join([*self.used, *self.spare])
+        self.cover(match, [])
+        self._keep_spare(spare)
+        self.capacity = match.length + own
 
     def clear(self) -> None:
         """It holds nothing any more."""
@@ -214,6 +221,22 @@ class CacheManager:
             return 0
         self.allocator.release(lease.shorten(extra))
         return extra
+
+    def cut(self, lease: Lease, tokens: Sequence[int], computed: int, length: int) -> int:
+        """Of the `computed` tokens only the first `length` will be gone on from. How many of them keep their
+        KV: fewer where `length` lies inside of a page of the cache. The lease keeps its slots; the cache
+        keeps what it was given, which is true of the tokens it was computed for."""
+        if length >= lease.covered:
+            lease.rewind(computed - length)
+            return length
+        own = lease.own
+        match = self.cache.match(tokens[:length], lease.key)
+        self.cache.lock(match)
+        self.cache.unlock(lease.match)
+        lease.uncover(match)
+        assert lease.own == own
+        self.moves += 1
+        return match.length
 
     def publish(self, lease: Lease, tokens: Sequence[int], computed: int) -> None:
         """Give the whole pages of the first `computed` tokens, whose KV is written, to the cache and go on

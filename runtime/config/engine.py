@@ -101,7 +101,30 @@ class EngineConfig:
         "flexible (line breaks and indentation, bounded)",
         choices=("compact", "single", "flexible"),
     )
+    grammar_cache_dir: str = option(
+        "",
+        "folder that keeps what constraints need of a vocabulary and is slow to make, for later starts; "
+        "empty: none",
+    )
     grammar_workers: int = option(1, "threads that compile constraints")
+    liveness: bool = option(
+        True,
+        "lead constrained outputs to an end before max_new_tokens runs out, so that they always parse",
+    )
+    max_rejections: int = option(
+        32, "how often one output may be taken back because its constraint refuses what it led to"
+    )
+    max_taken_back: int = option(
+        256, "tokens that may be taken back so in all; 4 * max_new_tokens where that is more"
+    )
+    grammar_timeout_s: float = option(30.0, "seconds a constraint may take to be compiled, waiting included")
+    grammar_cache_size: int = option(256, "compiled constraints that are kept ready, at most")
+    grammar_cache_mb: int = option(512, "what these may take in all, in MiB (an estimate)")
+    reasoning_end: str = option(
+        "auto",
+        "what ends the reasoning of a model that thinks before it answers: auto (as its tokenizer or chat "
+        "template says), none, or the text itself",
+    )
     chat_template: str | dict[str, str] | None = option(  # noqa: RUF009 - a field()
         None,
         "a built-in chat template's name, a .jinja or .json file's path, or Jinja texts by name; None: "
@@ -151,9 +174,13 @@ class EngineConfig:
         """Return self, or raise BadRequest naming the option and its rule. Owners check what is theirs."""
         if self.grammar_workers < 1:
             raise BadRequest(f"must be at least 1, got {self.grammar_workers}", where="grammar_workers")
+        if self.grammar_cache_size < 1 or self.grammar_cache_mb < 1:
+            raise BadRequest("must be at least 1", where="grammar_cache_size / grammar_cache_mb")
+        if not self.reasoning_end:
+            raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
         if self.pooling is not None and self.pooling not in MODES:
             raise BadRequest(f"must be one of {', '.join(MODES)}, got {self.pooling!r}", where="pooling")
-        for name in ("load_timeout_s", "step_timeout_s", "close_timeout_s"):
+        for name in ("load_timeout_s", "step_timeout_s", "close_timeout_s", "grammar_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"must be a positive number, got {getattr(self, name)}", where=name)
         self.runner().verify()

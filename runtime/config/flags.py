@@ -61,11 +61,16 @@ def make_parser(prog: str, description: str = "") -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options")
+    add_options(parser)
+    return parser
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add every option to a parser, in groups; one that is not given leaves no value behind."""
     for title, config in GROUPS:
         group = parser.add_argument_group(f"{title} options")
         for one in options_of(config):
             _add(group, one, config)
-    return parser
 
 
 def read_options(
@@ -223,10 +228,16 @@ def _add(group: Any, one: Field[Any], config: type[Any]) -> None:
     text = help_of(one).replace("%", "%%") + _default_text(one)
     names = [name, "--model-path"] if one.name == "model" else [name]
     if kind is bool:
-        group.add_argument(name, action=argparse.BooleanOptionalAction, help=text)
+        group.add_argument(name, action=argparse.BooleanOptionalAction, help=text, default=argparse.SUPPRESS)
         return
     if kind == bool | None:  # yes, no or undecided: may be given as a switch and as a value
-        group.add_argument("--no-" + name[2:], dest=one.name, action="store_false", help=argparse.SUPPRESS)
+        group.add_argument(
+            "--no-" + name[2:],
+            dest=one.name,
+            action="store_false",
+            default=argparse.SUPPRESS,
+            help=argparse.SUPPRESS,
+        )
 
     def convert(given: str) -> Any:
         try:
@@ -238,6 +249,7 @@ def _add(group: Any, one: Field[Any], config: type[Any]) -> None:
         *names,
         type=convert,
         **({"nargs": "?", "const": True} if kind == bool | None else {}),
+        default=argparse.SUPPRESS,
         help=text,
         metavar="{" + ",".join(choices_of(one)) + "}" if choices_of(one) else _metavar(kind),
     )

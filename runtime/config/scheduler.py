@@ -38,6 +38,10 @@ class SchedulerConfig:
     eviction_policy       which cached prefix goes first: name of a policy of runtime.cache.eviction
     radix_cache           keep prefixes for later requests
     jump_forward          append text that a constraint forces without decoding it
+    liveness              lead constrained outputs to an end before max_new_tokens runs out
+    max_rejections        how often one request's output may be taken back because what was generated cannot
+                          be kept, and
+    max_taken_back        how many tokens that may be in all, or 4 * max_new_tokens where that is more
     context_length        the model's: prompt + new tokens of one request, at most; None = only the pool
                           limits it
     conservativeness      scales the share of their max_new_tokens that running requests are expected to need
@@ -59,6 +63,9 @@ class SchedulerConfig:
     radix_cache: bool = True
     eviction_policy: str = "lru"
     jump_forward: bool = True
+    liveness: bool = True
+    max_rejections: int = 32
+    max_taken_back: int = 256
     context_length: int | None = None
     conservativeness: float = 1.0
 
@@ -73,10 +80,13 @@ class SchedulerConfig:
             "preemption_threshold": 1 if self.preemption_threshold is None else self.preemption_threshold,
             "max_preemptions": self.max_preemptions,
             "max_sessions": self.max_sessions,
+            "max_taken_back": self.max_taken_back,
         }
         for name, value in numbers.items():
             if value < 1:
                 raise BadRequest(f"must be at least 1, got {value}", where=name)
+        if self.max_rejections < 0:
+            raise BadRequest(f"must be at least 0, got {self.max_rejections}", where="max_rejections")
         positive = {
             "conservativeness": self.conservativeness,
             "queue_timeout_s": 1.0 if self.queue_timeout_s is None else self.queue_timeout_s,

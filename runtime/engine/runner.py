@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,19 +46,29 @@ from runtime.protocol.sampling import SamplingParams
 
 NOT_FINITE = "the model's numbers are not finite"
 _CLOSE_WAIT_S = 30.0
+FEW = 4
+"""Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Forward:
-    """What the forward pass leaves for sampling: logits [sampled, vocab] float32; the same as
-    log-probabilities are told of them, and their log-sum-exp (None where no row wants one); which rows are
-    finite, and the scores and hidden states [shown, hidden_size] that the plan asked for."""
+class _Logits(NamedTuple):
+    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are told of them, and their
+    log-sum-exp (None where no row wants one); which rows are finite."""
 
     logits: Tensor
     told: Tensor
     total: Tensor | None
     finite: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forward:
+    """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
+    their logits (None where masks are to come, which may make most of them useless), and the scores and
+    hidden states [shown, hidden_size] that the plan asked for."""
+
+    last: Tensor
+    logits: _Logits | None
     scores: Scores
     states: Tensor
     seconds: float
@@ -180,7 +192,6 @@ class TorchRunner:
         with torch.inference_mode():
             step = self._attention.begin(batch.plan)
             hidden = decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
-            logits = decoder.logits(hidden[:count])
             scored = count + batch.targets.shape[0]
             scaled = self._config.scaled_logprobs
             scores = scores_of(
@@ -192,17 +203,18 @@ class TorchRunner:
                 temperatures_of_scores(batch.plan.rows, hidden.device) if scaled else None,
             )
             rows = [batch.plan.rows[index] for index in batch.sampled]
-            wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
-            told = logits / temperatures_of(rows, logits.device) if scaled and wanted else logits
-            return _Forward(
-                logits,
-                told,
-                told.logsumexp(-1) if wanted else None,
-                finite(logits),
-                scores,
-                hidden[scored:].float(),
-                time.perf_counter() - begin,
-            )
+            last = hidden[:count]
+            logits = None if any(row.masked for row in rows) else self._logits(last, rows)
+            states = hidden[scored:].float()
+            return _Forward(last, logits, scores, states, time.perf_counter() - begin)
+
+    def _logits(self, last: Tensor, rows: Sequence[Row]) -> _Logits:
+        """last [rows, hidden]."""
+        logits = self._decoder.logits(last)
+        wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
+        scaled = self._config.scaled_logprobs and wanted
+        told = logits / temperatures_of(rows, logits.device) if scaled else logits
+        return _Logits(logits, told, told.logsumexp(-1) if wanted else None, finite(logits))
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
@@ -235,26 +247,105 @@ class TorchRunner:
 
     def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[_Sampled]:
         rows = [batch.plan.rows[index] for index in batch.sampled]
+        mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
+        draws = [self._draw(row) for row in rows]
+        if forward.logits is not None:
+            return self._from_logits(forward.logits, rows, mine, draws)
+        few = self._few(rows, mine)
+        rest = [place for place in range(len(rows)) if place not in few]
+        found: dict[int, _Sampled] = {}
+        if few:
+            places = list(few)
+            sampled = self._from_lists(
+                forward.last[places],
+                [rows[at] for at in places],
+                list(few.values()),
+                [draws[at] for at in places],
+            )
+            found |= zip(places, sampled)
+        if rest:
+            others = [rows[at] for at in rest]
+            logits = self._logits(forward.last[rest] if few else forward.last, others)
+            theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
+            found |= zip(rest, self._from_logits(logits, others, theirs, [draws[at] for at in rest]))
+        return [found[place] for place in range(len(rows))]
+
+    def _few(self, rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> dict[int, npt.NDArray[np.int64]]:
+        """Rows that need the logits of some ids only, and these ids. None where together they are so many
+        that one product with the whole matrix costs no more."""
+        few: dict[int, npt.NDArray[np.int64]] = {}
+        different: dict[int, int] = {}
+        for place, mask in masks.items():
+            row = rows[place]
+            if (
+                mask.allowed is None
+                or row.logprob
+                or row.top_logprobs
+                or row.token_ids
+                or row.sampling.custom_logit_processor is not None
+            ):
+                continue
+            ids = np.asarray(mask.allowed, dtype=np.int64)
+            few[place] = ids if not len(ids) or ids[-1] < self.vocab_size else ids[ids < self.vocab_size]
+            different[id(mask.allowed)] = len(ids)
+        return few if sum(different.values()) * FEW <= self.vocab_size else {}
+
+    def _from_lists(
+        self,
+        last: Tensor,
+        rows: Sequence[Row],
+        lists: Sequence[npt.NDArray[np.int64]],
+        draws: Sequence[float],
+    ) -> list[_Sampled]:
+        """Of the logits of `lists` alone; rows with the same list share a product."""
+        healthy = finite(last).tolist()
+        together: dict[int, list[int]] = {}
+        for place, ids in enumerate(lists):
+            together.setdefault(id(ids), []).append(place)
+        values: dict[int, Tensor] = {}
+        for places in together.values():
+            ids = lists[places[0]]
+            if len(ids) < 2:  # no choice
+                made = last.new_zeros((len(places), len(ids)), dtype=torch.float32)
+            else:
+                made = self._decoder.logits_of(last[places], torch.tensor(ids, device=last.device))
+            values |= zip(places, made)
+        known = [
+            values[place] if well else values[place].new_zeros(len(lists[place]))
+            for place, well in enumerate(healthy)
+        ]
+        tokens = self._sampler.sample_listed(known, lists, rows, draws)
+        return [
+            _Sampled(error=NOT_FINITE)
+            if not well
+            else _Sampled(error=token)
+            if isinstance(token, str)
+            else _Sampled(token)
+            for token, well in zip(tokens, healthy)
+        ]
+
+    def _from_logits(
+        self, given: _Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[_Sampled]:
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
-        logits = forward.logits
-        healthy = forward.finite.tolist()
+        logits = given.logits
+        healthy = given.finite.tolist()
         if not all(healthy):
-            logits = logits.masked_fill(~forward.finite[:, None], 0.0)
-        mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
-        tokens = self._sampler.sample(logits, rows, mine, [self._draw(row) for row in rows])
+            logits = logits.masked_fill(~given.finite[:, None], 0.0)
+        tokens = self._sampler.sample(logits, rows, masks, draws)
         errors = [
             NOT_FINITE if not well else token if isinstance(token, str) else None
             for token, well in zip(tokens, healthy)
         ]
         ids = [token if isinstance(token, int) else 0 for token in tokens]
-        if forward.total is None:
+        if given.total is None:
             return [_Sampled(token, error=error) for token, error in zip(ids, errors)]
         chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
-        told = forward.told
-        logprobs = (told.gather(1, chosen[:, None]).squeeze(1) - forward.total).tolist()
-        tops = top_of(told, forward.total, [row.top_logprobs for row in rows])
-        known = ids_of(told, forward.total, [row.token_ids for row in rows])
+        told = given.told
+        logprobs = (told.gather(1, chosen[:, None]).squeeze(1) - given.total).tolist()
+        tops = top_of(told, given.total, [row.top_logprobs for row in rows])
+        known = ids_of(told, given.total, [row.token_ids for row in rows])
         return [
             _Sampled(token, logprob if row.logprob else None, top, own, error)
             for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)

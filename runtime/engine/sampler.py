@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from runtime.engine.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
-from runtime.engine.penalties import Tallies, adjust, adjusted, every, listed
+from runtime.engine.penalties import Ids, Tallies, adjust, adjusted, every, listed
 from runtime.plan import Row, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -82,6 +83,24 @@ class Sampler:
                         answers[index] = column if ids is None else int(ids[place, column])
                     elif (name := rows[index].sampling.custom_logit_processor) is not None:
                         answers[index] = NOTHING_LEFT.format(name=name)
+        return answers
+
+    def sample_listed(
+        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
+    ) -> list[int | str]:
+        """sample() where only the logits of the allowed ids are known: per row its ascending ids, and their
+        logits [ids] float32, finite. No row has a logit processor."""
+        answers: list[int | str] = []
+        for first in range(0, len(rows), ROWS_AT_ONCE):
+            some = slice(first, first + ROWS_AT_ONCE)
+            scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
+            if any(adjusted(row.sampling) for row in rows[some]):
+                adjust(scores, rows[some], self._tallies, listed(lists[some]))
+            picked = _pick(scores, [row.sampling for row in rows[some]], draws[some])
+            answers += [
+                NOTHING_ALLOWED if column is None else int(ids[column])
+                for ids, column in zip(lists[some], picked)
+            ]
         return answers
 
     def _plain(

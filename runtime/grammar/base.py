@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+from runtime.grammar.closing import Found, search
+from runtime.grammar.first_bytes import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.vocabulary import Vocabulary
@@ -22,13 +24,22 @@ class Origin:
     checked   the keywords that the backend's own language does not hold, each with its place in the schema; a
               validator checks values against them as they close. () = the language is exact
     ignored   what the constraint says and its standard calls a mere annotation (a `format` nobody knows)
+    narrowed  what the constraint allows and this language does not offer (outlines, for schemas)
     why       why this backend, where several could
+    compile_s seconds its compilation took, whoever asked for it; cached: it was ready when asked for
+    shortest  the shortest whole output that was found when it was compiled, as ids without eos; searched:
+              whether one was looked for
     """
 
     backend: str
     checked: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     why: str = ""
+    compile_s: float = 0.0
+    cached: bool = False
+    shortest: tuple[int, ...] | None = None
+    searched: bool = False
+    narrowed: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -58,6 +69,9 @@ class Matcher(ABC):
     origin: Origin = Origin("unknown")
     """Set by the backend that made the matcher; copies keep it."""
 
+    vocabulary: Vocabulary | None = None
+    """Whose ids it takes; None: it does not tell, and no completion can be searched for."""
+
     @abstractmethod
     def advance(self, token: int) -> bool:
         """Follow one token. False, and no change, if it is not allowed. An eos id is allowed where
@@ -74,6 +88,12 @@ class Matcher(ABC):
     @abstractmethod
     def forced_bytes(self) -> bytes:
         """The longest unique byte path from here, b"" when there is a choice (stopping counts as one)."""
+
+    def next_bytes(self) -> frozenset[int]:
+        """The bytes that allowed text may go on with: the first ones of the texts of the ids in mask()."""
+        if self.vocabulary is not None:
+            return first_bytes(self.mask(), self.vocabulary)
+        return frozenset(byte for byte in range(256) if self.copy().advance_bytes(bytes((byte,))))
 
     @abstractmethod
     def may_stop(self) -> bool:
@@ -104,6 +124,43 @@ class Matcher(ABC):
     def retract(self, rejection: Rejection) -> None:
         """Undo `rejection.back` steps and forbid, at the place come to, the first of the steps undone."""
         raise ValueError(f"nothing was rejected: {rejection.reason}")
+
+    def footprint(self) -> int:
+        """Bytes that the compiled part takes, roughly, beside what all constraints share: for bounding how
+        many are kept."""
+        return 1 << 16
+
+    def undoable(self) -> int:
+        """How many of the last steps a later Rejection can come to undo; 0 for an exact language."""
+        return 0
+
+    def closing(self, limit: int) -> tuple[int, ...] | None:
+        """A short sequence of at most `limit` ids that leads from here to where may_stop(); no eos is among
+        them. () where may_stop() already. None: none was found, though there may be one.
+
+        Changes nothing. Here: a bounded search over copies (runtime.grammar.closing).
+        """
+        if self.may_stop():
+            return ()
+        vocabulary = self.vocabulary
+        return None if vocabulary is None else search(self, vocabulary, limit).ids
+
+
+FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 4096, 0.5
+"""What the search for the first completion may come to: ids, places looked at, seconds."""
+
+
+def first_completion(matcher: Matcher) -> Found:
+    """The shortest whole output of a fresh matcher that is found, or that there certainly is none."""
+    if type(matcher).closing is not Matcher.closing:
+        return Found(matcher.closing(FIRST_LIMIT))  # it knows better than a search
+    if matcher.may_stop():
+        return Found(())
+    if matcher.vocabulary is None:
+        return Found(None)
+    return search(
+        matcher, matcher.vocabulary, FIRST_LIMIT, work=FIRST_WORK, seconds=FIRST_SECONDS, shorten=True
+    )
 
 
 class GrammarBackend(ABC):

@@ -1,4 +1,4 @@
-"""ByteDfa: the byte-level automaton of a constraint, from a regular expression or from a list of choices.
+"""ByteDfa: the byte-level automaton of a constraint; and compiling a regular expression or a list of choices.
 
 A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so that the
 product is never written out: a length bound of thousands of Unicode characters costs one small row each. It
@@ -7,6 +7,7 @@ does not know tokens.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,21 +15,22 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automaton import CharDfa, Limits, Meter, build
-from runtime.grammar.regex_syntax import parse
+from runtime.grammar.automaton import Limits, Meter, build
+from runtime.grammar.byte_automaton import DEAD, ByteAutomaton
+from runtime.grammar.counted_dfa import CountedByteDfa, nodes_below
+from runtime.grammar.counters import UNROLLED, CountDfa, build_counted
+from runtime.grammar.regex_syntax import Node, has_conditions, parse
 from runtime.grammar.utf8 import utf8_table
 from runtime.protocol.errors import BadConstraint
 
-DEAD = -1
 DEFAULT_LIMITS = Limits()
 MAX_PATTERN = 1 << 17
 """Characters of a pattern; longer ones would take seconds in `re`'s own parser."""
-_FORCED_KEPT = 4096
 _PRODUCT_LIMIT = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
-class ByteDfa:
+class ByteDfa(ByteAutomaton):
     """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1. utf8: int32 [nodes, 256],
     see utf8_table. accepting: bool [states]. Immutable, shared by threads. The first state is 0; DEAD is no
     state."""
@@ -36,10 +38,11 @@ class ByteDfa:
     delta: npt.NDArray[np.int32]
     utf8: npt.NDArray[np.int32]
     accepting: npt.NDArray[np.bool_]
+    intervals: tuple[tuple[int, int, int], ...] = ()
+    """(first, last, class) of code points, as CharDfa's; empty where classes are bytes."""
 
-    @cached_property
-    def nodes(self) -> int:
-        return len(self.utf8)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", len(self.utf8))
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:
@@ -59,15 +62,7 @@ class ByteDfa:
             np.packbits(allowed, axis=1), axis=0, return_index=True, return_inverse=True
         )
         rows = allowed[firsts]
-        nodes, width = len(self.utf8), self.delta.shape[1]
-        below = np.zeros((nodes, width), dtype=np.bool_)
-        at, byte = np.nonzero(self.utf8 < 0)
-        below[at, ~self.utf8[at, byte]] = True
-        for node in (*range(1, nodes), 0):  # a node's children have smaller numbers; the root comes last
-            inner = np.unique(self.utf8[node])
-            inner = inner[inner >= 0]
-            if len(inner):
-                below[node] |= below[inner].any(axis=0)
+        below = nodes_below(self.utf8, self.delta.shape[1])
         return (rows.astype(np.float32) @ below.T.astype(np.float32)) > 0, pattern_of.reshape(-1)
 
     @cached_property
@@ -90,10 +85,6 @@ class ByteDfa:
         )
         return kind_of.reshape(-1), table.reshape(states * nodes, kinds).astype(np.int32)
 
-    @cached_property
-    def _forced(self) -> dict[int, tuple[bytes, int]]:
-        return {}
-
     def step(self, state: int, byte: int) -> int:
         """The state after one byte, or DEAD."""
         at, node = divmod(state, self.nodes)
@@ -102,14 +93,6 @@ class ByteDfa:
             return at * self.nodes + entry if self.open_nodes[self.pattern_of[at], entry] else DEAD
         after = int(self.delta[at, ~entry])
         return after * self.nodes if after >= 0 else DEAD
-
-    def walk(self, state: int, data: bytes) -> int:
-        """The state after all of `data`, or DEAD."""
-        for byte in data:
-            state = self.step(state, byte)
-            if state == DEAD:
-                return DEAD
-        return state
 
     def accepts(self, state: int) -> bool:
         """Whether the bytes up to `state` are a whole match."""
@@ -131,49 +114,92 @@ class ByteDfa:
         return np.where(leaf, np.where(after >= 0, after * self.nodes, DEAD),
                         np.where(inner, at * self.nodes + entries, DEAD))  # fmt: skip
 
-    def next_bytes(self, state: int) -> list[int]:
-        return [int(byte) for byte in np.flatnonzero(self.following(state) != DEAD)]
+    @property
+    def nbytes(self) -> int:
+        return self.delta.nbytes + self.utf8.nbytes + self.accepting.nbytes
 
-    def only_byte(self, state: int) -> tuple[int, int] | None:
-        """(byte, state after it) where exactly one byte may follow and stopping is not allowed, else None."""
-        if self.accepts(state):
+    @cached_property
+    def content(self) -> bytes:
+        """A digest of the automaton."""
+        digest = hashlib.blake2b(b"states", digest_size=20)
+        for part in (self.delta, self.utf8, self.accepting):
+            digest.update(repr(part.shape).encode() + part.tobytes())
+        return digest.digest()
+
+    def loops(self, state: int) -> bool:
+        """Whether some character leads from `state` back to it: a walk from it goes on for long."""
+        at, node = divmod(state, self.nodes)
+        return node == 0 and bool((self.delta[at] == at).any())
+
+    def by_controls(self) -> CountedByteDfa | None:
+        """This automaton as one with counters, of which it has none; its states are the same ints. None where
+        nothing in it repeats, or its table is large."""
+        if (
+            not self.intervals
+            or not (self.delta == np.arange(len(self.delta), dtype=np.int32)[:, None]).any()
+        ):
             return None
-        after = self.following(state)
-        ways = np.flatnonzero(after != DEAD)
-        return (int(ways[0]), int(after[ways[0]])) if len(ways) == 1 else None
+        return self.with_controls()
 
-    def forced(self, state: int) -> tuple[bytes, int]:
-        """The longest unique byte path from `state`, and where it ends. Finite: each state can reach a
-        match, and a match ends the path."""
-        known = self._forced.get(state)
-        if known is None:
-            if len(self._forced) >= _FORCED_KEPT:
-                self._forced.clear()
-            path, at = bytearray(), state
-            while (only := self.only_byte(at)) is not None:
-                path.append(only[0])
-                at = only[1]
-            known = self._forced[state] = bytes(path), at
-        return known
+    def with_controls(self) -> CountedByteDfa | None:
+        """by_controls(), repeats or not; None only where the table is large."""
+        return None if self.delta.size > _PRODUCT_LIMIT else self._by_controls
+
+    @cached_property
+    def _by_controls(self) -> CountedByteDfa:
+        taken = self.delta >= 0
+        count = taken.astype(np.int32)
+        first = (np.cumsum(taken, dtype=np.int64).reshape(taken.shape) - count).astype(np.int32)
+        target = self.delta[taken]
+        shape = (0, len(target))
+        nothing = np.zeros(shape, dtype=np.int64)
+        classes = self.delta.shape[1] - 1
+        accepts = tuple(((),) if accepts else () for accepts in self.accepting.tolist())
+        counts = CountDfa(
+            len(self.delta), classes, (), first, count, target, nothing, nothing,
+            np.zeros(shape, dtype=np.bool_), nothing, accepts, self.intervals,
+        )  # fmt: skip
+        return CountedByteDfa(counts, self.utf8)
 
 
-def compile_regex(pattern: str, limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
+def compile_regex(
+    pattern: str, limits: Limits = DEFAULT_LIMITS, *, unrolled: int | None = UNROLLED
+) -> ByteDfa | CountedByteDfa:
     """The automaton of all UTF-8 texts that re.fullmatch(pattern, text) accepts.
 
+    unrolled: bounded repeats that spell out to fewer characters become states, longer ones counters where
+    their count is one number; None: there are no counters.
     Raises BadConstraint (syntax, with the position; too large; matches nothing) or UnsupportedConstraint.
     """
+    return compile_node(parse_regex(pattern), limits, unrolled=unrolled)
+
+
+def parse_regex(pattern: str) -> Node:
+    """The language of re.fullmatch(pattern, .); raises as compile_regex does."""
     if len(pattern) > MAX_PATTERN:
         raise BadConstraint(f"has {len(pattern)} characters; at most {MAX_PATTERN} are taken", where="regex")
+    return parse(pattern)
+
+
+def compile_node(
+    node: Node, limits: Limits = DEFAULT_LIMITS, *, unrolled: int | None = UNROLLED
+) -> ByteDfa | CountedByteDfa:
+    """The automaton of a tree of languages; see compile_regex."""
     try:
-        automaton = build(parse(pattern), limits)
+        return _compiled(node, limits, unrolled)
     except RecursionError:
         raise BadConstraint("groups are nested too deeply", where="regex") from None
-    return _with_utf8(automaton)
 
 
-def _with_utf8(automaton: CharDfa) -> ByteDfa:
+def _compiled(node: Node, limits: Limits, unrolled: int | None) -> ByteDfa | CountedByteDfa:
+    if unrolled is not None and not has_conditions(node):
+        counted = build_counted(node, limits, unrolled)
+        if counted is not None and (dfa := CountedByteDfa(counted)).fits():
+            return dfa
+    automaton = build(node, limits)
     classes = automaton.delta.shape[1] - 1
-    return ByteDfa(automaton.delta, utf8_table(automaton.intervals, classes), automaton.accepting)
+    utf8 = utf8_table(automaton.intervals, classes)
+    return ByteDfa(automaton.delta, utf8, automaton.accepting, automaton.intervals)
 
 
 def compile_choices(options: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> ByteDfa:

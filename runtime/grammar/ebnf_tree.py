@@ -86,6 +86,29 @@ def _counted(node: Node) -> int:
             return _counted(item) * times + (positions_of(item) * times if times > 4 else 0)
 
 
+def written_out(grammar: Grammar) -> int:
+    """Characters and names of `root` with every rule that does not come back to itself written in its place:
+    forty rules of two names each come to 2**40. No work is done."""
+    uses = {name: sorted(names_of(node)) for name, node in grammar.rules.items()}
+    sizes: dict[str, int] = {}
+    for group in _groups(uses):  # those used come before their users
+        sizes.update(dict.fromkeys(group, 1))
+        sizes.update({name: _written_out(grammar.rules[name], sizes) for name in group})
+    return sizes[grammar.root]
+
+
+def _written_out(node: Node, sizes: Mapping[str, int]) -> int:
+    match node:
+        case Chars():
+            return 1
+        case Ref(name):
+            return sizes[name]
+        case Seq(parts) | Alt(parts):
+            return 1 + sum(_written_out(part, sizes) for part in parts)
+        case Repeat(item, low, high):
+            return 1 + _written_out(item, sizes) * max(low if high is None else high, 1)
+
+
 def productive(rules: Mapping[str, Node], where: str) -> Grammar:
     """Without what can never finish (a text that went there could never end), and what root never reaches."""
     done = _fixpoint(rules, _finishes)

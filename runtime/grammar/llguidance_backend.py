@@ -12,6 +12,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,14 +23,17 @@ from llguidance._lib import LLParserLimits
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.ebnf import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf_spelling import to_lark
-from runtime.grammar.json_schema.any_order import AnyOrderMatcher, Spare
+from runtime.grammar.gaps import GapMatcher, has_gaps
+from runtime.grammar.json_schema.any_order import Spare, Wider, loosely
 from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
-from runtime.grammar.json_schema.lower import FREE_LADDER, LADDER, Plan, lower
-from runtime.grammar.json_schema.refs import KIND, SchemaDocument, show
+from runtime.grammar.json_schema.empty import bury, endless, innermost
+from runtime.grammar.json_schema.in_string import Lengths, StringMatcher, Strings
+from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
+from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.source import ESCAPES, layout, read_schema
 from runtime.grammar.json_schema.tracker import JsonTracker
-from runtime.grammar.json_schema.widen import Widen
+from runtime.grammar.json_schema.widen import Lowered, Unspelled, Widen
 from runtime.grammar.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.structural_tag import StructuralTags
 from runtime.grammar.token_bits import TokenBits
@@ -71,6 +75,10 @@ DEFAULT_LIMITS = LLGuidanceLimits()
 
 
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
+_DEAD = re.compile(r"nsatisfiable.* while processing json-schema:///#/\$defs/(\w+)")
+_MAX_DEAD = 64
+_CURES = {"oneOf constraints": "one_of", "circular references with sibling": "siblings"}
+"""What the library says of a schema -> the way of widening that avoids it."""
 _SOURCE_LINE = re.compile(r" 1 \| ")
 _SOURCE_LINES = re.compile(r" \d+ \| ")
 _LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
@@ -119,7 +127,9 @@ class LLSpace:
             TokenizerWrapper(_Words(tokens, stop[0])), n_vocab=len(tokens), eos_token=stop, slices=None
         )
         self.bits = TokenBits(vocabulary)
+        self.gaps = has_gaps(self.bits)
         self.sieve = Sieve(self.bits)
+        self.lengths = Lengths(self.bits)
 
 
 class _Step(NamedTuple):
@@ -147,6 +157,7 @@ class LLGuidanceMatcher(Matcher):
     def __init__(self, compiled: _Compiled, parser: LLMatcher) -> None:
         self._compiled, self._parser = compiled, parser
         self._space = compiled.space
+        self.vocabulary = self._space.vocabulary
         self._last: _Step | None = None
         self._stopped = False
         self._mask: TokenMask | None = compiled.first[0] if compiled.first else None
@@ -275,7 +286,7 @@ class LLGuidanceBackend(GrammarBackend):
     def compile(self, constraint: Constraint) -> Matcher:
         match constraint.kind:
             case "json_schema":
-                return self._json(constraint.spec)
+                return self._json(constraint)
             case "ebnf":
                 return self._start(_lark(constraint.spec), Origin(self.name), "ebnf")
             case "regex":
@@ -285,41 +296,55 @@ class LLGuidanceBackend(GrammarBackend):
                 pattern = "|".join(map(rust_literal, _options(constraint.spec)))
                 return self._start(_unforced(f"start: /{pattern}/"), Origin(self.name), "choices")
             case "structural_tag":
-                return self._tags.compile(constraint.spec)
+                return self._tags.compile(constraint.spec, constraint.whitespace)
 
     def _part(self, constraint: Constraint) -> Matcher:
         """The matcher of a part of a structural tag: properties come in the order of the schema."""
         if constraint.kind == "json_schema":
-            return self._climb(SchemaDocument(read_schema(constraint.spec)), LADDER, self._layout)
+            document = SchemaDocument(read_schema(constraint.spec))
+            return self._climb(document, LADDER, self._layout_of(constraint))
         return self.compile(constraint)
 
-    def _json(self, spec: str) -> Matcher:
-        document = SchemaDocument(read_schema(spec))
-        ordered = self._climb(document, LADDER, self._layout)
+    def _layout_of(self, constraint: Constraint) -> dict[str, Any]:
+        """Its own whitespace policy, else the engine's."""
+        return self._layout if constraint.whitespace is None else layout(constraint.whitespace)
+
+    def _json(self, constraint: Constraint) -> Matcher:
+        document = SchemaDocument(read_schema(constraint.spec))
+        own = self._layout_of(constraint)
         if self._order == "schema":
-            return ordered
-        layout = {
-            **self._layout,
+            return self._climb(document, LADDER, own)
+        free = {
+            **own,
             "json_allowed_escapes": ESCAPES + "u",
             "json_allow_general_unicode_escapes": True,
         }
-        spare = Spare(lambda: self._climb(document, FREE_LADDER, layout))
-        return AnyOrderMatcher(ordered, spare, self.space.bits.texts)
+        wider = [
+            Wider(Spare(partial(self._climb, document, ladder, free)), needs)
+            for ladder, needs in ((FREE_LADDER, b""), (TEXT_LADDER, b""), (ANY_LADDER, b"\\"))
+        ]
+        try:
+            first = self._climb(document, LADDER, own)
+        except Unspelled:
+            first = self._climb(document, FREE_LADDER, free)
+        return loosely(first, wider, self.space.bits.texts)
 
     def _climb(self, document: SchemaDocument, ladder: tuple[Widen, ...], layout: dict[str, Any]) -> Matcher:
         """The narrowest language of `ladder` that the library takes, checked for what it lacks."""
         refused: BadConstraint | None = None
-        for widen in ladder:
+        needed = ""
+        for widen in ladder[-1:] if document.scoped else ladder:
+            if needed and not (getattr(widen, needed) or widen.everything):
+                continue
             plan = lower(document, widen)
-            schema = json.dumps({**plan.schema, "x-guidance": layout})
-            origin = Origin(self.name, plan.listed(), tuple(plan.ignored))
             try:
-                matcher = self._start(_unforced(f"start: %json {schema}"), origin, KIND)
+                matcher = self._start_plan(plan, layout)
             except BadConstraint as error:
                 told = _about_schema(error.message, plan)
                 if "nsatisfiable" in told:
-                    raise BadConstraint(f"nothing matches: {told}", where=KIND) from None
+                    raise self._nothing(plan, widen, layout, told) from None
                 refused = refused or UnsupportedConstraint(told, where=KIND)
+                needed = next((field for text, field in _CURES.items() if text in told), "")
                 continue
             if not plan.checks:
                 return matcher
@@ -329,7 +354,48 @@ class LLGuidanceBackend(GrammarBackend):
         assert refused is not None, "a ladder has a rung"
         raise refused
 
-    def _start(self, grammar: str, origin: Origin, where: str) -> LLGuidanceMatcher:
+    def _start_plan(self, plan: Plan, layout: dict[str, Any]) -> Matcher:
+        """A matcher of what the plan lowered to. The library refuses the whole for one definition that takes
+        nothing, wherever that is used, so such definitions become `false` first."""
+        origin = Origin(self.name, plan.listed(), tuple(plan.ignored))
+        dead = endless(plan.schema)
+        if "" in dead:
+            raise BadConstraint("Unsatisfiable schema: it needs itself, so only infinite values would match")
+        schema: Lowered = bury(plan.schema, dead) if dead else plan.schema
+        buried = 0
+        while True:
+            text = json.dumps({**schema, "x-guidance": layout} if isinstance(schema, dict) else schema)
+            try:
+                matcher = self._start(_unforced(f"start: %json {text}"), origin, KIND)
+                if self.space.gaps:
+                    return matcher
+                return StringMatcher(matcher, JsonTracker(Strings.of(schema)), self.space.lengths)
+            except BadConstraint as error:
+                found = _DEAD.search(error.message)
+                if found is None or found[1] in dead or buried >= _MAX_DEAD:
+                    raise
+                dead.add(found[1])
+                buried += 1
+                schema = bury(plan.schema, dead)
+
+    def _nothing(self, plan: Plan, widen: Widen, layout: dict[str, Any], told: str) -> BadConstraint:
+        """The error for a schema that nothing matches: with the innermost place that says so."""
+
+        def empty(place: Place) -> str | None:
+            part = lower(plan.document, widen, place)
+            try:
+                self._start_plan(part, layout)
+            except BadConstraint as error:
+                message = _about_schema(error.message, part)
+                return message if "nsatisfiable" in message else None
+            return None
+
+        place, told = innermost(plan.document, empty, told)
+        # Of the texts with control characters, which this language leaves out, some may still match.
+        kind = Unspelled if "Regex is empty" in told and not widen.order else BadConstraint
+        return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
+
+    def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:
         """A matcher at the start of `grammar`, its first mask made. Raises BadConstraint."""
         parser = LLMatcher(self.space.tokenizer, grammar, log_level=0, limits=self._limits.to_library())
         if parser.is_error():
@@ -337,7 +403,7 @@ class LLGuidanceBackend(GrammarBackend):
         compiled = _Compiled(self.space, origin, where)
         matcher = LLGuidanceMatcher(compiled, parser)
         compiled.first.append(matcher.mask())
-        return matcher
+        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
 
 
 def _options(spec: str) -> list[str]:

@@ -1,64 +1,87 @@
 """GrammarManager: compiles constraints away from the hot path and remembers them.
 
 A constraint that is being compiled is compiled once, whoever asks; a failure is told and forgotten, so the
-next request tries again. It does not know requests, only futures.
+next request tries again. A compilation cannot be interrupted: one that passes its deadline fails its requests
+and keeps its thread, in whose place another begins. It does not know requests, only futures.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from runtime.grammar.base import GrammarBackend, Matcher
+from runtime.grammar.base import GrammarBackend, Matcher, first_completion
 from runtime.grammar.table import make_backend
+from runtime.grammar.tally import COMPILE_S, Histogram
+from runtime.grammar.turns import ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.vocabulary import Vocabulary
 
 _JOIN_S = 5.0
+BYTES_PER_CHARACTER = 100
+"""What a compiled constraint takes for each character of its text, roughly: 300 kB for schemas of 2.5 kB."""
+SPARE_WORKERS = 4
+"""Threads that may begin in the place of those held by compilations that do not end."""
+
+
+class _Kept(NamedTuple):
+    matcher: Matcher
+    bytes: int
+    seconds: float
 
 
 @dataclass(eq=False)
 class _Job:
+    """`running`: a thread compiles it; `late`: it has passed its deadline so; `replaced`: another thread
+    works in that one's place."""
+
     constraint: Constraint
     deadline: float
     waiting: list[Future[Matcher]] = field(default_factory=list)
+    running: bool = False
+    late: bool = False
+    replaced: bool = False
 
 
 class GrammarManager:
-    """`workers` threads compile; up to `cache_size` compiled constraints are kept, the longest unused leave
-    first.
+    """`workers` threads compile. Up to `cache_size` compiled constraints, and of those as many as take
+    `cache_bytes` by their own estimate, are kept; the longest unused leave first.
 
     `backend`: a name of the table, made with `options`, or a backend. A future fails with DeadlineExceeded
-    when its constraint is not compiled `compile_timeout_s` after it was first asked for, whatever the backend
-    does.
+    when its constraint is not compiled `compile_timeout_s` after it was asked for, whatever the backend does.
     """
 
     def __init__(
         self, vocabulary: Vocabulary, backend: str | GrammarBackend = "auto", workers: int = 1,
         cache_size: int = 64, compile_timeout_s: float = 30.0, options: Mapping[str, Any] | None = None,
+        *, cache_bytes: int = 512 << 20, spare_workers: int = SPARE_WORKERS,
     ) -> None:  # fmt: skip
         if isinstance(backend, str):
             backend = make_backend(backend, vocabulary, **(options or {}))
         self._backend = backend
-        self._cache_size, self._timeout = cache_size, compile_timeout_s
+        self._cache_size, self._cache_bytes, self._timeout = cache_size, cache_bytes, compile_timeout_s
+        self._workers, self._spare = workers, spare_workers
         self._lock = threading.Condition()
-        self._compiled: OrderedDict[Constraint, Matcher] = OrderedDict()
-        self._jobs: dict[Constraint, _Job] = {}  # waiting for a worker, or being compiled
+        self._compiled: OrderedDict[Constraint, _Kept] = OrderedDict()
+        self._bytes = 0
+        self._jobs: dict[Constraint, _Job] = {}  # waiting for a worker, or being compiled, late ones too
         self._queue: deque[_Job] = deque()
         self._closed = False
-        self._hits = self._misses = 0
-        roles = [(self._work, f"grammar-{number}") for number in range(workers)] + [
-            (self._watch, "grammar-watch")
-        ]
-        self._threads = [threading.Thread(target=role, name=name, daemon=True) for role, name in roles]
-        for thread in self._threads:
-            thread.start()
+        self._hits = self._misses = self._timeouts = self._late = 0
+        self._refused: Counter[str] = Counter()
+        self._seconds = Histogram(COMPILE_S)
+        self._threads: list[threading.Thread] = []
+        self._begun = 0
+        with self._lock:
+            for _ in range(workers):
+                self._add_worker()
+            self._start(self._watch, "grammar-watch")
 
     def submit(self, constraint: Constraint) -> Future[Matcher]:
         """A fresh matcher, at once when the constraint is known. The future may be cancelled.
@@ -72,61 +95,96 @@ class GrammarManager:
             if known is not None:
                 self._compiled.move_to_end(constraint)
                 self._hits += 1
-                future.set_result(known.copy())
+                future.set_result(_fresh(known, cached=True))
                 return future
             if self._closed:
                 future.set_exception(_closing())
                 return future
             self._misses += 1
+            deadline = time.monotonic() + self._timeout
             job = self._jobs.get(constraint)
             if job is None:
-                job = self._jobs[constraint] = _Job(constraint, time.monotonic() + self._timeout)
+                job = self._jobs[constraint] = _Job(constraint, deadline)
                 self._queue.append(job)
+                self._lock.notify_all()
+            elif not job.waiting:
+                # Late and still under way, for nobody until now: it is not begun a second time.
+                job.deadline = deadline
                 self._lock.notify_all()
             job.waiting.append(future)
         return future
 
-    def state(self) -> dict[str, int]:
-        """Counters: constraints kept, compilations waiting or running, hits and misses since the start."""
+    def state(self) -> dict[str, Any]:
+        """Since the start: hits, misses, timeouts, refused ("kind/code" -> how often), and seconds, the
+        durations of compilations. Now: constraints kept (`cached`, `cached_bytes`), those waiting or being
+        compiled, and `stuck`, compilations that passed their deadline and still hold a thread."""
         with self._lock:
             return {
-                "cached": len(self._compiled), "compiling": len(self._jobs), "hits": self._hits,
-                "misses": self._misses,
+                "cached": len(self._compiled), "cached_bytes": self._bytes, "compiling": len(self._jobs),
+                "stuck": self._late, "hits": self._hits, "misses": self._misses, "timeouts": self._timeouts,
+                "refused": dict(self._refused), "seconds": self._seconds.state(),
             }  # fmt: skip
 
     def flush(self) -> None:
         """Forget all compiled constraints; those in use go on."""
         with self._lock:
             self._compiled.clear()
+            self._bytes = 0
 
     def close(self) -> None:
-        """Fail what waits, stop the threads and join them; a compilation under way is waited for only
-        briefly."""
+        """Fail what waits, stop the threads and join them; compilations under way are waited for only
+        briefly, those that are late not at all."""
         with self._lock:
             self._closed = True
             jobs = list(self._jobs.values())
+            late = self._late
             self._jobs.clear()
             self._queue.clear()
             self._lock.notify_all()
         for job in jobs:
-            _fail(job, _closing())
+            _fail(job.waiting, _closing())
         ends = time.monotonic() + _JOIN_S
         for thread in self._threads:
-            thread.join(max(0.0, ends - time.monotonic()))
+            # Who is late has had all the time there was; a thread among several cannot be told apart.
+            thread.join(max(0.0, ends - time.monotonic()) if not late else 0.2)
+
+    # -- threads ---------------------------------------------------------------------------------------------
+
+    def _start(self, role: Any, name: str) -> None:
+        thread = threading.Thread(target=role, name=name, daemon=True)
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+
+    def _add_worker(self) -> None:
+        self._start(self._work, f"grammar-{self._begun}")
+        self._begun += 1
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
+            began = time.perf_counter()
             matcher, error = self._compile(job.constraint)
+            seconds = time.perf_counter() - began
             with self._lock:
+                # From here on nobody joins those who wait for this job.
+                waiting, job.waiting = job.waiting, []
                 if self._jobs.get(job.constraint) is job:
                     del self._jobs[job.constraint]
-                if matcher is not None:
-                    self._keep(job.constraint, matcher)
-            if matcher is None:
-                _fail(job, error)
+                self._seconds.observe(seconds)
+                kept = None
+                if matcher is None:
+                    self._refused[f"{job.constraint.kind}/{error.code}"] += 1
+                else:
+                    size = matcher.footprint() + BYTES_PER_CHARACTER * len(job.constraint.spec)
+                    kept = _Kept(matcher, size, seconds)
+                    self._keep(job.constraint, kept)
+                self._late -= job.late
+            if kept is None:
+                _fail(waiting, error)
             else:
-                for future in job.waiting:
-                    _answer(future, matcher.copy())
+                for future in waiting:
+                    _answer(future, _fresh(kept))
+            if job.replaced:
+                return  # another thread works in its place
 
     def _take(self) -> _Job | None:
         """The next job somebody still waits for; None when closed."""
@@ -135,6 +193,7 @@ class GrammarManager:
                 while self._queue:
                     job = self._queue.popleft()
                     if not all(future.done() for future in job.waiting):
+                        job.running = True
                         return job
                     self._jobs.pop(job.constraint, None)
                 self._lock.wait()
@@ -142,48 +201,85 @@ class GrammarManager:
 
     def _compile(self, constraint: Constraint) -> tuple[Matcher | None, RuntimeFault]:
         try:
-            return self._backend.compile(constraint.verify()), _closing()
+            with ShortTurns():
+                return _proven(self._backend.compile(constraint.verify()), constraint), _closing()
         except RuntimeFault as error:
             return None, error
         except MemoryError:
             return None, BadConstraint("needs more memory than there is", where=constraint.kind)
-        except Exception as error:  # noqa: BLE001 - told to the user; the thread must go on for the others
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - told to the user; what a Rust library panics with, too
             text = f"the grammar backend {self._backend.name!r} failed: {type(error).__name__}: {error}"
             return None, InternalFault(text, where=constraint.kind)
 
-    def _keep(self, constraint: Constraint, matcher: Matcher) -> None:
-        self._compiled[constraint] = matcher
-        self._compiled.move_to_end(constraint)
-        while len(self._compiled) > self._cache_size:
-            self._compiled.popitem(last=False)
+    def _keep(self, constraint: Constraint, kept: _Kept) -> None:
+        before = self._compiled.pop(constraint, None)
+        self._bytes += kept.bytes - (before.bytes if before else 0)
+        self._compiled[constraint] = kept
+        while len(self._compiled) > self._cache_size or (
+            self._bytes > self._cache_bytes and len(self._compiled) > 1
+        ):
+            self._bytes -= self._compiled.popitem(last=False)[1].bytes
 
     def _watch(self) -> None:
-        """Fails the jobs that are late; they may still finish and be remembered."""
+        """Fails the jobs that are late; those under way may still finish and be remembered."""
         while True:
             with self._lock:
                 if self._closed:
                     return
                 now = time.monotonic()
-                late = [job for job in self._jobs.values() if job.deadline <= now]
-                for job in late:
-                    del self._jobs[job.constraint]
-                    if job in self._queue:
-                        self._queue.remove(job)
+                late = [job for job in self._jobs.values() if job.waiting and job.deadline <= now]
+                waiting = [(job.constraint.kind, self._give_up(job)) for job in late]
+                stuck = self._late
                 if not late:
-                    self._lock.wait(min((job.deadline - now for job in self._jobs.values()), default=None))
-            for job in late:
+                    ends = [job.deadline for job in self._jobs.values() if job.waiting]
+                    self._lock.wait(max(0.0, min(ends) - now) if ends else None)
+            for kind, futures in waiting:
                 text = f"the constraint was not compiled within {self._timeout:g} s"
-                _fail(
-                    job, DeadlineExceeded(text, where=job.constraint.kind, hint="simplify it, or try again")
-                )
+                if stuck > self._spare:
+                    text += f"; {stuck} compilations that do not end hold all threads"
+                _fail(futures, DeadlineExceeded(text, where=kind, hint="simplify it, or try again"))
+
+    def _give_up(self, job: _Job) -> list[Future[Matcher]]:
+        """Who waited for it. Its thread, if it has one, is replaced while there are spare ones."""
+        self._timeouts += 1
+        waiting, job.waiting = job.waiting, []
+        if not job.running:
+            del self._jobs[job.constraint]
+            self._queue.remove(job)
+        elif not job.late:
+            job.late = True
+            self._late += 1
+            if self._late <= self._spare:
+                job.replaced = True
+                self._add_worker()
+        return waiting
+
+
+def _proven(matcher: Matcher, constraint: Constraint) -> Matcher:
+    """`matcher` with a whole output of it, where one was found. Raises BadConstraint where there is none."""
+    found = first_completion(matcher)
+    if found.empty:
+        raise BadConstraint(
+            "nothing can match it", where=constraint.kind, hint="its parts contradict each other"
+        )
+    matcher.origin = replace(matcher.origin, shortest=found.ids, searched=True)
+    return matcher
+
+
+def _fresh(kept: _Kept, *, cached: bool = False) -> Matcher:
+    matcher = kept.matcher.copy()
+    matcher.origin = replace(kept.matcher.origin, compile_s=kept.seconds, cached=cached)
+    return matcher
 
 
 def _closing() -> Aborted:
     return Aborted("the engine is closing")
 
 
-def _fail(job: _Job, error: RuntimeFault) -> None:
-    for future in job.waiting:
+def _fail(waiting: list[Future[Matcher]], error: RuntimeFault) -> None:
+    for future in waiting:
         # One object each: an exception raised in two threads would share its traceback.
         _answer(future, type(error)(error.message, where=error.where, hint=error.hint))
 

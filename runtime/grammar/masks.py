@@ -10,11 +10,17 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import ByteDfa
+from runtime.grammar.length_tables import LengthTables
+from runtime.grammar.mask_store import MaskStore
+from runtime.grammar.shortest_end import ShortestEnds
+from runtime.grammar.state_masks import StateMasks
 from runtime.grammar.trie import TokenTrie
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
@@ -24,6 +30,8 @@ SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
 
 _EXPLORED = 4096
+_STATES_BYTES = 16 << 20
+_SERIALS_KEPT = 10_000
 
 
 class MaskCache:
@@ -31,10 +39,10 @@ class MaskCache:
 
     def __init__(self, limit_bytes: int = 256 << 20) -> None:
         self._limit, self._held = limit_bytes, 0
-        self._masks: OrderedDict[tuple[int, int], TokenMask] = OrderedDict()
+        self._masks: OrderedDict[tuple[int, ...], TokenMask] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, int], make: Callable[[], TokenMask]) -> TokenMask:
+    def get(self, key: tuple[int, ...], make: Callable[[], TokenMask]) -> TokenMask:
         with self._lock:
             mask = self._masks.get(key)
             if mask is not None:
@@ -57,18 +65,60 @@ def _size(mask: TokenMask) -> int:
 class TokenSpace:
     """A vocabulary prepared for masks: made once, used by every constraint."""
 
-    def __init__(self, vocabulary: Vocabulary, cache_bytes: int = 256 << 20) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, cache_bytes: int = 256 << 20, store: MaskStore | None = None
+    ) -> None:
         self.vocabulary = vocabulary
         self.trie = TokenTrie(vocabulary)
+        self.lengths = LengthTables(self.trie, store=store)
         self.cache = MaskCache(cache_bytes)
         self.eos = np.array(sorted(vocabulary.eos), dtype=np.int64)
-        self._serials = itertools.count()
+        self._serials: OrderedDict[bytes, int] = OrderedDict()
+        self._next = itertools.count()
+        self._lock = threading.Lock()
         self.stop_only = pack(self.eos, len(vocabulary))
 
-    def serial(self) -> int:
-        """A number no other constraint of this vocabulary has: cached masks must not keep a constraint
-        alive."""
-        return next(self._serials)
+    def serial(self, content: bytes) -> int:
+        """A number for an automaton of this content: masks are shared by all that are equal, and do not keep
+        them alive."""
+        with self._lock:
+            number = self._serials.get(content)
+            if number is None:
+                number = self._serials[content] = next(self._next)
+                if len(self._serials) > _SERIALS_KEPT:
+                    self._serials.popitem(last=False)
+            self._serials.move_to_end(content)
+            return number
+
+    @cached_property
+    def id_of(self) -> dict[bytes, int]:
+        """The smallest id of each text."""
+        count = len(self.vocabulary)
+        found = {self.bytes_of(token): token for token in range(count - 1, -1, -1)}
+        found.pop(b"", None)
+        return found
+
+    def fewest(self, text: bytes, limit: int) -> tuple[int, ...] | None:
+        """The fewest ids that spell `text`, None if that takes more than `limit`."""
+        deepest = self.trie.deepest
+        if len(text) > limit * deepest:
+            return None
+        best: list[tuple[int, int, int]] = [(0, 0, 0)]  # ids so far, the last one, where it begins
+        none = (len(text) + 1, -1, -1)
+        for end in range(1, len(text) + 1):
+            found = none
+            for start in range(max(0, end - deepest), end):
+                if best[start][0] + 1 < found[0] and (token := self.id_of.get(text[start:end])) is not None:
+                    found = best[start][0] + 1, token, start
+            best.append(found)
+        if best[-1][0] > limit:
+            return None
+        ids: list[int] = []
+        at = len(text)
+        while at:
+            _, token, at = best[at]
+            ids.append(token)
+        return tuple(reversed(ids))
 
     def bytes_of(self, token: int) -> bytes:
         """The text of an id, b"" for ids that never are text."""
@@ -91,33 +141,84 @@ def pack(ids: npt.NDArray[np.int64], width: int) -> TokenMask:
     return TokenMask(bits, allowed)
 
 
+def seal(bits: npt.NDArray[np.uint32], width: int) -> TokenMask:
+    """The mask of packed words, which are taken over."""
+    bits.flags.writeable = False
+    if int(np.bitwise_count(bits).sum()) * SPARSE >= width:
+        return TokenMask(bits, None)
+    words = np.flatnonzero(bits)
+    places = np.flatnonzero(np.unpackbits(bits[words].view(np.uint8), bitorder="little"))
+    allowed = words[places >> 5] * 32 + (places & 31)
+    allowed.flags.writeable = False
+    return TokenMask(bits, allowed)
+
+
 class TokenAutomaton:
     """An automaton over bytes, seen through a vocabulary. Shared by all matchers of a constraint;
     thread-safe.
 
     Where the vocabulary lacks bytes that the constraint may want, a state can be alive for bytes and yet no
-    sequence of tokens leads on from it to a match; such states count as dead here.
+    sequence of tokens leads on from it to a match; such states count as dead here. Automata with counters are
+    not looked through for them: they must not want bytes that are missing.
     """
 
-    def __init__(self, dfa: ByteDfa, space: TokenSpace) -> None:
+    def __init__(self, dfa: ByteDfa | CountedByteDfa, space: TokenSpace) -> None:
         self.dfa, self.space = dfa, space
-        self._serial = space.serial()
+        self._serial = space.serial(dfa.content)
         self._complete = space.trie.can_spell(dfa)
         self._alive: dict[int, bool] = {}
+        self._states: dict[int, StateMasks] = {}
+        self._held = 0
+        self._lock = threading.Lock()
+        self._counted = dfa if isinstance(dfa, CountedByteDfa) else None
         if not self._complete:
+            if self._counted is not None:
+                raise ValueError("an automaton with counters needs a token for each of its bytes")
             self._explore(0)
         if not self.leads_on(0):
             text = "no sequence of the vocabulary's tokens spells a text that matches"
             raise BadConstraint(text, where="constraint")
-        self.mask(
-            0
-        )  # tables and first mask are made where constraints are compiled, not in the scheduler's loop
+        # Tables and first mask are made where constraints are compiled, not in the scheduler's loop.
+        if self._counted is not None:
+            space.lengths.prepare(self._counted)
+        elif self._complete and isinstance(dfa, ByteDfa) and (plain := dfa.by_controls()) is not None:
+            space.lengths.prepare(plain)
+        self.mask(0)
 
     def mask(self, state: int) -> TokenMask:
         """Ids that may follow `state`, those that end the generation included where it is a whole match."""
-        return self.space.cache.get((self._serial, state), lambda: self._make(state))
+        if self._counted is None:
+            return self.space.cache.get((self._serial, state), lambda: self._make(state))
+        control, values, node = self._counted.place(state)
+        masks = self._masks_of(self._counted, control, node)
+        key = (self._serial, control * self._counted.nodes + node, *masks.region(values))
+        return self.space.cache.get(key, lambda: self._sealed(masks, values))
+
+    def _masks_of(self, dfa: CountedByteDfa, control: int, node: int) -> StateMasks:
+        """The masks of one control, made when first needed."""
+        place = control * dfa.nodes + node
+        masks = self._states.get(place)
+        if masks is None:
+            masks = StateMasks(dfa, self.space.trie, self.space.lengths, control, node)
+            with self._lock:
+                if self._held > _STATES_BYTES:
+                    self._states, self._held = {}, 0
+                self._states[place] = masks
+                self._held += masks.nbytes
+        return masks
+
+    def _sealed(self, masks: StateMasks, values: tuple[int, ...]) -> TokenMask:
+        bits = masks.bits(values)
+        if masks.accepts(values):
+            bits |= self.space.stop_only.bits
+        return seal(bits, len(self.space.vocabulary))
 
     def _make(self, state: int) -> TokenMask:
+        assert isinstance(self.dfa, ByteDfa), "states with counters have masks of their own"
+        plain = self.dfa.by_controls() if self._complete and self.dfa.loops(state) else None
+        if plain is not None:
+            control, values, node = plain.place(state)
+            return self._sealed(self._masks_of(plain, control, node), values)
         ids, states = self.space.trie.reach(self.dfa, state)
         if not self._complete:
             after, which = np.unique(states, return_inverse=True)
@@ -125,6 +226,26 @@ class TokenAutomaton:
         if self.dfa.accepts(state):
             ids = np.concatenate((ids, self.space.eos))
         return pack(ids, len(self.space.vocabulary))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the automaton and of what was worked out for its states, roughly."""
+        return self.dfa.nbytes + self._held
+
+    def shortest_end(self, state: int, limit: int) -> tuple[int, ...] | None:
+        """At most `limit` ids that spell the shortest text from `state` to a match; None where there is none
+        that short, or it was not found."""
+        if self._ends is None:
+            return None
+        text = self._ends.text(state)
+        return None if text is None else self.space.fewest(text, limit)
+
+    @cached_property
+    def _ends(self) -> ShortestEnds | None:
+        if not self._complete:
+            return None
+        dfa = self._counted or (self.dfa.with_controls() if isinstance(self.dfa, ByteDfa) else None)
+        return None if dfa is None else ShortestEnds(dfa)
 
     def leads_on(self, state: int) -> bool:
         """Whether tokens can lead from `state` to a match."""
@@ -149,6 +270,7 @@ class TokenAutomaton:
             if len(queue) > _EXPLORED:
                 text = f"the vocabulary cannot spell every byte, and more than {_EXPLORED} states need a look"
                 raise BadConstraint(text, where="constraint", hint="use smaller counts")
+            assert isinstance(self.dfa, ByteDfa), "automata with counters are not explored"
             for after in np.unique(self.space.trie.reach(self.dfa, state).states).tolist():
                 if after not in sources:
                     sources[after] = []

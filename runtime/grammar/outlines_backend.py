@@ -1,20 +1,34 @@
 """OutlinesGrammarBackend: regular constraints by automata over the vocabulary.
 
 After Willard & Louf, "Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with the
-index of allowed tokens filled in as states are visited instead of beforehand. It takes regular expressions
-and choices, and refuses what it would have to weaken. It does not know requests or models.
+index of allowed tokens filled in as states are visited instead of beforehand, and bounded repeats counted
+instead of written out. It refuses what it would have to weaken. It does not know requests or models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import msgspec
 
 from runtime.grammar.automaton import Limits
-from runtime.grammar.base import GrammarBackend, Matcher
-from runtime.grammar.dfa import DEAD, DEFAULT_LIMITS, ByteDfa, compile_choices, compile_regex
+from runtime.grammar.base import GrammarBackend, Matcher, Origin
+from runtime.grammar.byte_automaton import DEAD
+from runtime.grammar.counted_dfa import CountedByteDfa
+from runtime.grammar.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
+from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
+from runtime.grammar.json_schema.lower import lower
+from runtime.grammar.json_schema.refs import KIND, SchemaDocument
+from runtime.grammar.json_schema.residual import Residual
+from runtime.grammar.json_schema.schema_language import SchemaLanguage
+from runtime.grammar.json_schema.source import layout, read_schema
+from runtime.grammar.json_schema.tracker import JsonTracker
+from runtime.grammar.json_schema.widen import Widen
+from runtime.grammar.mask_store import MaskStore
 from runtime.grammar.masks import TokenAutomaton, TokenSpace
+from runtime.grammar.regex_syntax import Node
+from runtime.grammar.token_bits import TokenBits
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -33,6 +47,7 @@ class DfaMatcher(Matcher):
     def __init__(self, automaton: TokenAutomaton, state: int = 0) -> None:
         self._automaton = automaton
         self._dfa = automaton.dfa
+        self.vocabulary = self._automaton.space.vocabulary
         self._state = state
         self._before: tuple[int, object] | None = None  # (state, what was before it)
 
@@ -69,6 +84,23 @@ class DfaMatcher(Matcher):
     def forced_bytes(self) -> bytes:
         return b"" if self._state == _STOPPED else self._dfa.forced(self._state)[0]
 
+    def next_bytes(self) -> frozenset[int]:
+        if self._state == _STOPPED:
+            return frozenset()
+        found = self._dfa.next_bytes(self._state)
+        return frozenset(
+            byte for byte in found if self._automaton.leads_on(self._dfa.step(self._state, byte))
+        )
+
+    def footprint(self) -> int:
+        return self._automaton.nbytes + 1000
+
+    def closing(self, limit: int) -> tuple[int, ...] | None:
+        if self.may_stop():
+            return ()
+        found = self._automaton.shortest_end(self._state, limit)
+        return super().closing(limit) if found is None else found
+
     def may_stop(self) -> bool:
         return self._state == _STOPPED or self._dfa.accepts(self._state)
 
@@ -90,18 +122,34 @@ class DfaMatcher(Matcher):
 
 
 class OutlinesGrammarBackend(GrammarBackend):
-    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8) and choices. The rest is
-    UnsupportedConstraint."""
+    """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema where a regular
+    language holds it.
+
+    A schema's documents are taken in the order of its properties, in the layout of `whitespace` ("compact",
+    "single", "flexible": see json_schema/source.py) and with one spelling for each value. What the language
+    is too wide for, a validator checks (origin.checked); what it does not offer although the schema allows
+    it is told in origin.narrowed. A schema that refers to itself is refused, as are the other kinds.
+    grammar_cache_dir: a folder that keeps what is expensive to make for a vocabulary; "": none.
+    """
 
     name = "outlines"
+    OPTIONS = frozenset({"limits", "whitespace", "grammar_cache_dir"})
 
-    def __init__(self, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS, *, whitespace: str = "flexible",
+        grammar_cache_dir: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(vocabulary)
-        self._limits = limits
-        self._space = TokenSpace(vocabulary)
-        self._readers: dict[str, Callable[[str], ByteDfa]] = {
-            "regex": lambda spec: compile_regex(spec, self._limits),
-            "choices": lambda spec: compile_choices(_options(spec), self._limits),
+        layout(whitespace)  # refuses what is no policy
+        self._limits, self._whitespace = limits, whitespace
+        store = MaskStore(grammar_cache_dir, vocabulary) if grammar_cache_dir else None
+        self._space = TokenSpace(vocabulary, store=store)
+        self._readers: dict[str, Callable[[Constraint], Matcher]] = {
+            "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
+            "choices": lambda constraint: DfaMatcher(
+                TokenAutomaton(compile_choices(_options(constraint.spec), self._limits), self._space)
+            ),
+            "json_schema": self._schema,
         }
 
     def compile(self, constraint: Constraint) -> Matcher:
@@ -110,9 +158,41 @@ class OutlinesGrammarBackend(GrammarBackend):
             raise UnsupportedConstraint(
                 f"the grammar backend {self.name!r} does not take this kind of constraint",
                 where=constraint.kind,
-                hint=f"it takes {' and '.join(self._readers)}",
+                hint=f"it takes {', '.join(self._readers)}",
             )
-        return DfaMatcher(TokenAutomaton(read(constraint.spec), self._space))
+        return read(constraint)
+
+    def _start(self, node: Node) -> DfaMatcher:
+        """A matcher at the start of a language; without counters where the vocabulary lacks bytes."""
+        dfa = compile_node(node, self._limits)
+        if isinstance(dfa, CountedByteDfa) and not self._space.trie.can_spell(dfa):
+            dfa = compile_node(node, self._limits, unrolled=None)
+        return DfaMatcher(TokenAutomaton(dfa, self._space))
+
+    def _schema(self, constraint: Constraint) -> Matcher:
+        document = SchemaDocument(read_schema(constraint.spec))
+        if document.scoped:
+            raise UnsupportedConstraint("$dynamicRef is not kept", where=KIND, hint='"auto" may keep it')
+        plan = lower(document, Widen())
+        language = SchemaLanguage(plan, constraint.whitespace or self._whitespace)
+        try:
+            matcher = self._start(language.node)
+        except BadConstraint as error:
+            if error.where != "regex":
+                raise
+            raise type(error)(error.message, where=KIND, hint=error.hint) from None
+        except RecursionError:
+            raise BadConstraint("is nested too deeply", where=KIND) from None
+        matcher.origin = Origin(self.name, plan.listed(), tuple(plan.ignored), narrowed=language.narrowed)
+        if not plan.checks:
+            return matcher
+        checked = CheckedMatcher(matcher, JsonTracker(Residual(plan).root), self._sieve)
+        checked.mask()
+        return checked
+
+    @cached_property
+    def _sieve(self) -> Sieve:
+        return Sieve(TokenBits(self.vocabulary))
 
 
 def _options(spec: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Rejection
+from runtime.grammar.base import Matcher, Origin, Rejection
 from runtime.grammar.tag_space import Bits, TagSpace, Triggers
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
@@ -22,10 +22,12 @@ from runtime.protocol.vocabulary import Vocabulary
 @dataclass(frozen=True)
 class ReasoningEnd:
     """What ends the reasoning, whichever comes first: a sequence of ids (they may be control tokens), or a
-    text (however it is cut into tokens; what a token holds after it belongs to the answer)."""
+    text (however it is cut into tokens; what a token holds after it belongs to the answer). inside: control
+    tokens that may stand in it besides, such as the one that opens it."""
 
     ids: tuple[tuple[int, ...], ...] = ()
     texts: tuple[str, ...] = ()
+    inside: tuple[int, ...] = ()
 
 
 class Reasoning:
@@ -37,16 +39,20 @@ class Reasoning:
     def __init__(self, vocabulary: Vocabulary, end: ReasoningEnd) -> None:
         if not (end.ids or end.texts) or not all(end.ids) or not all(end.texts):
             raise BadRequest("names no end, or an empty one", where="reasoning_end")
-        for token in (token for sequence in end.ids for token in sequence):
+        for token in (token for sequence in (*end.ids, end.inside) for token in sequence):
             if not 0 <= token < len(vocabulary):
                 raise BadRequest(f"has no id {token} in {len(vocabulary)}", where="reasoning_end")
         self.space = TagSpace(vocabulary)
         self.sequences = end.ids
         self.triggers = Triggers([text.encode() for text in end.texts])
-        marks = {token for sequence in end.ids for token in sequence}
+        marks = {token for sequence in (*end.ids, end.inside) for token in sequence}
         listed = self.space.bits.listed(sorted(marks)).bits
         eos = self.space.bits.listed(sorted(vocabulary.eos - marks)).bits
         self.free = (self.space.spoken | listed) & ~eos
+
+    def anything(self) -> Matcher:
+        """A matcher that leaves everything free: for bounded reasoning without a constraint after it."""
+        return AnyMatcher(self.space)
 
     def wrap(self, matcher: Matcher, *, thinking: bool, max_thinking_tokens: int | None = None) -> Matcher:
         """`matcher` (at its start) for the answer alone; itself where the model does not think.
@@ -91,8 +97,10 @@ class ReasonerMatcher(Matcher):
 
     def __init__(self, shared: _Shared, inner: Matcher) -> None:
         self._shared, self._inner = shared, inner
+        self.vocabulary = self._shared.reasoning.space.bits.vocabulary
         self._place = _Place(False, (0,) * len(shared.reasoning.sequences), 0, 0)
         self._last: _Step | None = None
+        self._borrowed = False  # whether a copy has the same inner matcher
         self.origin = inner.origin
 
     @property
@@ -111,6 +119,7 @@ class ReasonerMatcher(Matcher):
             for sequence, taken in zip(reasoning.sequences, self._place.begun, strict=True)
         )
         if any(taken == len(sequence) for sequence, taken in zip(reasoning.sequences, begun, strict=True)):
+            self._wake()
             return self._done(_Place(True, begun, 0, self._place.thought + 1), 0)
         return self._listen(reasoning.space.texts[token], begun, 1)
 
@@ -128,9 +137,15 @@ class ReasonerMatcher(Matcher):
         thought = self._place.thought + tokens
         if rest is None:
             return self._done(_Place(False, begun, state, thought), 0)
+        self._wake()
         if rest and not self._inner.advance_bytes(rest):
             return False
         return self._done(_Place(True, begun, 0, thought), 1 if rest else 0)
+
+    def _wake(self) -> None:
+        """The constraint's matcher will move: from here on it is this one's own."""
+        if self._borrowed:
+            self._inner, self._borrowed = self._inner.copy(), False
 
     def _done(self, place: _Place, inner: int) -> bool:
         self._last = _Step(self._place, inner, self._last)
@@ -222,9 +237,44 @@ class ReasonerMatcher(Matcher):
         return place, inner, last
 
     def copy(self) -> ReasonerMatcher:
-        twin = ReasonerMatcher(self._shared, self._inner.copy())
+        if self.asleep:  # its constraint has not moved, and is copied when it does
+            twin = ReasonerMatcher(self._shared, self._inner)
+            twin._borrowed = self._borrowed = True
+        else:
+            twin = ReasonerMatcher(self._shared, self._inner.copy())
         twin._place, twin._last = self._place, self._last
         return twin
+
+    def undoable(self) -> int:
+        """A constraint never takes reasoning back: its own steps are the last ones since it woke."""
+        return self._inner.undoable() if self._place.awake else 0
+
+    def closing(self, limit: int) -> tuple[int, ...] | None:
+        if self._place.awake:
+            return self._inner.closing(limit)
+        end = self._end_ids()
+        if end is None or len(end) > limit:
+            return None
+        rest = self._inner.origin.shortest  # the answer has not begun
+        if rest is None or len(rest) > limit - len(end):
+            rest = self._inner.closing(limit - len(end))
+        return None if rest is None else (*end, *rest)
+
+    def _end_ids(self) -> tuple[int, ...] | None:
+        """Ids that end the reasoning soonest from here; for a text the fewest that spell it."""
+        reasoning = self._shared.reasoning
+        if reasoning.sequences:
+            pairs = zip(reasoning.sequences, self._place.begun, strict=True)
+            return min((sequence[taken:] for sequence, taken in pairs), key=len)
+        made: list[int] = []
+        ending = self._ending()
+        while ending:
+            found = reasoning.space.longest(ending)
+            if found is None:
+                return None
+            made.append(found)
+            ending = ending[len(reasoning.space.texts[found]) :]
+        return tuple(made)
 
     def verdict(self) -> Rejection | None:
         return self._inner.verdict() if self._place.awake else None
@@ -234,6 +284,51 @@ class ReasonerMatcher(Matcher):
         place, _, last = self._back(rejection.back)
         self._inner.retract(rejection)
         self._place, self._last = place, last
+
+
+class AnyMatcher(Matcher):
+    """Whatever the model says, until it ends."""
+
+    def __init__(self, space: TagSpace) -> None:
+        self._space, self._ended = space, 0  # steps since the end, itself included
+        self._steps = 0
+        self.origin = Origin("none", why="there is no constraint")
+
+    def advance(self, token: int) -> bool:
+        if not 0 <= token < self._space.bits.width:
+            return False
+        return self._step(self._ended > 0 or token in self._space.bits.vocabulary.eos)
+
+    def advance_bytes(self, data: bytes) -> bool:
+        return self._step(self._ended > 0)
+
+    def _step(self, ended: bool) -> bool:
+        self._steps += 1
+        self._ended += ended
+        return True
+
+    def mask(self) -> TokenMask:
+        return self._space.everything
+
+    def forced_bytes(self) -> bytes:
+        return b""
+
+    def may_stop(self) -> bool:
+        return True
+
+    def is_terminated(self) -> bool:
+        return self._ended > 0
+
+    def rollback(self, steps: int) -> None:
+        if steps > self._steps:
+            raise ValueError(f"cannot undo {steps} steps: only {self._steps} were taken")
+        self._steps -= steps
+        self._ended = max(0, self._ended - steps)
+
+    def copy(self) -> AnyMatcher:
+        twin = AnyMatcher(self._space)
+        twin._steps, twin._ended = self._steps, self._ended
+        return twin
 
 
 def _heard(triggers: Triggers, state: int, data: bytes) -> tuple[int, bytes | None]:

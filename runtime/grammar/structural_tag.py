@@ -29,7 +29,7 @@ from runtime.grammar.base import Matcher, Origin
 from runtime.grammar.tag_matcher import TagMatcher, TagProgram
 from runtime.grammar.tag_space import TagSpace
 from runtime.grammar.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
-from runtime.protocol.constraint import Constraint, ConstraintKind
+from runtime.protocol.constraint import Constraint, ConstraintKind, Whitespace
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -54,10 +54,10 @@ class StructuralTags:
         self._space: TagSpace | None = None
         self._lock = threading.Lock()
 
-    def compile(self, spec: str) -> Matcher:
-        """A matcher for the structural tag in `spec`. Raises BadConstraint (where in it, and why) or
-        UnsupportedConstraint."""
-        reader = _Reader(self._compile)
+    def compile(self, spec: str, whitespace: Whitespace | None = None) -> Matcher:
+        """A matcher for the structural tag in `spec`; `whitespace`: the policy of its JSON. Raises
+        BadConstraint (where in it, and why) or UnsupportedConstraint."""
+        reader = _Reader(self._compile, whitespace)
         part = reader.read(spec)
         with self._lock:
             if self._space is None:
@@ -82,8 +82,8 @@ class _End(NamedTuple):
 class _Reader:
     """Reads one specification. `where` is the path of a format in it."""
 
-    def __init__(self, compile_part: Compile) -> None:
-        self._compile = compile_part
+    def __init__(self, compile_part: Compile, whitespace: Whitespace | None = None) -> None:
+        self._compile, self._whitespace = compile_part, whitespace
         self._leaves: dict[tuple[ConstraintKind, str], Leaf] = {}
         self._formats = 0
         self.ends: set[bytes] = set()
@@ -190,7 +190,8 @@ class _Reader:
         key = (kind, spec)
         if key not in self._leaves:
             try:
-                matcher = self._compile(Constraint(kind, spec).verify())
+                whitespace = self._whitespace if kind == "json_schema" else None
+                matcher = self._compile(Constraint(kind, spec, whitespace).verify())
             except BadConstraint as error:
                 inner = f"{error.where}: " if error.where and error.where != kind else ""
                 raise type(error)(f"{inner}{error.message}", where=where, hint=error.hint) from None

@@ -60,6 +60,7 @@ class TagMatcher(Matcher):
 
     def __init__(self, program: TagProgram, machine: Machine, now: Now) -> None:
         self._program, self._machine, self._now = program, machine, now
+        self.vocabulary = self._program.space.bits.vocabulary
         self._last: _Step | None = None
         self._stopped = False
         self._mask: TokenMask | None = None
@@ -159,6 +160,15 @@ class TagMatcher(Matcher):
         twin._last, twin._stopped = self._last, self._stopped
         twin._mask, twin._forbidden = self._mask, self._forbidden
         return twin
+
+    def undoable(self) -> int:
+        """The steps since the part under way began whose language is wider than its constraint."""
+        wide = [
+            thread.depth
+            for thread in self._now.threads
+            if isinstance(thread, InLeaf) and not thread.leaf.first.origin.exact
+        ]
+        return max(wide) + 1 if wide else 0
 
     def verdict(self) -> Rejection | None:
         bits = self._program.space.bits

@@ -6,7 +6,6 @@ no constraint.
 
 from __future__ import annotations
 
-import re
 import threading
 from bisect import bisect_left
 from collections import OrderedDict, deque
@@ -98,20 +97,47 @@ class TagSpace:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.bits = TokenBits(vocabulary)
         self.texts = self.bits.texts
-        order = sorted((data, token) for token, data in enumerate(self.texts) if data)
-        self.sorted = [data for data, _ in order]
-        self.ids = [token for _, token in order]
+        self.ids = sorted(
+            (token for token, data in enumerate(self.texts) if data), key=self.texts.__getitem__
+        )
+        self.sorted = [self.texts[token] for token in self.ids]
         self._ids = np.array(self.ids, dtype=np.int64)
         self.rank = np.zeros(len(self.texts), dtype=np.int64)
         self.rank[self._ids] = np.arange(len(self.ids))
-        self.spoken = self._where(bool)
+        self._text = np.frombuffer(b"".join(self.texts), dtype=np.uint8)
+        self._sizes = np.fromiter(map(len, self.texts), np.int64, len(self.texts))
+        self._ends = np.cumsum(self._sizes)
+        self._owner = np.repeat(np.arange(len(self.texts), dtype=np.int32), self._sizes)
+        self.spoken = self.bits.pack(self._sizes > 0)
+        self.everything = self.bits.seal(self.bits.pack(np.ones(self.bits.width, dtype=np.bool_)))
         self.utf8_prefixes = self._utf8()
         self._kept: OrderedDict[Any, Bits] = OrderedDict()
         self._lock = threading.Lock()
 
-    def _where(self, test: Callable[[bytes], bool]) -> Bits:
-        flags = np.fromiter((bool(data) and test(data) for data in self.texts), np.bool_, len(self.texts))
-        return self.bits.pack(flags)
+    def _of(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Flags of the tokens that the bytes at `places` of the joined text belong to."""
+        flags = np.zeros(len(self.texts), dtype=np.bool_)
+        flags[self._owner[places]] = True
+        return flags
+
+    def _holding(self, word: bytes) -> npt.NDArray[np.bool_]:
+        """Flags of the tokens that hold `word`."""
+        if not word:
+            return self._sizes > 0
+        places = np.flatnonzero(self._text == word[0])
+        for number, byte in enumerate(word[1:], 1):
+            places = places[places + number < len(self._text)]
+            places = places[self._text[places + number] == byte]
+        return self._of(places[self._owner[places] == self._owner[places + len(word) - 1]])
+
+    def _ending(self, data: bytes) -> npt.NDArray[np.bool_]:
+        """Flags of the tokens that end in `data`."""
+        tokens = np.flatnonzero(self._sizes >= len(data))
+        for number, byte in enumerate(data):
+            tokens = tokens[self._text[self._ends[tokens] - len(data) + number] == byte]
+        flags = np.zeros(len(self.texts), dtype=np.bool_)
+        flags[tokens] = True
+        return flags
 
     def _utf8(self) -> list[Bits]:
         """By state: the tokens that UTF-8 text may go on with."""
@@ -150,6 +176,14 @@ class TagSpace:
         high = bisect_left(self.sorted, end) if end is not None else len(self.sorted)
         flags[self._ids[low:high]] = True
 
+    def longest(self, data: bytes) -> int | None:
+        """The longest token that `data` begins with."""
+        for size in range(len(data), 0, -1):
+            at = bisect_left(self.sorted, data[:size])
+            if at < len(self.sorted) and self.sorted[at] == data[:size]:
+                return self.ids[at]
+        return None
+
     def along(self, data: bytes) -> Bits:
         """Tokens that `data` begins with, or that begin with it."""
 
@@ -171,7 +205,10 @@ class TagSpace:
         words = triggers.words
 
         def within() -> Bits:
-            return self._where(lambda data: any(word in data for word in words))
+            flags = np.zeros(len(self.texts), dtype=np.bool_)
+            for word in words:
+                flags |= self._holding(word)
+            return self.bits.pack(flags)
 
         def begun() -> Bits:
             flags = np.zeros(len(self.texts), dtype=np.bool_)
@@ -185,24 +222,27 @@ class TagSpace:
 
     def ending_in(self, data: bytes) -> Bits:
         """Tokens with an end, shorter than the token, that `data` begins with or that begins with `data`."""
-        starts = tuple(data[:size] for size in range(1, len(data) + 1))
 
-        def test(token: bytes) -> bool:
-            return len(token) > 1 and (token.endswith(starts) or data in token)
+        def make() -> Bits:
+            flags = self._holding(data)
+            for size in range(1, len(data) + 1):
+                flags |= self._ending(data[:size])
+            return self.bits.pack(flags & (self._sizes > 1))
 
-        return self._keep(("ending", data), lambda: self._where(test))
+        return self._keep(("ending", data), make)
 
     def closing(self, closers: frozenset[int] | None) -> Bits:
         """Tokens of two bytes or more that hold one of `closers` before their last byte; None = any byte."""
 
-        holds = (
-            None if closers is None else re.compile(b"[" + re.escape(bytes(sorted(closers))) + b"]").search
-        )
+        def make() -> Bits:
+            if closers is None:
+                return self.bits.pack(self._sizes > 1)
+            listed = np.zeros(256, dtype=np.bool_)
+            listed[list(closers)] = True
+            places = np.flatnonzero(listed[self._text[:-1]])
+            return self.bits.pack(self._of(places[self._owner[places] == self._owner[places + 1]]))
 
-        def test(token: bytes) -> bool:
-            return len(token) > 1 and (holds is None or holds(token, 0, len(token) - 1) is not None)
-
-        return self._keep(("closing", closers), lambda: self._where(test))
+        return self._keep(("closing", closers), make)
 
     def in_order(self, bits: Bits) -> Iterable[tuple[bytes, int]]:
         """(bytes, id) of the tokens in `bits`, by their bytes."""

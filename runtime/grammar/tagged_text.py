@@ -8,6 +8,7 @@ followed. It knows no way of writing such parts down, and no engine.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -42,10 +43,13 @@ class Text:
     excludes: tuple[bytes, ...] = ()
     may_end: bool = True
     triggers: Triggers = field(init=False)
+    firsts: frozenset[int] = field(init=False)
+    """Bytes that a trigger begins with."""
 
     def __post_init__(self) -> None:
         words = (*self.excludes, *(one.data for one in self.exits))
         object.__setattr__(self, "triggers", Triggers(words))
+        object.__setattr__(self, "firsts", frozenset(word[0] for word in words if word))
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,10 +61,15 @@ class Leaf:
     closers: frozenset[int] | None = None
     may_be_empty: bool = field(init=False)
     only_empty: bool = field(init=False)
+    unclosed: re.Pattern[bytes] | None = field(init=False)
+    """A run of bytes in which no whole match ends."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "may_be_empty", self.first.may_stop())
         object.__setattr__(self, "only_empty", self.first.is_terminated())
+        closers = re.escape(bytes(sorted(self.closers or ())))
+        run = re.compile(b"[^" + closers + b"]+", re.DOTALL) if closers else None
+        object.__setattr__(self, "unclosed", run)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +116,7 @@ class InText(NamedTuple):
 
 
 class InLeaf(NamedTuple):
-    """`run` by number, after `depth` bytes."""
+    """`run` by number, after `depth` pieces of text were fed to it."""
 
     leaf: Leaf
     run: int
@@ -146,8 +155,8 @@ class Runs:
             self._owned.add(number)
         return self._matchers[number]
 
-    def feed(self, number: int, byte: int) -> bool:
-        if not self.matcher(number).advance_bytes(bytes((byte,))):
+    def feed(self, number: int, data: bytes) -> bool:
+        if not self.matcher(number).advance_bytes(data):
             return False
         self._depths[number] += 1
         return True
@@ -200,7 +209,7 @@ class Machine:
                     if not self._text(thread, byte, threads, ahead):
                         continue
                 case InLeaf(leaf, run, _, rest):
-                    if not self.runs.feed(run, byte):
+                    if not self.runs.feed(run, bytes((byte,))):
                         continue
                     matcher = self.runs.matcher(run)
                     if not matcher.is_terminated():
@@ -323,28 +332,59 @@ class Machine:
     def sift(self, now: Now, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
         """Of (bytes, id) in ascending order, the ids that may follow `now`, which is as before after it."""
         mark = self.runs.next
-        path: list[Now] = [now]
+        path: list[tuple[int, Now]] = [(0, now)]
         before, dead = b"", b""
         for data, token in tokens:
             if dead and data.startswith(dead):
                 continue
             shared = 0
-            while shared < min(len(data), len(before), len(path) - 1) and data[shared] == before[shared]:
-                shared += 1
-            del path[shared + 1 :]
-            self.runs.restore(path[-1])
-            before, dead = data, b""
-            for at in range(shared, len(data)):
-                after = self.step(path[-1], data[at])
-                if after is None:
-                    dead = data[: at + 1]
-                    self.runs.restore(path[-1])
+            for one, other in zip(data, before):
+                if one != other:
                     break
-                path.append(after)
+                shared += 1
+            while path[-1][0] > shared:
+                path.pop()
+            self.runs.restore(path[-1][1])
+            before, dead = data, b""
+            while path[-1][0] < len(data):
+                at, here = path[-1]
+                if _stays_text(here, data[at:]):
+                    yield token
+                    break
+                to, after = self._stretch(here, data, at)
+                if after is None:
+                    dead = data[:to]
+                    self.runs.restore(here)
+                    break
+                path.append((to, after))
             else:
                 yield token
         self.runs.restore(now)
         self.runs.forget(mark)
+
+    def _stretch(self, now: Now, data: bytes, at: int) -> tuple[int, Now | None]:
+        """One byte of `data` from `at`, or as many as a leaf takes without coming to an end: the place after
+        them, and None where they are not allowed."""
+        if len(now.threads) == 1 and isinstance(leaf := now.threads[0], InLeaf) and leaf.leaf.unclosed:
+            run = leaf.leaf.unclosed.match(data, at)
+            if run is not None and run.end() > at + 1:
+                if not self.runs.feed(leaf.run, run[0]):
+                    return run.end(), None
+                return run.end(), Now((leaf._replace(depth=leaf.depth + 1),), False)
+        return at + 1, self.step(now, data[at])
+
+
+def _stays_text(now: Now, data: bytes) -> bool:
+    """Whether free text certainly goes on through `data`."""
+    if not data.isascii():
+        return False
+    return any(
+        isinstance(thread, InText)
+        and not thread.state
+        and not thread.utf8
+        and thread.text.firsts.isdisjoint(data)
+        for thread in now.threads
+    )
 
 
 class Candidates:

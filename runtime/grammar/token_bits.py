@@ -46,7 +46,9 @@ class TokenBits:
         if self.width % 32:
             bits[-1] &= np.uint32((1 << (self.width % 32)) - 1)
         bits.flags.writeable = False
-        if int(np.bitwise_count(bits).sum()) * SPARSE >= self.width:
+        wide = _wide(bits)
+        most = np.count_nonzero(wide) * wide.itemsize * 8  # cheaper than counting the bits
+        if most * SPARSE >= self.width and int(np.bitwise_count(wide).sum()) * SPARSE >= self.width:
             return TokenMask(bits, None)
         allowed = self.ids(bits)
         allowed.flags.writeable = False
@@ -55,10 +57,17 @@ class TokenBits:
     @staticmethod
     def ids(bits: Bits) -> npt.NDArray[np.int64]:
         """The ids in `bits`, ascending."""
-        words = np.flatnonzero(bits)
-        flags = np.unpackbits(bits[words].view(np.uint8), bitorder="little").reshape(-1, 32)
-        rows, columns = np.nonzero(flags)
-        return (words[rows] * 32 + columns).astype(np.int64)
+        wide = _wide(bits)
+        set_words = wide != 0
+        if np.count_nonzero(set_words) * 4 > len(wide):
+            flags = np.unpackbits(bits.view(np.uint8), bitorder="little")
+            return flags.view(np.bool_).nonzero()[0]
+        words = set_words.nonzero()[0]
+        flags = np.unpackbits(wide[words].view(np.uint8), bitorder="little")
+        places = flags.view(np.bool_).nonzero()[0]
+        each = wide.itemsize * 8
+        found: npt.NDArray[np.int64] = words.take(places // each) * each + places % each
+        return found
 
     @staticmethod
     def has(mask: TokenMask, token: int) -> bool:
@@ -74,3 +83,8 @@ class TokenBits:
         for token in ids:
             bits[token >> 5] &= ~np.uint32(1 << (token & 31))
         return self.seal(bits)
+
+
+def _wide(bits: Bits) -> npt.NDArray[np.unsignedinteger]:
+    """The same words, two in one where that goes."""
+    return bits.view(np.uint64) if len(bits) % 2 == 0 else bits

@@ -7,12 +7,15 @@ It does not know what is allowed; an automaton tells.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.dfa import DEAD, ByteDfa
+from runtime.grammar.byte_automaton import DEAD
+from runtime.grammar.counted_dfa import CountedByteDfa
+from runtime.grammar.dfa import ByteDfa
 from runtime.protocol.vocabulary import Vocabulary
 
 Ints = npt.NDArray[np.int64]
@@ -30,7 +33,9 @@ class Reached(NamedTuple):
 class TokenTrie:
     """Nodes level by level; a node's children, and the tokens that end at it, are consecutive.
 
-    Leaves out ids that stand for no text: special ones, those that end a generation and empty ones.
+    byte, child_start, child_count, token int64 [nodes]: the byte of a node, its children, the token that ends
+    at it (-1 for none). The first `roots` nodes are the first bytes. Leaves out
+    ids that stand for no text: special ones, those that end a generation and empty ones.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -44,7 +49,7 @@ class TokenTrie:
         buffer = np.frombuffer(b"".join(data for data, _ in texts), dtype=np.uint8)
         self.deepest = int(lengths.max(initial=0))
         bytes_, child_start, child_count, tokens_at = [], [], [], []
-        self._roots = 0
+        self.roots = 0
         made = 0
         rows = np.arange(len(texts))  # tokens longer than the depth, in sorted order
         above = np.zeros(len(texts), dtype=np.int64)  # their node one level up, counted within that level
@@ -62,7 +67,7 @@ class TokenTrie:
                 child_start.append(made + np.cumsum(counts) - counts)
                 child_count.append(counts)
             else:
-                self._roots = level
+                self.roots = level
             ends = np.flatnonzero(lengths[rows] == depth + 1)[::-1]
             token = np.full(level, -1, dtype=np.int64)
             token[mine[ends]] = rows[ends]  # the first of equal tokens is written last
@@ -72,10 +77,10 @@ class TokenTrie:
         if bytes_:
             child_start.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
             child_count.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
-        self._byte = _joined(bytes_)
-        self._child_start, self._child_count = _joined(child_start), _joined(child_count)
+        self.byte = _joined(bytes_)
+        self.child_start, self.child_count = _joined(child_start), _joined(child_count)
         row_of = _joined(tokens_at)  # the first token that ends at each node, -1 for none
-        self._token = np.where(row_of >= 0, self._ids[row_of], -1) if len(row_of) else row_of
+        self.token = np.where(row_of >= 0, self._ids[row_of], -1) if len(row_of) else row_of
         first: dict[bytes, int] = {}
         twins = [(token, first[data]) for data, token in texts if first.setdefault(data, token) != token]
         self._twins = np.array(twins, dtype=np.int64).reshape(
@@ -84,20 +89,52 @@ class TokenTrie:
         singles = {data[0] for data, _ in texts if len(data) == 1}
         self.missing_bytes = frozenset(range(256)) - singles
 
+    @cached_property
+    def parent(self) -> Ints:
+        """int64 [nodes]: the node above each, -1 above the first bytes."""
+        children, source = spread(self.child_start, self.child_count)
+        parent = np.full(len(self.byte), -1, dtype=np.int64)
+        parent[children] = source
+        return parent
+
+    @cached_property
+    def by_byte(self) -> list[Ints]:
+        """The nodes of each byte."""
+        return [np.flatnonzero(self.byte == byte) for byte in range(256)]
+
+    def all_of(self, tokens: Ints) -> npt.NDArray[np.bool_]:
+        """bool [vocabulary, in whole words of 32]: `tokens`, and those of equal text."""
+        flags = np.zeros(-(-self.size // 32) * 32, dtype=np.bool_)
+        flags[tokens] = True
+        if len(self._twins):
+            flags[self._twins[:, 0]] = flags[self._twins[:, 1]]
+        return flags
+
+    def with_equals(self, tokens: Ints) -> tuple[Ints, Ints]:
+        """(`tokens` and those of equal text, the place of each one's text in `tokens`)."""
+        places = np.arange(len(tokens))
+        if not len(self._twins):
+            return tokens, places
+        order = np.argsort(self._twins[:, 1], kind="stable")
+        twins, named = self._twins[order, 0], self._twins[order, 1]
+        begin, end = np.searchsorted(named, tokens), np.searchsorted(named, tokens, side="right")
+        rows, source = spread(begin, end - begin)
+        return np.concatenate((tokens, twins[rows])), np.concatenate((places, source))
+
     def reach(self, dfa: ByteDfa, state: int) -> Reached:
         """All tokens whose bytes `dfa` allows from `state`."""
         step = _by_product(dfa) or _by_parts(dfa)
-        here = np.arange(self._roots)
-        at = np.full(self._roots, state, dtype=np.int64)
+        here = np.arange(self.roots)
+        at = np.full(self.roots, state, dtype=np.int64)
         tokens: list[Ints] = []
         states: list[Ints] = []
         while len(here):
-            at = step(at, self._byte[here])
+            at = step(at, self.byte[here])
             keep = np.flatnonzero(at >= 0)
             here, at = here[keep], at[keep]
-            tokens.append(self._token[here])
+            tokens.append(self.token[here])
             states.append(at)
-            here, source = _spread(self._child_start[here], self._child_count[here])
+            here, source = spread(self.child_start[here], self.child_count[here])
             at = at[source]
         return self._with_twins(_joined(tokens), _joined(states))
 
@@ -112,11 +149,12 @@ class TokenTrie:
         ids = np.flatnonzero(state_of != DEAD)
         return Reached(ids, state_of[ids])
 
-    def can_spell(self, dfa: ByteDfa) -> bool:
+    def can_spell(self, dfa: ByteDfa | CountedByteDfa) -> bool:
         """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
         if not self.missing_bytes:
             return True
-        wanted = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
+        allowed = dfa.delta >= 0 if isinstance(dfa, ByteDfa) else dfa.counts.count > 0
+        wanted = {int(number) for number in np.flatnonzero(allowed.any(axis=0))}
         for byte in self.missing_bytes:
             for entry in np.unique(dfa.utf8[:, byte]):
                 if entry >= 0 or int(~entry) in wanted:
@@ -148,7 +186,7 @@ def _by_parts(dfa: ByteDfa) -> Step:
     return step
 
 
-def _spread(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
+def spread(starts: Ints, counts: Ints) -> tuple[Ints, Ints]:
     """start, start + 1 ... of each run, and which run each comes from."""
     source = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(source)) + (starts - (np.cumsum(counts) - counts))[source], source

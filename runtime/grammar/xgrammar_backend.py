@@ -22,6 +22,7 @@ from runtime.grammar import ebnf, ebnf_tree, regex_syntax
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.charset import SURROGATES, difference
 from runtime.grammar.ebnf_spelling import to_narrow_ebnf
+from runtime.grammar.gaps import GapMatcher, has_gaps
 from runtime.grammar.json_schema.refs import KIND, SchemaDocument
 from runtime.grammar.json_schema.source import read_schema
 from runtime.grammar.structural_tag import StructuralTags
@@ -46,10 +47,11 @@ _WHITESPACE: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class XGrammarLimits:
     """What compiling one constraint may take. work: states that counts are written out to, times the size of
-    the vocabulary (a million takes 0.1 to 1 s): the library cannot be interrupted. memory_bytes: of what was
-    compiled."""
+    the vocabulary (a million takes 0.1 to 1 s): the library cannot be interrupted. written_out: characters
+    and names with all rules in the places of their names. memory_bytes: of what was compiled."""
 
     work: int = 8_000_000
+    written_out: int = 1 << 16
     memory_bytes: int = 256 << 20
 
 
@@ -80,6 +82,7 @@ class XSpace:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.bits = TokenBits(vocabulary)
+        self.gaps = has_gaps(self.bits)
         tokens = list(self.bits.texts)
         spelled = {data[0]: number for number, data in enumerate(tokens) if len(data) == 1}
         for value in range(256):
@@ -115,6 +118,7 @@ class _Step(NamedTuple):
 class _Compiled:
     space: XSpace
     origin: Origin
+    size: int
     first: list[TokenMask] = field(default_factory=list)
 
 
@@ -125,6 +129,7 @@ class XGrammarMatcher(Matcher):
     def __init__(self, compiled: _Compiled, parser: xgrammar.GrammarMatcher) -> None:
         self._compiled, self._parser = compiled, parser
         self._space = compiled.space
+        self.vocabulary = self._space.vocabulary
         self._last: _Step | None = None
         self._stopped = False
         self._mask: TokenMask | None = compiled.first[0] if compiled.first else None
@@ -208,6 +213,9 @@ class XGrammarMatcher(Matcher):
             self._mask = self._final = None
         self._last, self._stopped = last, stopped
 
+    def footprint(self) -> int:
+        return self._compiled.size + (1 << 16)
+
     def copy(self) -> XGrammarMatcher:
         twin = XGrammarMatcher(self._compiled, self._parser.fork())
         twin._last, twin._stopped = self._last, self._stopped
@@ -253,7 +261,7 @@ class XGrammarBackend(GrammarBackend):
     def compile(self, constraint: Constraint) -> Matcher:
         match constraint.kind:
             case "json_schema":
-                return self._json(constraint.spec)
+                return self._json(constraint)
             case "ebnf":
                 if not ebnf.is_ebnf(constraint.spec):
                     raise UnsupportedConstraint(
@@ -266,14 +274,15 @@ class XGrammarBackend(GrammarBackend):
             case "choices":
                 return self._grammar(ebnf.from_node(_choice(constraint.spec), "choices"), "choices")
             case "structural_tag":
-                return self._tags.compile(constraint.spec)
+                return self._tags.compile(constraint.spec, constraint.whitespace)
 
-    def _json(self, spec: str) -> Matcher:
-        document = SchemaDocument(read_schema(spec))
+    def _json(self, constraint: Constraint) -> Matcher:
+        document = SchemaDocument(read_schema(constraint.spec))
+        spaces = self._whitespace if constraint.whitespace is None else _WHITESPACE[constraint.whitespace]
         self._afford(check(document), KIND)
         schema = json.dumps(spelled_out(document.root))
         try:
-            compiled = self.space.compiler.compile_json_schema(schema, strict_mode=True, **self._whitespace)
+            compiled = self.space.compiler.compile_json_schema(schema, strict_mode=True, **spaces)
         except RuntimeError as error:
             raise BadConstraint(_told(error), where=KIND) from None
         return self._start(compiled, KIND)
@@ -287,6 +296,14 @@ class XGrammarBackend(GrammarBackend):
                 " without end",
                 where=where,
                 hint="take the empty alternative, or the rule itself, out of it",
+            )
+        size = ebnf_tree.written_out(grammar)
+        if size > self._limits.written_out:
+            raise UnsupportedConstraint(
+                f"its rules, written out, come to more than {self._limits.written_out} characters and names,"
+                " which xgrammar would hold",
+                where=where,
+                hint="use repeats instead of rules that name each other twice",
             )
         try:
             compiled = self.space.compiler.compile_grammar(to_narrow_ebnf(grammar))
@@ -311,13 +328,13 @@ class XGrammarBackend(GrammarBackend):
                 where=where,
                 hint="simplify it",
             )
-        shared = _Compiled(self.space, Origin(self.name))
+        shared = _Compiled(self.space, Origin(self.name), compiled.memory_size_bytes)
         matcher = XGrammarMatcher(shared, self.space.library.GrammarMatcher(compiled))
         mask = matcher.mask()
         if not self.space.bits.count(mask) and not matcher.may_stop():
             raise BadConstraint("nothing that the vocabulary spells matches", where=where)
         shared.first.append(mask)
-        return matcher
+        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
 
 
 def _node(node: regex_syntax.Node) -> ebnf_tree.Node:

@@ -34,6 +34,7 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.CloseSessionReq,
     io_struct.GetStateReq,
     io_struct.SetStateReq,
+    io_struct.PrecompileReq,
     io_struct.ProfileReq,
     io_struct.HealthReq,
     io_struct.GroupFailed,

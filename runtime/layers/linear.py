@@ -46,6 +46,16 @@ class Linear:
                 return y if self.bias is None else y + self.bias
         return F.linear(x, self.weight, self.bias)
 
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """[rows, in] -> [rows, len(outputs)]: those outputs alone, in their order (int64)."""
+        weight = self.weight.index_select(0, outputs)
+        bias = None if self.bias is None else self.bias.index_select(0, outputs)
+        if not self._sized:
+            return F.linear(x, weight, bias)
+        # Every number of outputs is another size (see above): computed in float32, by no program of oneDNN's.
+        made = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+        return made.to(self.weight.dtype)
+
     def _sized_product(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         if more := size_of(rows) - rows:

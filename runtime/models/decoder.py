@@ -85,6 +85,10 @@ class Decoder:
         """[rows, hidden] -> [rows, vocab] float32."""
         return self._head(hidden).float()
 
+    def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """[rows, hidden], ids [n] int64 -> [rows, n] float32: the logits of these ids alone."""
+        return self._head.some(hidden, ids).float()
+
     @classmethod
     def load(
         cls, directory: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, pack: bool = False

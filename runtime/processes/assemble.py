@@ -17,12 +17,15 @@ from runtime.engine.device import pick_device
 from runtime.engine.embed import TorchTextRunner
 from runtime.engine.profiler import TorchProfiler
 from runtime.engine.runner import TorchRunner
+from runtime.formats.reasoning import Thoughts
 from runtime.grammar.manager import GrammarManager
+from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint import Model
 from runtime.processes.scheduler import SchedulerProcess
+from runtime.processes.thoughts import model_thoughts
 from runtime.processes.vectors import Vectors
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.scheduler.scheduler import Scheduler
@@ -91,12 +94,17 @@ def _generating(
 ) -> tuple[SchedulerProcess, int]:
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
+    options = {"whitespace": config.grammar_whitespace, "grammar_cache_dir": config.grammar_cache_dir}
     grammar = GrammarManager(
         model.tokenizer.vocabulary,
         backend=config.grammar_backend,
         workers=config.grammar_workers,
-        options={"whitespace": config.grammar_whitespace} if "whitespace" in known else {},
+        options={name: value for name, value in options.items() if name in known},
+        compile_timeout_s=config.grammar_timeout_s,
+        cache_size=config.grammar_cache_size,
+        cache_bytes=config.grammar_cache_mb << 20,
     )
+    thoughts = model_thoughts(config, model)
     scheduler = Scheduler(
         config.scheduler(spec, gpu=pick_device(config.device).type != "cpu"),
         slots=runner.slots,
@@ -104,8 +112,17 @@ def _generating(
         encode=model.tokenizer.encode_plain,
         grammar=grammar,
         verify_params=runner.verify,
+        reasoning=None if thoughts is None else _reasoning(model, thoughts),
     )
     vectors = Vectors(pooling, width=spec.hidden_size)
     profiler = TorchProfiler(config.profile_folder)
     made = SchedulerProcess(scheduler, runner, grammar, inbox, outbox, profiler=profiler, vectors=vectors)
     return made, runner.slots
+
+
+def _reasoning(model: Model, thoughts: Thoughts) -> Reasoning:
+    if thoughts.close_ids:
+        end = ReasoningEnd(ids=(thoughts.close_ids,), inside=thoughts.inside_ids)
+    else:
+        end = ReasoningEnd(texts=(thoughts.close,), inside=thoughts.inside_ids)
+    return Reasoning(model.tokenizer.vocabulary, end)

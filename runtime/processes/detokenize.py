@@ -123,20 +123,21 @@ class IncrementalText:
         new_ids: Sequence[int],
         replaced: int = 0,
         *,
+        skip: int = 0,
         finished: bool = False,
         matched: str | int | None = None,
     ) -> str:
         """Take the next ids and return what they add to the text.
 
         replaced: so many of the last ids are taken back first; the new ones spell the same bytes, and then
-        more. finished: no more will come; `matched` is the stop string or id that ended it, or the text that
-        matched a stop regex, which is left out with all that follows. Raises InternalFault if the replaced
-        ids' bytes are not where they were.
+        more. skip: so many bytes of the new ids are no part of the text. finished: no more will come;
+        `matched` is the stop string or id that ended it, or the text that matched a stop regex, which is left
+        out with all that follows. Raises InternalFault if the replaced ids' bytes are not where they were.
         """
         shown_ids = new_ids
         if isinstance(matched, int) and self._trim and new_ids and new_ids[-1] == matched:
             shown_ids = new_ids[:-1]
-        fresh = self._take_back(shown_ids, replaced)
+        fresh = self._take_back(shown_ids, replaced)[skip:]
         self.ids.extend(new_ids)
         decoded, self._unfinished = _decode(
             self._unfinished + fresh, final=finished, each_byte=self._table.each_byte

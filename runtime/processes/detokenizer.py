@@ -49,6 +49,7 @@ class _State:
         text = self.text.feed(
             news.new_ids,
             news.replaced,
+            skip=news.healed,
             finished=news.finish is not None,
             matched=None if news.finish is None else news.finish.matched,
         )

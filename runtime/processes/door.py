@@ -16,6 +16,7 @@ from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint import Model
 from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.prepare import Limits, Preparer
+from runtime.processes.thoughts import left_on, model_thoughts
 from runtime.protocol.model_info import ModelInfo
 
 SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -35,12 +36,15 @@ def make_door(
     limits = Limits(
         model.spec.vocab_size, config.context(model.spec), slots, auto_truncate=config.allow_auto_truncate
     )
+    thoughts = model_thoughts(config, model) if isinstance(model.spec, ModelSpec) else None
     preparer = Preparer(
         model.tokenizer,
         model.template_choice.renderer,
         limits,
         allow_control_tokens=config.allow_control_tokens,
         completion_template=config.completion_template,
+        thoughts=thoughts,
+        thinks=left_on(model, thoughts),
     )
     info = describe(config, model, limits, served_name)
     return TokenizerManager(preparer, outbox, name=name, model=info)

@@ -8,16 +8,17 @@ dies, everybody who waits is told why. It knows mailboxes, not what is behind th
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import aclosing, closing, contextmanager
 
 import msgspec
 
+from runtime.formats.reasoning import Thoughts
 from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.embedding import Embedded, EmbeddingDesk
 from runtime.processes.gathering import Gathering, Outcome
 from runtime.processes.observe import Observer, Observers
-from runtime.processes.part import Facts, Reasoning
+from runtime.processes.part import Facts
 from runtime.processes.prepare import RID_END, Job, Preparer
 from runtime.processes.ticket import Ticket, again
 from runtime.processes.tokenizer import Tokenizer
@@ -64,7 +65,7 @@ class TokenizerManager:
     ) -> None:
         self._preparer, self._outbox, self._name, self._model = preparer, outbox, name, model
         self._max_live = max_live
-        self._facts = _facts(preparer.tokenizer, model)
+        self._facts = _facts(preparer, model)
         self._lock = threading.Lock()
         self._tickets: dict[str, Ticket] = {}
         self._requests: dict[str, Ticket] = {}
@@ -91,6 +92,11 @@ class TokenizerManager:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._preparer.tokenizer
+
+    @property
+    def thoughts(self) -> Thoughts | None:
+        """How the model marks its reasoning; None where it has none that is known."""
+        return self._preparer.thoughts
 
     @property
     def model(self) -> ModelInfo:
@@ -156,14 +162,28 @@ class TokenizerManager:
 
     def wait(self, ticket: Ticket, event: threading.Event) -> GenerateOutput:
         """Block until `ticket` is answered; `event` is what its notify sets."""
+        with closing(self._taken(ticket, event)) as outputs:
+            return next(outputs)
+
+    def texts(self, request: GenerateReqInput) -> Generator[GenerateOutput, None, None]:
+        """stream() for code that is not async; closing the generator aborts the request."""
+        event, single = threading.Event(), self._single(request, True)
+        with closing(self._taken(self.open(single, self.prepare(single), event.set), event)) as outputs:
+            for output in outputs:
+                yield output
+                if output.meta["finish_reason"] is not None:
+                    return
+
+    def _taken(self, ticket: Ticket, event: threading.Event) -> Generator[GenerateOutput, None, None]:
         try:
             while True:
                 output = ticket.take()
                 if output is not None:
-                    return output
-                if not event.wait(ticket.time_left()):
+                    yield output
+                elif not event.wait(ticket.time_left()):
                     raise ticket.overdue()
-                event.clear()
+                else:
+                    event.clear()
         finally:
             self.leave(ticket)
 
@@ -455,17 +475,18 @@ class TokenizerManager:
         return EngineDead("the engine was closed") if self._dead is None else again(self._dead)
 
 
-def _facts(tokenizer: Tokenizer, model: ModelInfo | None) -> Facts:
-    """Thoughts stand between the usual marks, where the tokenizer has these as tokens."""
+def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
+    table = preparer.tokenizer.text_table
 
     def text_of(token: int) -> str:
-        return tokenizer.text_table.bytes_of([token], False)[0].decode("utf-8", "replace")
+        return decode([token], False)
 
-    close = tokenizer.added_id("</think>")
-    marks = None if close is None else Reasoning(tokenizer.added_id("<think>"), close)
+    def decode(ids: Sequence[int], skip_special_tokens: bool) -> str:
+        return b"".join(table.bytes_of(ids, skip_special_tokens)).decode("utf-8", "replace")
+
     if model is None:
-        return Facts(text_of, marks)
-    return Facts(text_of, marks, model.force_reasoning, model.weight_version)
+        return Facts(text_of, decode, preparer.thoughts)
+    return Facts(text_of, decode, preparer.thoughts, model.force_reasoning, model.weight_version)
 
 
 def _size(request: GenerateReqInput | SingleGenerateReq) -> int:

@@ -5,10 +5,14 @@ Knows no threads and no queues.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from runtime.formats.reasoning import Thoughts, find
 from runtime.protocol.io_struct import StrOutput, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
@@ -17,45 +21,52 @@ Pairs = Sequence[Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
-    """How a model's thoughts are marked: the ids around them. open: None where the prompt opens them."""
-
-    open: int | None
-    close: int
-
-    def count(self, ids: Sequence[int], opened: bool) -> int:
-        """How many of `ids` are thoughts, marks included; `opened`: the prompt opened them."""
-        if not opened and (not ids or ids[0] != self.open):
-            return 0
-        try:
-            return ids.index(self.close) + 1
-        except ValueError:
-            return len(ids)
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
-    """What answers need to know of the model. text_of: a token's text; opens_thoughts: the template opens
-    every reply of a chat inside the model's thoughts."""
+    """What answers need to know of the model. text_of: a token's text; decode: the text of ids, with or
+    without special ones; marks: around its reasoning; opens_thoughts: the template opens every reply of a
+    chat inside the reasoning."""
 
     text_of: TokenText
-    reasoning: Reasoning | None = None
+    decode: Callable[[Sequence[int], bool], str]
+    marks: Thoughts | None = None
     opens_thoughts: bool = False
     weight_version: str = "default"
 
-    def thoughts(self, ids: Sequence[int], is_chat: bool) -> int:
-        """How many of an output's ids are thoughts."""
-        if self.reasoning is None:
+    def thoughts(self, part: Part, is_chat: bool) -> int:
+        """How many of an output's ids are reasoning, its marks included."""
+        marks, ids = self.marks, part.ids
+        if marks is None:
             return 0
-        return self.reasoning.count(ids, is_chat and self.opens_thoughts)
+        opened = part.request.require_reasoning or (is_chat and self.opens_thoughts)
+        if not opened:
+            begun = tuple(ids[: len(marks.open_ids)]) == marks.open_ids
+            if not begun if marks.open_ids else not part.text.lstrip().startswith(marks.open or "\0"):
+                return 0
+        if marks.close_ids:
+            end = find(ids, marks.close_ids)
+            return len(ids) if end is None else end
+        start = self.answer_start(part)
+        if start is None:
+            return len(ids)
+        return bisect_left(range(len(ids)), start, key=lambda count: len(self._text(part, ids[:count])))
+
+    def answer_start(self, part: Part) -> int | None:
+        """How many characters of the part's text are reasoning; None while it goes on."""
+        marks = self.marks
+        if marks is None:
+            return 0
+        return marks.answer_starts(part.text, part.ids, lambda ids: self._text(part, ids))
+
+    def _text(self, part: Part, ids: Sequence[int]) -> str:
+        return self.decode(ids, part.request.sampling_params.skip_special_tokens)
 
 
 class Part:
     """text and ids so far; lists of log-probabilities have one entry per id."""
 
     __slots__ = (
-        "_pieces", "_told", "hidden_states", "ids", "last", "logprobs", "request", "scored", "token_ids",
-        "top",
+        "_pieces", "_told", "grammar", "hidden_states", "ids", "last", "logprobs", "request", "scored",
+        "token_ids", "top",
     )  # fmt: skip
 
     def __init__(self, request: TokenizedGenerateReqInput) -> None:
@@ -67,6 +78,7 @@ class Part:
         self.hidden_states: list[list[float]] = []
         self.last: TokenOutput | None = None
         self.scored: TokenOutput | None = None  # what came with the prompt's log-probabilities
+        self.grammar: dict[str, Any] | None = None
         self._pieces: list[str] = []
         self._told = False
 
@@ -91,6 +103,8 @@ class Part:
         self.last = news
         if news.input_logprobs is not None:
             self.scored = news
+        if news.grammar is not None:
+            self.grammar = msgspec.to_builtins(news.grammar)
 
     def counters(self) -> dict[str, Any]:
         """What every answer tells."""
@@ -118,6 +132,8 @@ class Part:
             made["length"] = len(self.ids)
         elif finish.matched is not None:
             made["matched"] = finish.matched
+        if finish.unfinished is not None:
+            made["unfinished"] = finish.unfinished
         return made
 
     def logprob_meta(self, text_of: TokenText | None) -> dict[str, Any]:

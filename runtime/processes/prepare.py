@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ import msgspec
 
 from runtime.formats.chat.render import Rendered, TextTemplate
 from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.reasoning import SWITCHES, Thoughts
+from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.prompt import Prompt, PromptReader
 from runtime.processes.tokenizer import Tokenizer
 from runtime.protocol.errors import BadRequest, PromptTooLong
@@ -23,6 +25,8 @@ from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 from runtime.protocol.single_req import SingleGenerateReq, resolve
 
 SCORING = SamplingParams(max_new_tokens=0)
+_TAIL = 64
+"""Ids at a prompt's end that may hold a mark of the reasoning and blanks after it."""
 RID_END = "\x1f"
 """Between a request's own id and what makes it unique behind the front door; no id of a user has it."""
 
@@ -65,7 +69,9 @@ class Job:
 
 
 class Preparer:
-    """Thread safe; holds no state of requests. The words after `clock` are those of PromptReader."""
+    """Thread safe; holds no state of requests. The words after `clock` are those of PromptReader, and
+    thoughts: how the model marks its reasoning; thinks: whether a chat template with these variables leaves
+    it on where its text does not show it."""
 
     def __init__(
         self,
@@ -77,8 +83,11 @@ class Preparer:
         allow_control_tokens: bool = False,
         takes_media: Collection[str] = frozenset(),
         completion_template: str | None = None,
+        thoughts: Thoughts | None = None,
+        thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
     ) -> None:
         self.tokenizer, self.limits = tokenizer, limits
+        self.thoughts, self._thinks = thoughts, thinks
         self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
         self._prompts = PromptReader(
             tokenizer,
@@ -88,6 +97,7 @@ class Preparer:
             takes_media=takes_media,
             completion_template=completion_template,
         )
+        self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
         self._count = itertools.count()
 
     def prepare(self, given: GenerateReqInput | SingleGenerateReq) -> Job:
@@ -110,6 +120,7 @@ class Preparer:
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
         if request.choices is not None:
             return self._choices(request, request.choices, prompt, deadline)
+        reasons = self._reasons(request, ids)
         ids, params = self._fitting(ids, params)
         self._check_logprobs(request, len(ids))
         return Job(
@@ -126,9 +137,11 @@ class Preparer:
                     token_ids_logprob=request.token_ids_logprob,
                     return_hidden_states=request.return_hidden_states,
                     session_params=self._turn(request),
-                    require_reasoning=request.require_reasoning,
+                    require_reasoning=reasons,
+                    max_thinking_tokens=request.max_thinking_tokens if reasons else None,
                     stream=request.stream,
                     jump_forward=request.jump_forward,
+                    heal=self._heal(request, prompt, ids, params),
                     priority=request.priority,
                     extra_key=request.extra_key,
                     deadline=deadline,
@@ -137,6 +150,30 @@ class Preparer:
             ),
             media=prompt.media,
         )
+
+    def _heal(
+        self, request: SingleGenerateReq, prompt: Prompt, ids: list[int], params: SamplingParams
+    ) -> int:
+        """How many of the prompt's last ids the model may choose anew."""
+        if (
+            not request.token_healing
+            or prompt.text is None
+            or request.suffix is not None
+            or request.session_params is not None
+            or request.logprob_start_len >= 0
+            or request.return_hidden_states
+            or request.require_reasoning
+            or not params.max_new_tokens
+            or ids != prompt.ids
+        ):
+            return 0
+        count = min(self._jumps.open_end(ids), len(ids) - 1)
+        if request.messages and count:  # what the template wrote is whole as it is
+            content = request.messages[-1].content
+            size = sum(len(self._tokenizer.vocabulary.tokens[token]) for token in ids[len(ids) - count :])
+            if not isinstance(content, str) or not prompt.text.endswith(content) or len(content) < size:
+                return 0
+        return count
 
     def prompt_ids(self, given: GenerateReqInput) -> list[int]:
         """The prompt alone, whatever its length. Raises BadRequest or a kind of it."""
@@ -176,6 +213,51 @@ class Preparer:
     @property
     def _limit_name(self) -> str:
         return "context length" if self._limits.context <= self._limits.slots else "KV pool"
+
+    def _reasons(self, request: SingleGenerateReq, ids: Sequence[int]) -> bool:
+        """Whether the output begins with reasoning. Raises BadRequest where the request contradicts itself,
+        its prompt or the model."""
+        asked, budget, thoughts = request.require_reasoning, request.max_thinking_tokens, self.thoughts
+        if budget is not None:
+            if budget < 0:
+                raise BadRequest(f"must be 0 or more, got {budget}", where="max_thinking_tokens")
+            if asked is False:
+                raise BadRequest("goes with require_reasoning", where="max_thinking_tokens")
+        if thoughts is None:
+            if asked or budget is not None:
+                raise BadRequest(
+                    "it is not known how this model ends its reasoning",
+                    where="require_reasoning" if asked else "max_thinking_tokens",
+                    hint="start the engine with reasoning_end=, the text that ends it",
+                )
+            return False
+        if asked is False or (asked is None and request.constraint is None and budget is None):
+            return False  # it was not asked for, and nothing depends on it
+        for name in SWITCHES:
+            if asked and (request.template_kwargs or {}).get(name) is False:
+                raise BadRequest(f"is asked for, and {name} switches it off", where="require_reasoning")
+        opened, closed = self._left_open(thoughts, ids)
+        if closed and asked:
+            raise BadRequest(
+                "the prompt has ended the reasoning already",
+                where="require_reasoning",
+                hint="the chat template's variables may have switched it off",
+            )
+        if opened or closed or asked:
+            return not closed
+        return request.messages is not None and self._thinks(request.template_kwargs or {})
+
+    def _left_open(self, thoughts: Thoughts, ids: Sequence[int]) -> tuple[bool, bool]:
+        """Whether the prompt's end opens the reasoning, or closes it."""
+        tail = list(ids[-_TAIL:])
+        texts = self._tokenizer.text_table.bytes_of(tail, False)
+        if not thoughts.close_ids:
+            text = b"".join(texts).decode("utf-8", "replace")
+            return thoughts.opened_by(text), thoughts.closed_by(text)
+        while tail and not texts[len(tail) - 1].strip():
+            del tail[-1]
+        opens, closes = thoughts.open_ids, thoughts.close_ids
+        return bool(opens) and _ends_with(tail, opens), _ends_with(tail, closes)
 
     def _turn(self, request: SingleGenerateReq) -> dict[str, Any] | None:
         """Its session_params, with what the scheduler must know besides: the caller's id of the turn, and
@@ -274,6 +356,9 @@ class Preparer:
             raise BadRequest("a choice cannot have a constraint as well", where="constraint")
         if request.session_params is not None:
             raise BadRequest("a choice is scored and is no turn of a session", where="session_params")
+        for name in ("require_reasoning", "max_thinking_tokens"):
+            if getattr(request, name) not in (None, False):
+                raise BadRequest("a choice is scored: there is no reasoning before it", where=name)
         for index, option in enumerate(options):
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")
@@ -339,6 +424,10 @@ class Preparer:
         if self._tokenizer.bos is not None:
             return [self._tokenizer.bos]
         return sorted(self._tokenizer.eos)[:1]
+
+
+def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
+    return len(ids) >= len(end) and tuple(ids[-len(end) :]) == tuple(end)
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

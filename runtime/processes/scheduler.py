@@ -17,6 +17,7 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
+from runtime.processes.precompile import LOOK_S, Precompiles
 from runtime.processes.vectors import Vectors, failed_vector, loop_of
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
@@ -35,6 +36,7 @@ from runtime.protocol.io_struct import (
     HealthReq,
     OpenSessionReq,
     PauseReq,
+    PrecompileReq,
     ProfileReq,
     SetStateReq,
     SingleReq,
@@ -99,6 +101,7 @@ class SchedulerProcess:
         self._begun: list[TextRequest] = []
         self._live: dict[str, str | None] = {}  # rid -> its front door
         self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
+        self._precompiles = Precompiles(grammar)
         self._faults = 0
         self._working_since: float | None = None
         self.closed_because = "the engine was closed"
@@ -157,6 +160,8 @@ class SchedulerProcess:
                 self._answer(item, lambda: (True, "", self._state()))
             case SetStateReq():
                 self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
+            case PrecompileReq():
+                self._precompile(item)
             case ProfileReq():
                 self._answer(item, lambda: self._profile(item))
             case HealthReq():
@@ -229,12 +234,14 @@ class SchedulerProcess:
         if self._profiler is not None:
             self._profiler.stepped()
         self._answer_flushes()
+        for asked, data in self._precompiles.due(self._clock()):
+            self._reply(asked, (True, "", data))
         if self._loop.in_flight or outputs:
             return 0.0
         if not self._scheduler.busy:
-            return IDLE_S
+            return LOOK_S if self._precompiles else IDLE_S
         if self._scheduler.paused is not None:
-            return PAUSED_S
+            return LOOK_S if self._precompiles else PAUSED_S
         # Without news, either a step brought none (a part of a prompt), or all wait for their grammars.
         return 0.0 if self._scheduler.running else BLOCKED_S
 
@@ -332,7 +339,15 @@ class SchedulerProcess:
                 {"live": count},
             )
         done = self._scheduler.flush_cache()
+        if self._grammar is not None:
+            self._grammar.flush()
         return done, "" if done else "some of the cache is still in use", {}
+
+    def _precompile(self, item: PrecompileReq) -> None:
+        try:
+            self._precompiles.add(item, self._clock())
+        except RuntimeFault as fault:
+            self._reply(item, (False, str(fault), fault.to_dict()))
 
     def _pause(self, item: PauseReq) -> Answer:
         self._scheduler.pause(item.mode)
@@ -375,6 +390,13 @@ class SchedulerProcess:
             "num_grammar_kept": told["cached"],
             "num_grammar_total": told["hits"] + told["misses"],
             "num_grammar_cache_hit_total": told["hits"],
+            "num_grammar_cache_miss_total": told["misses"],
+            "num_grammar_timeout_total": told["timeouts"],
+            "num_grammar_refused_total": told["refused"],
+            "num_grammar_compiling": told["compiling"],
+            "num_grammar_stuck": told["stuck"],
+            "grammar_kept_bytes": told["cached_bytes"],
+            "grammar_compile_seconds": told["seconds"],
         }
 
 

@@ -142,12 +142,16 @@ class Ticket:
             "id": request.rid,
             "finish_reason": part.finish_reason(),
             **part.counters(),
-            "reasoning_tokens": self._facts.thoughts(part.ids, request.messages is not None),
+            "reasoning_tokens": self._facts.thoughts(part, request.messages is not None),
             "weight_version": self._facts.weight_version,
             "dp_rank": 0,  # there is one engine
             **part.logprob_meta(self._text_of),
             "e2e_latency": self._elapsed(),
         }
+        if part.grammar is not None:
+            meta["grammar"] = dict(part.grammar)
+        if part.request.require_reasoning:
+            meta["answer_start"] = self._facts.answer_start(part)
         if request.return_hidden_states:
             meta["hidden_states"] = part.hidden_states
         if request.return_prompt_token_ids:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from runtime.protocol.base_req import SingleReq
+from runtime.protocol.constraint import Constraint
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -73,6 +74,19 @@ class ProfileReq(SingleReq):
     action: Literal["start", "stop"] = "start"
     steps: int | None = None
     folder: str | None = None
+
+
+MAX_PRECOMPILED = 1024
+"""Constraints in one PrecompileReq, at most."""
+
+
+class PrecompileReq(SingleReq):
+    """Compile these constraints, so that they are ready when a request comes with one. Answered when all are
+    done, or after `timeout_s` with those that are: data["constraints"] holds for each, in order, ok, and
+    either backend, exact, checked, ignored, why, compile_s and cached, or an error."""
+
+    constraints: list[Constraint] = msgspec.field(default_factory=list)
+    timeout_s: float = 30.0
 
 
 class HealthReq(SingleReq):

@@ -36,8 +36,14 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     return_hidden_states: True for every token's, "last" for the last one's.
     extra_key, cache_salt: requests with different ones never share cache; a salt "" is none.
     session_params: {"id", "rid", "offset", "replace", "drop_previous_output"}; session_id: only its id.
-    jump_forward: append forced text without decoding it step by step. The forced text is the same either way;
-        what is chosen after it can differ where the model would have cut that text into other tokens.
+    jump_forward: append forced text without decoding it step by step. The output is the same either way.
+    token_healing: let the model choose the end of a text prompt's last word anew, together with what follows
+        (see runtime.grammar.healing). Prompts of ids, turns of sessions, prompts whose log-probabilities or
+        hidden states are wanted and text that ends with a control token stay as they are.
+    require_reasoning: the output begins with the model's reasoning, and the constraint holds for what follows
+        its end; it must come to an end. None: where the prompt opens the reasoning, or the chat template
+        leaves it on. False: the constraint holds from the first token. max_thinking_tokens: after so many
+        tokens of reasoning its end must follow; with a constraint or without.
     no_logs, log_metrics, custom_labels: what observers of the front door are told.
     data_parallel_rank: another name of routed_dp_rank.
     """
@@ -69,6 +75,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     return_entropy: bool = False
     stream: bool = False
     jump_forward: bool = True
+    token_healing: bool = False
     priority: int | list[int | None] | None = None
     extra_key: str | list[str | None] | None = None
     cache_salt: str | list[str | None] | None = None
@@ -85,7 +92,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     data_parallel_rank: int | None = None
     routing_key: str | None = None
     background: bool = False
-    require_reasoning: bool = False
+    require_reasoning: bool | None = False
     max_thinking_tokens: int | None = None
     timeout_s: float | None = None
     log_metrics: bool = True

@@ -29,6 +29,7 @@ from runtime.protocol.control import (
     OpenSessionReq,
     PauseMode,
     PauseReq,
+    PrecompileReq,
     ProfileReq,
     SetStateReq,
 )
@@ -55,11 +56,13 @@ __all__ = [
     "GenerateOutput",
     "GenerateReqInput",
     "GetStateReq",
+    "GrammarInfo",
     "GroupFailed",
     "HealthReq",
     "OpenSessionReq",
     "PauseMode",
     "PauseReq",
+    "PrecompileReq",
     "ProfileReq",
     "SetStateReq",
     "SingleReq",
@@ -75,7 +78,9 @@ __all__ = [
 
 class TokenizedGenerateReqInput(SingleReq):
     """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a
-    decoder's rule about leading spaces applies to it."""
+    decoder's rule about leading spaces applies to it. heal: so many of the last ids may be tokenized anew
+    with what follows them (see runtime.grammar.healing). require_reasoning: the output begins within the
+    model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -87,10 +92,12 @@ class TokenizedGenerateReqInput(SingleReq):
     return_hidden_states: bool | Literal["last"] = False
     stream: bool = False
     jump_forward: bool = True
+    heal: int = 0
     priority: int = 0
     extra_key: str | None = None
     session_params: dict[str, Any] | None = None
     require_reasoning: bool = False
+    max_thinking_tokens: int | None = None
     embedding: bool = False
     deadline: float | None = None  # time.monotonic() seconds of the sending machine
     at_start: bool = False
@@ -119,11 +126,32 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """stop (matched: the string or id), length, abort (error: a RuntimeFault as a dict)."""
+    """stop (matched: the string or id), length, abort (error: a RuntimeFault as a dict). unfinished: what the
+    output breaks off in, where it does: "reasoning" that was to end before an answer, or a "constraint" that
+    no whole match was found for."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
     error: dict[str, Any] | None = None
+    unfinished: Literal["reasoning", "constraint"] | None = None
+
+
+class GrammarInfo(msgspec.Struct, frozen=True):
+    """How a request's constraint was kept: meta_info["grammar"].
+
+    backend, exact, checked, ignored, why: see runtime.grammar.base.Origin. compile_s: seconds the compilation
+    took, whoever asked for it; cached: it was ready when asked for. rollbacks: how often output was taken
+    back; closed_by_budget: the output was led to its end before max_new_tokens ran out."""
+
+    backend: str
+    exact: bool
+    checked: list[str] = []
+    ignored: list[str] = []
+    why: str = ""
+    compile_s: float = 0.0
+    cached: bool = False
+    rollbacks: int = 0
+    closed_by_budget: bool = False
 
 
 class TokenOutput(msgspec.Struct, array_like=True, gc=False):
@@ -138,7 +166,8 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     or token_ids_logprob were asked for. input_logprobs and the like come once, with the first ids that
     are told or without any, for the prompt from logprob_start_len on; the first token of a prompt has none
     (None, []). hidden_states come with the last news: those of all computed tokens, prompt first, or only
-    the last one's. A request that ends with an error has no hidden states."""
+    the last one's. A request that ends with an error has no hidden states. healed: so many bytes of the
+    first id's text are the end of the prompt and not shown; told with it."""
 
     rid: str
     new_ids: list[int]
@@ -160,6 +189,8 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     queue_s: float = 0.0
     first_token_s: float = 0.0
     http_worker_ipc: str | None = None
+    grammar: GrammarInfo | None = None
+    healed: int = 0
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
@@ -296,7 +327,9 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     meta: id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...}; None while
     it goes on); prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, jumped_tokens,
     decode_steps, num_retractions; queue_time, first_token_latency, e2e_latency (seconds); weight_version;
-    dp_rank (0: there is one engine).
+    dp_rank (0: there is one engine). unfinished in finish_reason: see FinishReason.
+    With a constraint, grammar (see GrammarInfo); where the output begins with reasoning, answer_start: how
+    many characters of the text are reasoning and its marks, None while it goes on.
     Where asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
     token; the first token of a prompt has None), the same with _top_ and _token_ids_ (a list of these per
     token), hidden_states, prompt_token_ids.
@@ -306,3 +339,13 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     output_ids: list[int]
     meta: dict[str, Any]
     choices: list[ChoiceScores] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        """output["text"], output["output_ids"], output["meta_info"]: the same under the wire's names."""
+        match name:
+            case "text" | "output_ids" | "choices":
+                return getattr(self, name)
+            case "meta_info":
+                return self.meta
+            case _:
+                raise KeyError(name)

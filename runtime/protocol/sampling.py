@@ -23,8 +23,9 @@ MAX_STOP_REGEX_BYTES = 256
 MAX_SAMPLES = 4096
 ROOM = 2**31 - 1
 """max_new_tokens of a request whose output may fill what room there is."""
-CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag")
-"""Keys of a user's sampling_params that say what the output must match; at most one of them."""
+CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+"""Keys of a user's sampling_params that say what the output must match; at most one of them. `whitespace`
+may stand beside the first and the fourth."""
 ALIASES = {"sampling_seed": "seed"}
 
 
@@ -118,7 +119,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     @classmethod
     def from_user(cls, given: SamplingParams | Mapping[str, Any]) -> tuple[SamplingParams, Constraint | None]:
         """What a user's dict says: the parameters, verified, and the constraint of its json_schema, regex,
-        ebnf or structural_tag.
+        ebnf, structural_tag or choices (a list of texts), with its `whitespace` (see Constraint).
 
         None stands for a field's default. stop, stop_regex: one or a list; stop_token_ids: one or a list;
         logit_bias: keys may be text; sampling_seed is another name of seed; a constraint may be given as text
@@ -158,7 +159,7 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
 
 def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
     """The same with aliases resolved. Raises BadRequest for an unknown key."""
-    known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *ALIASES)
+    known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, "whitespace", *ALIASES)
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
@@ -178,7 +179,10 @@ def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
 def _constraint(values: dict[str, Any]) -> Constraint | None:
     """Takes the constraint out of `values`."""
     found = [(word, values.pop(word)) for word in CONSTRAINT_WORDS if word in values]
+    whitespace = values.pop("whitespace", None)
     if not found:
+        if whitespace is not None:
+            raise BadRequest("goes with json_schema or structural_tag", where="sampling_params.whitespace")
         return None
     if len(found) > 1:
         raise BadRequest(
@@ -187,7 +191,9 @@ def _constraint(values: dict[str, Any]) -> Constraint | None:
             where="sampling_params",
         )
     word, spec = found[0]
-    if word in ("json_schema", "structural_tag") and isinstance(spec, (dict, bool, list)):
+    if word == "choices" and not _are_choices(spec):
+        raise BadRequest("must be a list of texts, none of them empty", where=f"sampling_params.{word}")
+    if word in ("json_schema", "structural_tag", "choices") and isinstance(spec, (dict, bool, list, tuple)):
         try:
             spec = msgspec.json.encode(spec).decode()
         except (TypeError, ValueError, RecursionError) as error:
@@ -195,7 +201,11 @@ def _constraint(values: dict[str, Any]) -> Constraint | None:
             raise BadRequest(f"cannot be written as JSON: {error}", where=where) from error
     if not isinstance(spec, str):
         raise BadRequest(f"must be a text, got {type(spec).__name__}", where=f"sampling_params.{word}")
-    return Constraint(cast(ConstraintKind, word), spec).verify()
+    return Constraint(cast(ConstraintKind, word), spec, whitespace).verify()
+
+
+def _are_choices(given: Any) -> bool:
+    return isinstance(given, (list, tuple)) and bool(given) and all(isinstance(o, str) and o for o in given)
 
 
 def _biases(given: Any) -> dict[int, Any]:

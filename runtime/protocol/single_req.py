@@ -44,10 +44,12 @@ class SingleGenerateReq(SingleReq):
     return_prompt_token_ids: bool = False
     stream: bool = False
     jump_forward: bool = True
+    token_healing: bool = False
     priority: int = 0
     extra_key: str | None = None
     session_params: dict[str, Any] | None = None
-    require_reasoning: bool = False
+    require_reasoning: bool | None = False
+    max_thinking_tokens: int | None = None
     timeout_s: float | None = None
     log_metrics: bool = True
     no_logs: bool = False
@@ -75,7 +77,6 @@ _UNSERVED = (
     ("return_bytes", "answers hold text and ids"),
     ("return_entropy", "use return_logprob"),
     ("background", "use the responses endpoint"),
-    ("max_thinking_tokens", "use max_new_tokens"),
 )
 """Fields that are understood but not served, each with what to know about it."""
 

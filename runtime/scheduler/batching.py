@@ -11,6 +11,9 @@ from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
 from runtime.scheduler.request import Request
 
+HEALS = 1 << 62
+"""Draws that choose the end of a prompt are other ones than those of the output."""
+
 
 class Batcher:
     """Builds plans. Between two plans with the same rows and an unchanged cache the shared segments are the
@@ -98,7 +101,7 @@ def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
         lease.take(end - start),
         request.params,
         sample,
-        len(tokens) - request.prompt_len,
+        len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.heal else 0),
         request.wanted(start, end) if request.targets else (),
         request.top if sample else 0,
         request.source.input_ids if request.reads_prompt else (),
@@ -108,4 +111,5 @@ def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
         "none" if request.hidden == "none" else request.hidden_of(end),
         request.return_logprob,
         request.prompt_len,
+        sample and (request.matcher is not None or request.heal is not None),
     )

@@ -1,8 +1,9 @@
 """Token masks: bits over the vocabulary, from a request's grammar and its min_new_tokens. Changes no
-request."""
+request but for `stuck`."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy as np
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
 from runtime.scheduler.request import Request, defect
+
+GRAMMAR_S, GRAMMAR_TOKEN_S = 1.0, 0.03
+"""CPU seconds that following one request's constraint may take: to begin with, and more for each token."""
 
 
 def without(mask: TokenMask, ids: Iterable[int]) -> TokenMask:
@@ -31,6 +35,13 @@ def full(vocab_size: int) -> TokenMask:
     return TokenMask(bits)
 
 
+def only(token: int, words: int) -> TokenMask:
+    """The mask of one id."""
+    bits = np.zeros(words, dtype=np.uint32)
+    bits[token >> 5] = np.uint32(1) << np.uint32(token & 31)
+    return TokenMask(bits, np.array([token], dtype=np.int64))
+
+
 def is_empty(mask: TokenMask) -> bool:
     return not (mask.bits.any() if mask.allowed is None else len(mask.allowed))
 
@@ -40,54 +51,59 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
 
     Where the grammar leaves nothing but ids that min_new_tokens forbids, the grammar wins.
     """
+    if request.heal is not None:
+        return request.heal.mask(request.matcher)
+    if request.owed:
+        return only(request.owed[0], len(everything.bits))
     forbidden = request.rule.masked_ids(request.produced)
     if request.matcher is None:
         return without(everything, forbidden) if forbidden else None
     mask = request.matcher.mask()
+    if request.barred and (barred := request.barred.get(len(request.marks))):
+        mask = without(mask, barred)
     if not forbidden or is_empty(mask):
         return mask
     rest = without(mask, forbidden)
     return mask if is_empty(rest) else rest
 
 
+def check_cost(request: Request) -> None:
+    """Raises BadConstraint where following the request's constraint holds up all others: a grammar can be
+    small, and still take a second for every token."""
+    if request.grammar_s > GRAMMAR_S + GRAMMAR_TOKEN_S * request.produced:
+        raise BadConstraint(
+            f"is too complex to follow: {request.grammar_s:.1f} s of computing for {request.produced} tokens",
+            where=request.source.constraint.kind if request.source.constraint else "constraint",
+            hint="simplify it: fewer ambiguous or nested repeats",
+        )
+
+
 def masks_of(
     requests: Sequence[Request], rows: Sequence[Row], everything: TokenMask
 ) -> tuple[dict[int, TokenMask], dict[int, RuntimeFault]]:
-    """Masks by row, and what is wrong with grammars that have come to a dead end or failed, by `seq`."""
+    """Masks by row, and what is wrong with grammars that failed, by `seq`. Requests whose grammar leaves
+    nothing that may follow are marked `stuck`, and may sample anything."""
     masks: dict[int, TokenMask] = {}
     faults: dict[int, RuntimeFault] = {}
     for index, request in enumerate(requests):
-        if (request.matcher is None and not request.rule.min_new_tokens) or not rows[index].sample:
+        free = request.matcher is None and not request.rule.min_new_tokens and request.heal is None
+        if free or not rows[index].sample:
             continue
+        began = time.thread_time()
         try:
+            check_cost(request)
             mask = mask_of(request, everything)
-            if mask is not None and is_empty(mask):
-                faults[request.seq] = _dead_end(request)
-                continue
+            request.stuck = mask is not None and is_empty(mask)
+            if request.stuck:
+                continue  # whatever is sampled is thrown away: see liveness.turn_back
         except RuntimeFault as fault:
             faults[request.seq] = fault
             continue
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             faults[request.seq] = defect("the grammar failed", error)
             continue
+        finally:
+            request.grammar_s += time.thread_time() - began
         if mask is not None:
             masks[index] = mask
     return masks, faults
-
-
-def _dead_end(request: Request) -> BadConstraint:
-    """Nothing may follow what was generated: a value was begun that cannot end as the constraint wants."""
-    where = request.source.constraint.kind if request.source.constraint else "constraint"
-    after = f"after {request.produced} generated tokens"
-    rejection = None if request.matcher is None else request.matcher.verdict()
-    if rejection is not None:
-        return BadConstraint(
-            f"what was generated cannot be kept {after}: {rejection.reason}",
-            where=where,
-            hint="try another seed, or a schema that says the same with fewer conditions on whole values",
-        )
-    return BadConstraint(
-        f"no token of the vocabulary can follow {after}",
-        where=where,
-        hint="the constraint leads to a dead end for this tokenizer",
-    )

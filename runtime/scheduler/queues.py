@@ -51,6 +51,11 @@ class GrammarQueue:
         except RuntimeFault as fault:
             request.future.set_exception(fault)
 
+    def put(self, request: Request, future: Future[Matcher]) -> None:
+        """The request waits for `future`."""
+        request.future = future
+        self._queue[request.seq] = request
+
     def ready(self) -> Iterator[tuple[Request, Matcher | RuntimeFault]]:
         """Those that need wait no longer, taken out: with their matcher, or with why there is none."""
         for request in list(self._queue.values()):

@@ -22,6 +22,7 @@ class Counters:
     cached: int = 0
     generated: int = 0
     jumped: int = 0
+    rolled_back: int = 0
     retracted: int = 0
     preempted: int = 0
     finished: int = 0
@@ -101,5 +102,6 @@ def totals(counters: Counters, generated: int, jumped: int) -> dict[str, Any]:
         "cached_tokens_total": counters.cached,
         "computed_tokens_total": counters.computed,
         "jumped_tokens_total": counters.jumped + jumped,
+        "num_grammar_rollbacks_total": counters.rolled_back,
         "cache_hit_rate": counters.cached / counters.prompt_tokens if counters.prompt_tokens else 0.0,
     }

@@ -10,19 +10,41 @@ import secrets
 from array import array
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from runtime.cache.manager import Lease
-from runtime.grammar.base import Matcher
+from runtime.grammar.base import Matcher, Origin
+from runtime.grammar.healing import Healing
 from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import FinishReason, GrammarInfo, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.stop import LENGTH, NOTHING_SEEN, StopRule
+from runtime.scheduler.stop import LENGTH, NOTHING_SEEN, Seen, StopRule
 
 Hidden: TypeAlias = Literal["none", "last", "all"]
+
+
+class Mark(NamedTuple):
+    """Where a request was before one step of its matcher: how many tokens it had, what the stop rule had
+    seen, and what was counted. `token`: the one sampled; -1: its text was forced."""
+
+    length: int
+    seen: Seen
+    decode_steps: int
+    jumped: int
+    token: int
+
+
+class Healed(NamedTuple):
+    """The token, and what was known of it, that step number `step` replaced by others."""
+
+    step: int
+    token: int
+    logprob: float | None
+    top: list[list[tuple[int, float]]]
+    ids: list[list[tuple[int, float]]]
 
 
 class Request:
@@ -33,15 +55,27 @@ class Request:
               first `scored` of them are known
     seen      what the stop rule remembers of the text
     states    final hidden states: of the tokens from the first on, or only of the last one computed
+    origin    who keeps its constraint, once that is known
+    marks     one for each step of the matcher; `healed`: tokens that a step replaced
+    heal      the end of its prompt that is chosen anew, before anything else; None when that is done
+    skip      so many bytes of the first output id's text are the prompt's
+    stuck     its matcher has come to where nothing may follow; the step under way gives it no token
+    barred    ids that led there, by how many steps were before them: of a matcher that cannot itself forbid
+    held      ids that end the output as its constraint wants after `held_at` steps; None: none are known.
+              Checked again when `check_at` ids are produced. `sure_held`, `sure_at`, `tell_at`: the same for
+              what a stream tells
     """
 
     __slots__ = (
-        "added_at", "added_tick", "admitted_at", "arrival", "cached", "computed", "decode_steps",
-        "ending", "first_at", "future", "goal", "hidden", "ids", "input_ids_logprobs", "input_logprobs",
-        "input_top", "jumped", "lease", "limit", "matcher", "output_ids_logprobs", "output_logprobs",
-        "output_top", "params", "plain", "preemptions", "prompt_len", "publish_to", "reads_output",
-        "reads_prompt", "retractions", "return_logprob", "rid", "rule", "said", "scored", "seen", "seq",
-        "source", "states", "stream", "targets", "tokens", "top",
+        "added_at", "added_tick", "admitted_at", "arrival", "barred", "cached", "check_at",
+        "closed_by_budget", "computed", "decode_steps", "ending", "first_at", "future", "goal", "grammar_s",
+        "heal", "healed", "held", "held_at", "hidden", "ids", "input_ids_logprobs", "input_logprobs",
+        "input_top", "jumped", "lease", "limit", "marks", "matcher", "misses", "origin",
+        "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain", "preemptions",
+        "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions", "return_logprob", "rid",
+        "rollbacks", "rule", "said", "scored", "searched_s", "seen", "seq", "silent", "skip", "source",
+        "states", "stream", "stuck", "sure_at", "sure_held", "taken_back", "targets", "tell_at", "tokens",
+        "top",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +100,11 @@ class Request:
             self.reads_prompt or self.params.frequency_penalty != 0.0 or self.params.presence_penalty != 0.0
         )
         self.tokens: array[int] = array("q", source.input_ids)
+        self.heal: Healing | None = None
+        self.skip = 0
+        if source.heal:
+            self.heal = Healing(source.input_ids[-source.heal :], vocabulary)
+            del self.tokens[-source.heal :]
         self.prompt_len = len(self.tokens)
         self.limit = self.prompt_len + self.params.max_new_tokens  # how long it can become
         self.computed = 0
@@ -73,8 +112,23 @@ class Request:
         self.publish_to = 0  # chunks ending up to here go to the prefix cache at once
         self.lease: Lease | None = None
         self.matcher: Matcher | None = None
+        self.origin: Origin | None = None
+        self.grammar_s = 0.0  # CPU seconds that following its constraint took the scheduler's thread
+        self.rollbacks = 0  # how often output was taken back
+        self.closed_by_budget = False  # whether it was led to its end before max_new_tokens ran out
         self.future: Future[Matcher] | None = None
         self.seen = NOTHING_SEEN
+        self.owed: list[int] = []
+        self.marks: list[Mark] = []
+        self.healed: list[Healed] = []
+        self.stuck = False
+        self.taken_back = 0  # tokens, in all
+        self.searched_s = 0.0  # CPU time of searches for completions
+        self.barred: dict[int, frozenset[int]] = {}
+        self.held: tuple[int, ...] | None = None
+        self.held_at = self.check_at = self.misses = 0
+        self.sure_held: tuple[int, ...] = ()
+        self.sure_at = self.tell_at = self.silent = 0
         self.ending: FinishReason | None = None
         self.goal = 0
         self.said = 0  # output ids told already
@@ -164,15 +218,85 @@ class Request:
                 self.output_ids_logprobs.append(list(zip(self.ids, ids)))
         self.tokens.append(token)
 
+    def settle_prompt(self, token: int) -> None:
+        """One more token of the prompt, where its end is chosen anew."""
+        self.tokens.append(token)
+        self.prompt_len += 1
+        self.limit += 1
+
+    @property
+    def is_plain(self) -> bool:
+        return not (
+            self.ending
+            or self.matcher
+            or self.heal
+            or self.rule.reads_text
+            or self.return_logprob
+            or self.hidden != "none"
+        )
+
     def drop_last(self) -> None:
-        """Take the last output token back; it has not been computed or told."""
-        self.tokens.pop()
-        if self.return_logprob:
-            self.output_logprobs.pop()
-            if self.top:
-                self.output_top.pop()
-            if self.ids:
-                self.output_ids_logprobs.pop()
+        """Take the last output token back; it has not been computed or told. Other tokens for its text, and
+        for what is forced behind it, come next; cut() brings it back."""
+        if self.marks:
+            last = self.output_logprobs[-1] if self.return_logprob else None
+            top, ids = self.output_top[-1:], self.output_ids_logprobs[-1:]
+            self.healed.append(Healed(len(self.marks), self.tokens[-1], last, top, ids))
+        self._shorten(len(self.tokens) - 1)
+
+    def _shorten(self, length: int) -> None:
+        """Only the first `length` tokens, and what is known of these."""
+        del self.tokens[length:]
+        produced = self.produced
+        for known in (self.output_logprobs, self.output_top, self.output_ids_logprobs):
+            del known[produced:]
+        while self.targets and self.targets[-1] >= length:
+            self.targets.pop()
+        self.scored = min(self.scored, len(self.targets))
+
+    def mark(self, token: int = -1) -> None:
+        """Its matcher took one step just now, by the sampled `token` or by forced text; the tokens for it
+        come next."""
+        self.marks.append(Mark(len(self.tokens), self.seen, self.decode_steps, self.jumped, token))
+
+    def length_before(self, back: int) -> int:
+        """How many tokens it had before the last `back` steps, and keeps for sure if these are taken back."""
+        number = len(self.marks) - back
+        healed = any(one.step == number + 1 for one in self.healed[-back:])
+        return self.marks[number].length - healed
+
+    @property
+    def sure(self) -> int:
+        """Output ids that will not be taken back."""
+        if self.matcher is None or not self.marks:
+            return self.produced
+        if self.held is not None:
+            back = len(self.marks) - max(self.held_at, self.sure_at)
+        else:
+            back = min(self.matcher.undoable(), len(self.marks))
+        return self.length_before(back) - self.prompt_len if back else self.produced
+
+    def cut(self, back: int) -> int:
+        """Take the output of the last `back` steps of its matcher back; how many tokens that were. What is
+        computed of them, and the matcher, are the caller's."""
+        before = len(self.tokens)
+        for _ in range(back):
+            number = len(self.marks)
+            mark = self.marks.pop()
+            self._shorten(mark.length)
+            if self.healed and self.healed[-1].step == number:
+                healed = self.healed.pop()
+                self._shorten(mark.length - 1)
+                self.tokens.append(healed.token)
+                if self.return_logprob:
+                    self.output_logprobs.append(healed.logprob)
+                    self.output_top += healed.top
+                    self.output_ids_logprobs += healed.ids
+            self.seen, self.decode_steps, self.jumped = mark.seen, mark.decode_steps, mark.jumped
+        self.owed = []
+        for number in [one for one in self.barred if one > len(self.marks)]:
+            del self.barred[number]
+        return before - len(self.tokens)
 
     @property
     def settled(self) -> int:
@@ -245,7 +369,7 @@ class Request:
         return TokenOutput(
             rid=self.rid,
             new_ids=[tokens[-1]] if new == 1 else tokens[-new:].tolist(),
-            prompt_tokens=self.prompt_len,
+            prompt_tokens=len(self.source.input_ids),
             completion_tokens=end,
             cached_tokens=self.cached,
             jumped_tokens=self.jumped,
@@ -258,13 +382,15 @@ class Request:
 
     def news(self, now: float, finish: FinishReason | None = None) -> TokenOutput | None:
         """What is new since the last call; None when that is nothing. Output ids whose log-probability is
-        wanted and still to come are held back."""
+        wanted and still to come are held back, and those that may be taken back."""
         end = self.produced
         if finish is None:
             if not self.stream:
                 return None
             if self.return_logprob and self.scored < len(self.targets):
                 end = min(end, max(0, self.targets[self.scored] - self.prompt_len))
+            if self.matcher is not None:
+                end = min(end, self.sure)
             if end <= self.said or (self.said and end - self.said < self.params.stream_interval):
                 return None  # the first piece comes at once, the others every stream_interval tokens
         start, self.said = self.said, end
@@ -278,7 +404,7 @@ class Request:
             rid=self.rid,
             new_ids=new_ids,
             finish=finish,
-            prompt_tokens=self.prompt_len,
+            prompt_tokens=len(self.source.input_ids),
             completion_tokens=end,
             cached_tokens=max(self.cached, 0),
             jumped_tokens=self.jumped,
@@ -294,6 +420,25 @@ class Request:
             queue_s=admitted - self.added_at,
             first_token_s=first - self.added_at,
             http_worker_ipc=self.source.http_worker_ipc,
+            grammar=self.kept() if finish is not None or start == 0 else None,
+            healed=self.skip if start == 0 else 0,
+        )
+
+    def kept(self) -> GrammarInfo | None:
+        """How its constraint is kept; None without one, or while it is compiled."""
+        origin = self.origin
+        if origin is None:
+            return None
+        return GrammarInfo(
+            backend=origin.backend,
+            exact=origin.exact,
+            checked=list(origin.checked),
+            ignored=list(origin.ignored),
+            why=origin.why,
+            compile_s=origin.compile_s,
+            cached=origin.cached,
+            rollbacks=self.rollbacks,
+            closed_by_budget=self.closed_by_budget,
         )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import TUNABLE, SchedulerConfig
+from runtime.grammar.reasoner import Reasoning
+from runtime.grammar.tally import MASK_S, Histogram
 from runtime.plan import Row, RowResult, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault
@@ -23,12 +25,13 @@ from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, 
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import Batcher
+from runtime.scheduler.constrained import Constrained
 from runtime.scheduler.expiry import Deadlines
 from runtime.scheduler.intake import Intake
 from runtime.scheduler.masks import full, masks_of
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
-from runtime.scheduler.progress import Encode, Progress
+from runtime.scheduler.progress import Encode, Progress, ended
 from runtime.scheduler.queues import GrammarQueue, Grammars, WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.request import Request, defect, failure
@@ -43,7 +46,8 @@ log = logging.getLogger(__name__)
 class Scheduler:
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
     `grammar`: compiles constraints; None refuses them. `clock`: seconds, the one deadlines are given in.
-    `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify)."""
+    `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
+    model ends its reasoning; None where that is not known."""
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class Scheduler:
         grammar: Grammars | None,
         clock: Callable[[], float] = time.monotonic,
         verify_params: Callable[[SamplingParams], None] | None = None,
+        reasoning: Reasoning | None = None,
     ) -> None:
         self.config = config
         self.manager = CacheManager(
@@ -62,13 +67,15 @@ class Scheduler:
         )
         self._vocabulary = vocabulary
         self._clock = clock
-        self._progress = Progress(vocabulary, encode, jump_forward=config.jump_forward)
+        self._progress = Progress(vocabulary, encode, self.manager, config)
         self._batcher = Batcher(self.manager, config.chunked_prefill_size, mixed=config.mixed_prefill)
         self._everything = full(len(vocabulary))
+        self._mask_seconds = Histogram(MASK_S)
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
         self._grammar = GrammarQueue(grammar)
+        self._constrained = Constrained(self._grammar, self._progress, reasoning)
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
         self._sessions = Sessions(self.manager, config.max_sessions)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
@@ -106,11 +113,10 @@ class Scheduler:
         request = Request(whole, self._arrivals, self._vocabulary, now, self._tick)
         self._live[request.rid] = request
         self._deadlines.came(request, now)
-        if whole.constraint is None:
-            self._enqueue(request)
-        else:
-            self._grammar.add(request, whole.constraint)
+        if self._constrained.add(request):
             self._poll_grammars()
+        else:
+            self._enqueue(request)
 
     def abort(self, rid: str | None, *, prefix: bool = False, message: str | None = None) -> int:
         """Cancel the request `rid`, all whose ids begin with it (`prefix`; an empty one names none), or all
@@ -222,6 +228,7 @@ class Scheduler:
             "new_token_ratio": self._residents.ratio.value,
             "gen_throughput": self._rate.value if running else 0.0,
             **usage(self.manager),
+            "grammar_mask_seconds": self._mask_seconds.state(),
             **totals(self._counters, produced, sum([one.jumped for one in live])),
         }
 
@@ -272,10 +279,13 @@ class Scheduler:
             self._residents.admit(self._tick, preempt=False)
 
     def masks(self) -> dict[int, TokenMask]:
-        """Masks for the rows of the plan just given, by row index; a row without one may sample anything. A
-        request whose grammar is at a dead end fails at the commit, alone."""
+        """Masks for the rows of the plan just given, by row index; a row without one may sample anything. The
+        output of a request whose grammar is at a dead end is taken back at the commit, or it fails, alone."""
         requests, rows = self._under_way or ((), ())
+        began = time.perf_counter()
         masks, faults = masks_of(requests, rows, self._everything)
+        if masks:
+            self._mask_seconds.observe(time.perf_counter() - began)
         self._doomed |= faults
         return masks
 
@@ -383,9 +393,11 @@ class Scheduler:
         if row.sample and result.token is not None:
             if request.first_at < 0:
                 request.first_at = now
+            began = time.thread_time()
             reason = self._progress.accept(
                 request, result.token, result.logprob, result.top, result.token_ids
             )
+            request.grammar_s += time.thread_time() - began
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:
@@ -398,13 +410,7 @@ class Scheduler:
     def _enqueue(self, request: Request) -> None:
         """The request could run now."""
         request.added_tick = self._tick
-        request.plain = not (
-            request.ending
-            or request.matcher
-            or request.rule.reads_text
-            or request.return_logprob
-            or request.hidden != "none"
-        )
+        request.plain = request.is_plain
         self._waiting.add(request)
         self._residents.unblock()
 
@@ -423,19 +429,10 @@ class Scheduler:
             self._poll_grammars()
 
     def _poll_grammars(self) -> None:
-        for request, outcome in self._grammar.ready():
-            if isinstance(outcome, RuntimeFault):
-                self._fail(request, outcome)
-                continue
-            request.matcher = outcome
-            try:
-                reason = self._progress.begin(request)
-            except Exception as error:  # noqa: BLE001
-                self._fail(request, defect("the grammar failed", error))
-                continue
-            if reason is not None:
-                request.end(reason)
-            if request.ready:
+        for request, fault in self._constrained.ready():
+            if fault is not None:
+                self._fail(request, fault)
+            elif request.ready:
                 self._finish(request)
             else:
                 self._enqueue(request)
@@ -467,7 +464,7 @@ class Scheduler:
     def _finish(self, request: Request) -> None:
         assert request.ending is not None
         self._counters.finished += 1
-        self._close(request, request.ending, keep=True)
+        self._close(request, ended(request.ending, request.matcher), keep=True)
 
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
         """Answer with an error and free everything; for a row under way, at its commit. `keep`: what was
@@ -493,5 +490,6 @@ class Scheduler:
             self._released.append(request.seq)
         self._counters.generated += request.produced
         self._counters.jumped += request.jumped
+        self._counters.rolled_back += request.rollbacks
         del self._live[request.rid]
         self._outbox.tell(request, reason)

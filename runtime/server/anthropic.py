@@ -44,7 +44,9 @@ _ERROR_TYPES = {
 }
 
 
-_WORDS = {"max_new_tokens": "max_tokens", "stop": "stop_sequences"}
+_WORDS = {
+    "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
+}  # fmt: skip
 """What the runtime's fields are called here, where they have another name."""
 _MAY_THINK = ("disabled", "adaptive", "between_tools")
 """Kinds of `thinking` that a model without thoughts can keep."""
@@ -83,6 +85,7 @@ class MessagesRequest(Prompting):
     context_management: dict[str, Any] | None = None
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
+    output_format: dict[str, Any] | None = None
 
 
 class Usage(msgspec.Struct):
@@ -194,18 +197,23 @@ def _prompt(ctx: ServerContext, body: Prompting) -> dict[str, Any]:
     return made
 
 
-def _format(config: dict[str, Any] | None) -> dict[str, Any]:
-    """The constraint among sampling words that output_config asks for. Raises BadRequest, NotSupported."""
+def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
+    """The constraint among sampling words that output_config asks for, or output_format, its name of before.
+    Raises BadRequest, NotSupported."""
     for name in config or {}:
         if name not in ("effort", "format"):
             raise NotSupported(f"{name[:80]!r} is not supported", where="output_config")
-    match (config or {}).get("format"):
+    given = (config or {}).get("format")
+    if given is not None and older is not None:
+        raise BadRequest("says the same as output_config.format; send one of them", where="output_format")
+    match older if given is None else given:
         case None:
             return {}
-        case {"type": "json_schema", "schema": {**schema}}:
-            return {"json_schema": msgspec.json.encode(schema).decode()}
+        case {"type": "json_schema", "schema": {**schema}, **rest} if not rest:
+            return {"json_schema": schema}
         case _:
-            raise BadRequest('is {"type": "json_schema", "schema": {...}}', where="output_config.format")
+            where = "output_config.format" if older is None else "output_format"
+            raise BadRequest('is {"type": "json_schema", "schema": {...}}', where=where)
 
 
 class _Job:
@@ -224,19 +232,22 @@ class _Job:
                 sampling[name] = value
         if body.stop_sequences:
             sampling["stop"] = list(body.stop_sequences)
-        sampling |= _format(body.output_config)
+        sampling |= _format(body.output_config, body.output_format)
         made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **_prompt(ctx, body))
-        self._request = ready(ctx, made, _WORDS)
+        self._words = (
+            _WORDS if body.output_format is None else _WORDS | {"json_schema": "output_format.schema"}
+        )
+        self._request = ready(ctx, made, self._words)
         self._id = f"msg_{new_rid()[:24]}"
 
     async def whole(self) -> MessageReply:
-        (output,) = await run(self._ctx, self._request, _WORDS)
+        (output,) = await run(self._ctx, self._request, self._words)
         reason, sequence = self._stop(output)
         return self._message(output, [{"type": "text", "text": output.text}], reason, sequence)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         sent, last = 0, None
-        async with closing_stream(follow(self._ctx, self._request, _WORDS)) as outputs:
+        async with closing_stream(follow(self._ctx, self._request, self._words)) as outputs:
             async for _, output in outputs:
                 if last is None:
                     head = self._message(output, [], None, None)

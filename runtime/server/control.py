@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
     CloseSessionReq,
     ContinueReq,
@@ -24,6 +25,7 @@ from runtime.protocol.control import (
     OpenSessionReq,
     PauseMode,
     PauseReq,
+    PrecompileReq,
     ProfileReq,
     SetStateReq,
 )
@@ -31,7 +33,7 @@ from runtime.protocol.errors import BadRequest, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.body import from_query, read_struct
 from runtime.server.context import ServerContext
-from runtime.server.errors import NoSuchService, json_response
+from runtime.server.errors import NoSuchService, error_body, json_response
 from runtime.server.openapi import Operation, field_schemas
 
 T = TypeVar("T")
@@ -106,6 +108,35 @@ class ConfigureLogging(msgspec.Struct, forbid_unknown_fields=True):
     log_requests: bool | None = None
 
 
+class Precompile(msgspec.Struct, forbid_unknown_fields=True):
+    """constraints: what generations will have to match, each of kind regex, json_schema, ebnf, structural_tag
+    or choices (a JSON list of texts). timeout: seconds to wait for them; what is not done then goes on."""
+
+    constraints: list[Constraint]
+    timeout: float | None = None
+
+
+class Precompiled(msgspec.Struct):
+    """Of one constraint. Where ok: who keeps it (backend, why), whether exactly, which keywords a validator
+    checks or the standard ignores, the seconds its compilation took, and whether it was ready. Else error."""
+
+    ok: bool
+    backend: str | msgspec.UnsetType = msgspec.UNSET
+    exact: bool | msgspec.UnsetType = msgspec.UNSET
+    checked: list[str] | msgspec.UnsetType = msgspec.UNSET
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    why: str | msgspec.UnsetType = msgspec.UNSET
+    compile_s: float | msgspec.UnsetType = msgspec.UNSET
+    cached: bool | msgspec.UnsetType = msgspec.UNSET
+    error: Any = msgspec.UNSET
+
+
+class AllPrecompiled(msgspec.Struct):
+    """In the order of the constraints."""
+
+    constraints: list[Precompiled]
+
+
 class SetInternalState(msgspec.Struct, forbid_unknown_fields=True):
     """server_args: settings of the scheduler and their new values."""
 
@@ -147,6 +178,9 @@ OPENAPI: dict[str, Operation] = {
     "POST /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
     "GET /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
     "POST /configure_logging": Operation("Change what is logged", request=ConfigureLogging, response=Done),
+    "POST /precompile": Operation(
+        "Compile constraints ahead of their use", request=Precompile, response=AllPrecompiled, errors=(504,)
+    ),
     "POST /set_internal_state": Operation(
         "Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)
     ),
@@ -166,6 +200,7 @@ def routes(ctx: ServerContext) -> list[Route]:
         Route("/start_profile", control.start_profile, methods=both),
         Route("/stop_profile", control.stop_profile, methods=both),
         Route("/configure_logging", control.configure_logging, methods=["POST"]),
+        Route("/precompile", control.precompile, methods=["POST"]),
         Route("/set_internal_state", control.set_state, methods=["POST"]),
         *(Route(path, control.not_here, methods=["GET", "POST", "PUT"]) for path in NOT_HERE),
     ]
@@ -259,6 +294,19 @@ class Control:
     async def set_state(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, SetInternalState)
         return await self._order(SetStateReq(values=asked.server_args))
+
+    async def precompile(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, Precompile)
+        patience = self._ctx.config.control_timeout_s
+        wait = patience if asked.timeout is None else asked.timeout
+        if not 0 < wait <= MAX_WAIT_S:
+            raise BadRequest(f"must be more than 0 and at most {MAX_WAIT_S:g} s, got {wait}", where="timeout")
+        answer = await self._ask(PrecompileReq(constraints=asked.constraints, timeout_s=wait), wait)
+        raise_if_refused(answer)
+        for told in answer.data["constraints"]:
+            if not told["ok"]:
+                told["error"] = error_body(from_dict(told["error"]))["error"]
+        return json_response(answer.data)
 
     async def not_here(self, request: Request) -> Response:
         raise NoSuchService(NOT_HERE[request.url.path], where=request.url.path)

@@ -12,7 +12,12 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from runtime.processes.observe import Begun
@@ -32,6 +37,9 @@ _GAUGES = {
     "num_retracted_reqs": "Requests that were sent back to the queue and wait there",
     "num_paused_reqs": "Requests held by a pause",
     "num_grammar_kept": "Constraints that are kept ready",
+    "grammar_kept_bytes": "What these take, by their own estimate",
+    "num_grammar_compiling": "Constraints being compiled, or waiting for that",
+    "num_grammar_stuck": "Compilations that have passed their deadline and still run",
     "num_sessions": "Open sessions",
     "num_used_tokens": "KV slots held by requests",
     "token_usage": "Share of the KV slots held by requests",
@@ -47,9 +55,19 @@ _TOTALS = {
     "num_timed_out_requests_total": "Requests that passed their deadline",
     "num_grammar_total": "Constraints that were asked for",
     "num_grammar_cache_hit_total": "Constraints that were ready when they were asked for",
+    "num_grammar_cache_miss_total": "Constraints that had to be compiled, or were being compiled",
+    "num_grammar_timeout_total": "Compilations that passed their deadline",
+    "num_grammar_rollbacks_total": "Times ended requests took output back for their constraint",
     "computed_tokens_total": "Tokens computed by forward passes",
     "jumped_tokens_total": "Tokens appended without a forward pass",
 }
+
+
+_HISTOGRAMS = {
+    "grammar_compile_seconds": "Compilations of constraints",
+    "grammar_mask_seconds": "Filling the masks of one step",
+}
+_REFUSALS = "num_grammar_refused_total", "Constraints that could not be compiled, by kind and error code"
 
 
 class HttpMetrics:
@@ -176,6 +194,20 @@ class SchedulerState(Collector):
                 value = (self._state or {}).get(name)
                 if value is not None:
                     yield self._metric(kind, name, help, value)
+        for name, help in _HISTOGRAMS.items():
+            if (told := (self._state or {}).get(name)) is not None:
+                yield self._histogram(name, help, told)
+        name, help = _REFUSALS
+        refused = CounterMetricFamily(PREFIX + name, help, labels=(*self._names, "kind", "code"))
+        for what, count in ((self._state or {}).get(name) or {}).items():
+            refused.add_metric([*self._values, *what.split("/", 1)], float(count))
+        yield refused
+
+    def _histogram(self, name: str, help: str, told: Mapping[str, Any]) -> Metric:
+        made = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
+        buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in told["buckets"]]
+        made.add_metric(self._values, buckets, told["sum"])
+        return made
 
     def _metric(self, kind: Any, name: str, help: str, value: float) -> Metric:
         made: Any = kind(PREFIX + name, help, labels=self._names)

@@ -32,9 +32,11 @@ from runtime.server.openai_params import (
     ready,
     run,
     usage_of,
+    words_of,
 )
 from runtime.server.openai_tokens import token_entries
 from runtime.server.openapi import Operation
+from runtime.server.reasoning import Splitter, split
 from runtime.server.sse import DONE, closing_stream, event
 
 MAX_TOP_LOGPROBS = 20
@@ -46,6 +48,9 @@ class ChatRequest(Generating):
     max_completion_tokens comes before the older max_tokens; without both a reply may fill the context.
     input_ids: the prompt as ids, made of the messages by the client; the template is not used then.
     reasoning_effort is a variable of the template, as are those of chat_template_kwargs.
+    require_reasoning: the reply begins with reasoning, which comes as reasoning_content, and a constraint
+    holds for what follows it; left out: with a constraint or max_thinking_tokens, where the template leaves
+    the model's reasoning on.
     """
 
     messages: list[dict[str, Any]] | None = None
@@ -139,6 +144,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
+    fields.setdefault("require_reasoning", None)
     if body.logprobs:
         fields |= {
             "return_logprob": True,
@@ -147,9 +153,8 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
         }
     if body.input_ids is not None:
         _check_ids(body)
-        return ready(
-            ctx, GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        )
+        made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
+        return ready(ctx, made, words_of(body))
     tools = tools_of(body.tools, body.tool_choice)
     if tools:
         fields["tools"] = tools
@@ -165,7 +170,8 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
-    return ready(ctx, GenerateReqInput(messages=messages, stream=bool(body.stream), **fields))
+    made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
+    return ready(ctx, made, words_of(body))
 
 
 def _check_ids(body: ChatRequest) -> None:
@@ -205,12 +211,13 @@ class ChatJob:
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
+        self._words = words_of(body)
         self._request = request_of(ctx, body)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
 
     async def whole(self) -> ChatCompletion:
-        outputs = await run(self._ctx, self._request, keep_aborted=True)
+        outputs = await run(self._ctx, self._request, self._words, keep_aborted=True)
         choices = [self._choice(index, output) for index, output in enumerate(outputs)]
         usage = usage_of(self._ctx, outputs, 1)
         return ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
@@ -218,21 +225,27 @@ class ChatJob:
     def _choice(self, index: int, output: GenerateOutput) -> ChatChoice:
         reason, matched = finish_of(output)
         logprobs = self._logprobs().news(output) if self._body.logprobs else None
-        message = ChatMessage("assistant", output.text)
+        said = split(output, self._ctx.door.thoughts)
+        content = said.content or (None if said.reasoning else "")
+        message = ChatMessage("assistant", content, reasoning_content=said.reasoning)
         return ChatChoice(index, message, logprobs, reason, matched, **extras_of(output))
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         samples = self._body.samples
         latest: list[GenerateOutput | None] = [None] * samples
-        sent = [0] * samples
+        cuts = [Splitter(self._ctx.door.thoughts) for _ in range(samples)]
         logprobs = [self._logprobs() for _ in range(samples)]
-        async with closing_stream(follow(self._ctx, self._request, keep_aborted=True)) as outputs:
+        async with closing_stream(
+            follow(self._ctx, self._request, self._words, keep_aborted=True)
+        ) as outputs:
             async for index, output in outputs:
                 if latest[index] is None:
                     yield self._chunk(index, {"role": "assistant", "content": ""}, latest)
                 latest[index] = output
-                text, sent[index] = output.text[sent[index] :], len(output.text)
+                thought, text = cuts[index].news(output)
                 news = logprobs[index].news(output) if self._body.logprobs else None
+                if thought:
+                    yield self._chunk(index, {"reasoning_content": thought}, latest)
                 if text or (news is not None and news["content"]):
                     yield self._chunk(index, {"content": text}, latest, logprobs=news)
                 reason, matched = finish_of(output)

@@ -33,6 +33,7 @@ from runtime.server.openai_params import (
     ready,
     run,
     usage_of,
+    words_of,
 )
 from runtime.server.openai_tokens import spelled
 from runtime.server.openapi import Operation
@@ -120,7 +121,9 @@ class _Job:
             fields["top_logprobs_num"] = body.logprobs or 0
             if body.echo and wants_logprobs:
                 fields["logprob_start_len"] = 0
-        self._request = ready(ctx, GenerateReqInput(**prompt, stream=bool(body.stream), **fields))
+        self._words = words_of(body)
+        made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
+        self._request = ready(ctx, made, self._words)
         self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
         self._id = f"cmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
@@ -148,7 +151,7 @@ class _Job:
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
-        outputs = await run(self._ctx, self._request, keep_aborted=True)
+        outputs = await run(self._ctx, self._request, self._words, keep_aborted=True)
         prompts, drawn, wanted = self._request.batch_size, self._body.drawn, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
@@ -174,7 +177,9 @@ class _Job:
         latest: list[GenerateOutput | None] = [None] * (prompts * samples)
         sent: list[int] = [0] * len(latest)
         offsets = [self._logprobs() for _ in latest]
-        async with closing_stream(follow(self._ctx, self._request, keep_aborted=True)) as outputs:
+        async with closing_stream(
+            follow(self._ctx, self._request, self._words, keep_aborted=True)
+        ) as outputs:
             async for index, output in outputs:
                 is_first = latest[index] is None
                 echoed = self._echoed[index % prompts] if is_first else ""

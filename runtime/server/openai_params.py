@@ -6,22 +6,20 @@ effect here is listed in NO_EFFECT; one that is not known is refused. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.server.context import ServerContext
 from runtime.server.errors import ModelNotFound, NotSupported
+from runtime.server.output_format import OutputFields, asked
 from runtime.server.sse import closing_stream
 from runtime.server.wording import Words, in_words
 
 DEFAULT_MODEL = "default"
-ANY_JSON = "$$ANY$$"
-"""json_schema of a response_format "json_object": any JSON value (see runtime.grammar)."""
 NO_EFFECT = frozenset(
     {
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -51,24 +49,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    schema: dict[str, Any] | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct):
-    """type "structural_tag" has its own fields beside the type."""
-
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
-    json_schema: JsonSchemaFormat | None = None
-    structures: list[dict[str, Any]] | None = None
-    triggers: list[str] | None = None
-    format: dict[str, Any] | None = None
-
-
-class Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of both completions and chat completions; the second block are extensions."""
 
     model: str = DEFAULT_MODEL
@@ -103,11 +84,6 @@ class Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: str | dict[str, Any] | None = None
-    structural_tag: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
     custom_logit_processor: str | None = None
     custom_params: dict[str, Any] | None = None
     session_params: dict[str, Any] | None = None
@@ -125,6 +101,8 @@ class Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
     timeout_s: float | None = None
+    require_reasoning: bool | None = None
+    max_thinking_tokens: int | None = None
     lora_path: str | None = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
@@ -147,12 +125,13 @@ class Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 _SAMPLING = (
     "frequency_penalty", "presence_penalty", "logit_bias", "n", "seed", "stop", "temperature", "top_p",
     "top_k", "min_p", "repetition_penalty", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "regex", "ebnf", "custom_params",
+    "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
 )  # fmt: skip
 _FIELDS = (
     "custom_logit_processor", "session_params", "session_id", "rid", "extra_key", "cache_salt", "priority",
     "jump_forward", "return_hidden_states", "return_prompt_token_ids", "custom_labels", "no_logs",
-    "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s",
+    "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s", "require_reasoning",
+    "max_thinking_tokens",
 )  # fmt: skip
 
 
@@ -184,46 +163,14 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     sampling |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
     if body.min_tokens is not None:
         sampling["min_new_tokens"] = body.min_tokens
-    sampling |= _constraint(body)
+    sampling |= asked(body).sampling
     fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
     return {"sampling_params": sampling, **fields}
 
 
-def _constraint(body: Generating) -> dict[str, Any]:
-    """Sampling words of the constraint that response_format and the extensions ask for."""
-    found: dict[str, Any] = {}
-    if body.json_schema is not None:
-        found["json_schema"] = _text(body.json_schema)
-    if body.structural_tag is not None:
-        found["structural_tag"] = _text(body.structural_tag)
-    form = body.response_format
-    if form is None or form.type == "text":
-        return found
-    if found or body.regex is not None or body.ebnf is not None:
-        raise BadRequest("only one constraint can be kept at a time", where="response_format")
-    if form.type == "json_object":
-        return {"json_schema": ANY_JSON}
-    if form.type == "structural_tag":
-        facts = {"structures": form.structures, "triggers": form.triggers, "format": form.format}
-        given = {name: value for name, value in facts.items() if value is not None}
-        return {"structural_tag": _text({"type": "structural_tag", **given})}
-    if form.json_schema is None:
-        raise BadRequest("is missing", where="response_format.json_schema")
-    if form.json_schema.schema is None:
-        return {"json_schema": ANY_JSON}
-    return {"json_schema": _text(form.json_schema.schema)}
-
-
-def _text(spec: str | dict[str, Any]) -> str:
-    return spec if isinstance(spec, str) else msgspec.json.encode(spec).decode()
-
-
-def constraint_of(sampling: Mapping[str, Any]) -> Constraint | None:
-    """The constraint among sampling words, for those that look at it before it is sent on."""
-    for kind in ("json_schema", "regex", "ebnf", "structural_tag"):
-        if kind in sampling:
-            return Constraint(kind, sampling[kind])
-    return None
+def words_of(body: Generating) -> Words:
+    """What the runtime's fields are called in this body. Raises BadRequest."""
+    return {**WORDS, **asked(body).words}
 
 
 def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:

@@ -28,25 +28,34 @@ from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import NotFound, NotSupported, error_type, json_response
 from runtime.server.openai_messages import tools_of
-from runtime.server.openai_params import ANY_JSON, check_model, follow, ready, run
+from runtime.server.openai_params import check_model, follow, ready, run
 from runtime.server.openai_tokens import token_entries
 from runtime.server.openapi import Operation
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT
+from runtime.server.reasoning import Splitter, split
 from runtime.server.responses_input import messages_of, tools_for_chat
+from runtime.server.responses_items import message_item, reasoning_item, text_of, text_part
 from runtime.server.sse import closing_stream, event
 
 MAX_KEPT = 1024
 MAX_TOP_LOGPROBS = 20
 
 
-class TextFormat(msgspec.Struct):
-    type: Literal["text", "json_object", "json_schema"] = "text"
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema is kept whatever `strict` says; without one, any JSON is. type "structural_tag" has
+    `format`, or the older `structures` and `triggers`, beside the type."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
     name: str | None = None
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | bool | None = None
     strict: bool | None = None
     description: str | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
 
 
-class TextOptions(msgspec.Struct):
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     format: TextFormat | None = None
     verbosity: str | None = None
 
@@ -153,7 +162,10 @@ _REFUSED = {
     "moderation": "there is no moderation",
     "context_management": "nothing is left out of a conversation",
 }
-_WORDS = {"max_new_tokens": "max_output_tokens", "messages": "input"}
+_WORDS = {
+    "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
+    "structural_tag": "text.format",
+}  # fmt: skip
 """What the runtime's fields are called here, where they have another name."""
 
 
@@ -250,12 +262,12 @@ class _Job:
                 raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
             # Instructions are not carried over; the new ones, if any, come first.
             messages = [one for one in earlier.messages if one.role != "system"]
-            messages.append(Message("assistant", _text_of(earlier.response)))
+            messages.append(Message("assistant", text_of(earlier.response.output)))
         instructed = [Message("system", body.instructions)] if body.instructions else []
         self._messages = [*instructed, *messages, *messages_of(body.input)]
         self._request = self._generation()
         self.response = self._blank()
-        self._message_id = f"msg_{new_rid()}"
+        self._message_id, self._thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self._sequence = 0
 
     def _check(self) -> None:
@@ -287,10 +299,7 @@ class _Job:
         for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
             if (value := getattr(body, name)) is not None:
                 sampling[name] = value
-        form = body.text.format if body.text is not None else None
-        if form is not None and form.type != "text":
-            schema = ANY_JSON if form.schema is None else msgspec.json.encode(form.schema).decode()
-            sampling["json_schema"] = ANY_JSON if form.type == "json_object" else schema
+        sampling |= _constraint(body.text.format if body.text is not None else None)
         fields: dict[str, Any] = {}
         choice = body.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "function":
@@ -306,6 +315,7 @@ class _Job:
         if effort is not None:
             fields["template_kwargs"] = {"reasoning_effort": effort}
         made = GenerateReqInput(
+            require_reasoning=None,
             messages=conversation(self._messages),
             stream=bool(body.stream),
             sampling_params=sampling,
@@ -379,7 +389,10 @@ class _Job:
     def _finish(self, output: GenerateOutput) -> None:
         cut = (output.meta.get("finish_reason") or {}).get("type") == "length"
         self.response.status = "incomplete" if cut else "completed"
-        self.response.output = [self._item(output.text, self.response.status, self._logprobs(output))]
+        said = split(output, self._ctx.door.thoughts)
+        self.response.output = [self._item(said.content, self.response.status, self._logprobs(output))]
+        if said.reasoning is not None:
+            self.response.output.insert(0, self._thought(said.reasoning, self.response.status))
         if cut:
             self.response.incomplete_details = {"reason": "max_output_tokens"}
         prompt, made = (int(output.meta.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
@@ -392,30 +405,33 @@ class _Job:
             "total_tokens": prompt + made,
         }
 
+    def _thought(self, text: str, status: str) -> dict[str, Any]:
+        return reasoning_item(self._thought_id, text, status)
+
     def _item(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-        return {
-            "type": "message",
-            "id": self._message_id,
-            "status": status,
-            "role": "assistant",
-            "content": [_part(text, logprobs)],
-        }
+        return message_item(self._message_id, text, status, logprobs)
 
     # -- streamed --------------------------------------------------------------------------------------------
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
-        sent, told, last = 0, 0, None
+        cut, told, last = Splitter(self._ctx.door.thoughts), 0, None
         async with closing_stream(follow(self._ctx, self._request, _WORDS)) as outputs:
             async for _, output in outputs:
                 if last is None:
                     yield self._event("response.created", response=self.response)
                     yield self._event("response.in_progress", response=self.response)
+                    if "answer_start" in output.meta:
+                        place["output_index"] = 1
+                        yield self._added(0, {**self._thought("", "in_progress"), "content": []})
                     item = {**self._item("", "in_progress"), "content": []}
-                    yield self._event("response.output_item.added", output_index=0, item=item)
-                    yield self._event("response.content_part.added", **place, part=_part("", ()))
+                    yield self._added(place["output_index"], item)
+                    yield self._event("response.content_part.added", **place, part=text_part("", ()))
                 last = output
-                text, sent = output.text[sent:], len(output.text)
+                thought, text = cut.news(output)
+                if thought:
+                    within = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
+                    yield self._event("response.reasoning_text.delta", **within, delta=thought)
                 news = self._logprobs(output, told)
                 told += len(news)
                 if text or news:
@@ -424,11 +440,19 @@ class _Job:
             return
         self._finish(last)
         self._keep(None)
-        logprobs = self._logprobs(last)
-        yield self._event("response.output_text.done", **place, text=last.text, logprobs=logprobs)
-        yield self._event("response.content_part.done", **place, part=_part(last.text, logprobs))
-        yield self._event("response.output_item.done", output_index=0, item=self.response.output[0])
+        logprobs, said = self._logprobs(last), split(last, self._ctx.door.thoughts)
+        if said.reasoning is not None:
+            within = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
+            yield self._event("response.reasoning_text.done", **within, text=said.reasoning)
+            yield self._event("response.output_item.done", output_index=0, item=self.response.output[0])
+        yield self._event("response.output_text.done", **place, text=said.content, logprobs=logprobs)
+        yield self._event("response.content_part.done", **place, part=text_part(said.content, logprobs))
+        index = place["output_index"]
+        yield self._event("response.output_item.done", output_index=index, item=self.response.output[-1])
         yield self._event(f"response.{self.response.status}", response=self.response)
+
+    def _added(self, index: Any, item: dict[str, Any]) -> bytes:
+        return self._event("response.output_item.added", output_index=index, item=item)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
         """How an error in the middle of the stream is told."""
@@ -444,9 +468,23 @@ class _Job:
         return event({"type": kind, "sequence_number": number, **facts}, kind)
 
 
-def _part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
-
-
-def _text_of(response: ResponseObject) -> str:
-    return "".join(part["text"] for item in response.output for part in item["content"])
+def _constraint(form: TextFormat | None) -> dict[str, Any]:
+    """The sampling word of a text format. Raises BadRequest."""
+    if form is None:
+        return {}
+    own = {"json_schema": ("schema",), "structural_tag": ("structures", "triggers", "format")}.get(
+        form.type, ()
+    )
+    for name in ("schema", "structures", "triggers", "format"):
+        if getattr(form, name) is not None and name not in own:
+            raise BadRequest(f"does not go with type {form.type!r}", where=f"text.format.{name}")
+    match form.type:
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_schema": ANY_OBJECT}
+        case "json_schema":
+            return {"json_schema": ANY_JSON if form.schema is None else form.schema}
+        case "structural_tag":
+            facts = {name: value for name in own if (value := getattr(form, name)) is not None}
+            return {"structural_tag": {"type": "structural_tag", **facts}}

@@ -282,7 +282,7 @@ def test_what_a_server_tells(endpoint: RuntimeEndpoint, shared_server: Any, wait
     assert endpoint.model_info["served_model_name"] == "pocket"
     assert endpoint.get_model_name().endswith("checkpoint")
     wait_idle(shared_server)
-    assert background().run(endpoint.flush_cache(), 30) is True
+    assert endpoint.flush_cache() is True
     assert background().run(endpoint.info(), 30)["internal_states"][0]["evictable"] == 0
 
 

@@ -23,6 +23,7 @@ SAID = {
     "04_regex_fields": "'job': ",
     "05_batch_and_stream": "BackendError: prompt",
     "06_remote": "refused (400): ",
+    "07_character_sheet": "refused (400): json_schema #/properties/level/type",
 }
 REMOTE = {"06_remote"}
 """Those that start a server instead of an engine."""

@@ -1,14 +1,14 @@
-"""AnyOrderMatcher: masks offer the properties of an object in the order of the schema; text that is given
-may have them in any order.
+"""AnyOrderMatcher: masks offer the properties of an object in the order of the schema, and one spelling of
+each value; text that is given may have them in any order, and in any spelling that JSON has.
 
-The second language is wider and checked by the validator. It is compiled when the first text leaves the
-order, and then holds for the rest of that generation. It knows neither language.
+The further languages are wider and checked by the validator. Each is compiled when the first text leaves the
+one before, and then holds for the rest of that generation. It knows none of them.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from runtime.grammar.base import Matcher, Rejection
@@ -36,6 +36,23 @@ class Spare:
             return None if self._made is None else self._made.copy()
 
 
+class Wider(NamedTuple):
+    """A further language, and what a text must hold that is to be tried in it."""
+
+    spare: Spare
+    needs: bytes = b""
+
+
+def loosely(first: Matcher, wider: Sequence[Wider], texts: tuple[bytes, ...]) -> Matcher:
+    """`first`, and for text it does not take the first of `wider` that does."""
+    return AnyOrderMatcher(first, tuple(wider), texts) if wider else first
+
+
+def _escaped(data: bytes) -> bytes:
+    """JSON lets DEL stand in a string as it is, which the engine does not."""
+    return data.replace(b"\x7f", b"\\u007f") if b"\x7f" in data else data
+
+
 class _Taken(NamedTuple):
     """One successful step: its bytes, and what was before."""
 
@@ -44,10 +61,11 @@ class _Taken(NamedTuple):
 
 
 class AnyOrderMatcher(Matcher):
-    """`ordered` until given text leaves the order, then a matcher of `spare`."""
+    """`ordered` until given text leaves the order, then a matcher of one of `wider`."""
 
-    def __init__(self, ordered: Matcher, spare: Spare, texts: tuple[bytes, ...]) -> None:
-        self._ordered, self._spare, self._texts = ordered, spare, texts
+    def __init__(self, ordered: Matcher, wider: tuple[Wider, ...], texts: tuple[bytes, ...]) -> None:
+        self._ordered, self._wider, self._texts = ordered, wider, texts
+        self.vocabulary = self._ordered.vocabulary
         self._free: Matcher | None = None
         self._taken: _Taken | None = None
         self._steps = 0  # in all
@@ -62,19 +80,30 @@ class AnyOrderMatcher(Matcher):
         return self._now.advance(token) and self._count(self._texts[token])
 
     def advance_bytes(self, data: bytes) -> bool:
-        if self._now.advance_bytes(data):
+        if self._free is not None:
+            return self._free.advance_bytes(_escaped(data)) and self._count(data)
+        if self._ordered.advance_bytes(data):
             return self._count(data)
-        if self._free is not None or not data:
+        if not data:
             return False
-        free = self._spare.start()
+        text = _escaped(self._text() + data)
+        free = self._start(text)
         try:
-            if free is None or not free.advance_bytes(self._text() + data):
+            if free is None or not free.advance_bytes(text):
                 return False
         except BadConstraint:  # too complex to follow in any order
             return False
         self._free, self._left = free, self._steps
         self.origin = free.origin
         return self._count(data)
+
+    def _start(self, text: bytes) -> Matcher | None:
+        """A matcher of the next wider language that can be compiled and may have `text`."""
+        for number, (spare, needs) in enumerate(self._wider):
+            started = spare.start() if needs in text else None
+            if started is not None:
+                return loosely(started, self._wider[number + 1 :], self._texts)
+        return None
 
     def _count(self, data: bytes) -> bool:
         self._steps += 1
@@ -116,10 +145,13 @@ class AnyOrderMatcher(Matcher):
         self._steps = to
 
     def copy(self) -> AnyOrderMatcher:
-        twin = AnyOrderMatcher(self._ordered.copy(), self._spare, self._texts)
+        twin = AnyOrderMatcher(self._ordered.copy(), self._wider, self._texts)
         twin._free = None if self._free is None else self._free.copy()
         twin._taken, twin._steps, twin._left, twin.origin = self._taken, self._steps, self._left, self.origin
         return twin
+
+    def undoable(self) -> int:
+        return self._now.undoable()
 
     def verdict(self) -> Rejection | None:
         return self._now.verdict()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from runtime.grammar.base import Matcher, Rejection
 from runtime.grammar.json_schema import tracker as at
+from runtime.grammar.json_schema.sift import Closers
 from runtime.grammar.json_schema.tracker import JsonTracker
 from runtime.grammar.token_bits import TokenBits
 from runtime.plan import TokenMask
@@ -35,6 +36,7 @@ class Sieve:
         self.checked_string = bits.pack(quoted)
         self.outside = bits.pack(end | comma | twice)
         self.checked_scalar = bits.pack(end | comma | twice | space)
+        self.closers = Closers(bits)
 
     def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
         """The tokens that may close something at `place`."""
@@ -64,6 +66,7 @@ class CheckedMatcher(Matcher):
 
     def __init__(self, inner: Matcher, tracker: JsonTracker, sieve: Sieve) -> None:
         self._inner, self._tracker, self._sieve = inner, tracker, sieve
+        self.vocabulary = self._sieve.bits.vocabulary
         self._last: _Step | None = None
         self._mask: TokenMask | None = None
         self._forbidden: frozenset[int] = frozenset()
@@ -105,8 +108,8 @@ class CheckedMatcher(Matcher):
         gone = [token for token in self._forbidden if bits.has(wide, token)]
         if not self._tracker.complete():
             gone.extend(token for token in bits.vocabulary.eos if bits.has(wide, token))
-            candidates = bits.ids(wide.bits & self._sieve.at(self._tracker.place))
-            gone.extend(token for token in candidates.tolist() if not self._tracker.allows(bits.texts[token]))
+            candidates = wide.bits & self._sieve.at(self._tracker.place)
+            gone.extend(self._sieve.closers.refused(self._tracker, candidates))
         return bits.without(wide, gone) if gone else wide
 
     def forced_bytes(self) -> bytes:
@@ -137,6 +140,19 @@ class CheckedMatcher(Matcher):
         twin = CheckedMatcher(self._inner.copy(), self._tracker.copy(), self._sieve)
         twin._last, twin._mask, twin._forbidden = self._last, self._mask, self._forbidden
         return twin
+
+    def undoable(self) -> int:
+        """The steps since the outermost open value that owes a check began, the one it began in included. No
+        Rejection goes back further as long as there is a value that its schema takes."""
+        unsure, count, step = self._tracker.unsure(), 0, self._last
+        if unsure >= self._tracker.place.length:
+            return 0
+        while step is not None:
+            count += 1
+            if step.place.length <= unsure:
+                break
+            step = step.before
+        return count
 
     def verdict(self) -> Rejection | None:
         bits = self._sieve.bits

@@ -8,10 +8,11 @@ with its position. It does not match anything.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+
+import regex  # type: ignore[import-untyped]
 
 from runtime.grammar.charset import SURROGATES, Ranges, complement, difference, union
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -29,6 +30,7 @@ _CLASSES = {
 UNSPELLED: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings here cannot hold: they have no escape of one letter."""
 
+_UNSPELLED = re.compile("[" + "".join(f"\\x{first:02x}-\\x{last:02x}" for first, last in UNSPELLED) + "]")
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 _MAX_PATTERN = 20_000
@@ -36,7 +38,8 @@ _REPEAT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _HEX = {"x": re.compile(r"[0-9a-fA-F]{2}"), "u": re.compile(r"[0-9a-fA-F]{4}")}
 _BRACED = re.compile(r"\{([0-9a-fA-F]+)\}")
 _NAME = re.compile(r"\(\?<([A-Za-z_$][\w$]*)>")
-_PROPERTY = re.compile(r"\{([A-Za-z_]+)(?:=([A-Za-z_]+))?\}")
+_NAMED = re.compile(r"\\k<([A-Za-z_$][\w$]*)>")
+_PROPERTY = re.compile(r"\{(?:(?:gc|sc|scx|General_Category|Script|Script_Extensions)=)?([A-Za-z_]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,19 @@ def spell(pattern: str) -> Spelled:
         raise BadConstraint(f"has {len(pattern)} characters; at most {_MAX_PATTERN} are taken")
     spelled = _Speller(pattern).run()
     try:
-        re.compile(spelled.python)
-    except (re.error, RecursionError, OverflowError) as error:
+        _compile(spelled.python)
+    except (re.error, regex.error, RecursionError, OverflowError) as error:
         raise BadConstraint(f"is not a regular expression: {error}, in {pattern[:80]!r}") from None
     return spelled
+
+
+def _compile(python: str) -> None:
+    try:
+        re.compile(python)
+    except re.error as error:
+        if "look-behind requires" not in str(error):  # of any width in ECMA
+            raise
+        regex.compile(python)
 
 
 class _Speller:
@@ -172,6 +184,10 @@ class _Speller:
             self._put("\\" + digits[0])
             self._at = digits.end()
             self._why = self._why or "a back reference"
+        elif char == "k" and (named := _NAMED.match(self._text, self._at)):
+            self._put(f"(?P={named[1].replace('$', '_')})")
+            self._at = named.end()
+            self._why = self._why or "a back reference"
         elif char in "AZz":  # not ECMA; anchors of other languages, meant as such
             self._put("\\A" if char == "A" else "\\Z", "^" if char == "A" else "$")
             self._at += 2
@@ -196,7 +212,7 @@ class _Speller:
             if found is None:
                 raise self._mistake("a malformed \\p{...}", start)
             self._at = found.end()
-            ranges = _property(found[2] or found[1])
+            ranges = _property(found[1])
             return complement(ranges) if char == "P" else ranges
         if char == "u" and (braced := _BRACED.match(self._text, self._at)):
             self._at = braced.end()
@@ -264,7 +280,7 @@ class _Speller:
 
 def spellable(text: str) -> bool:
     """Whether a JSON string can hold `text` here."""
-    return not any(first <= ord(char) <= last for char in text for first, last in UNSPELLED)
+    return _UNSPELLED.search(text) is None
 
 
 def _one(member: int | Ranges) -> Ranges:
@@ -308,13 +324,15 @@ def _property(name: str) -> Ranges:
         return ((0, 0x10FFFF),)
     if category == "ASCII":
         return ((0, 0x7F),)
-    found: list[tuple[int, int]] = []
-    for value in range(0x110000):
-        if unicodedata.category(chr(value)).startswith(category):
-            if found and found[-1][1] == value - 1:
-                found[-1] = (found[-1][0], value)
-            else:
-                found.append((value, value))
-    if not found or len(category) > 2:
-        raise UnsupportedConstraint(f"asks for the Unicode property {name!r}, which is not known here")
-    return tuple(found)
+    try:
+        expression = regex.compile(rf"\p{{{category}}}+")
+    except regex.error:
+        raise UnsupportedConstraint(
+            f"asks for the Unicode property {name!r}, which is not known here"
+        ) from None
+    return tuple((found.start(), found.end() - 1) for found in expression.finditer(_every_character()))
+
+
+@lru_cache(maxsize=1)
+def _every_character() -> str:
+    return "".join(map(chr, range(0x110000)))

@@ -7,21 +7,20 @@ the validator, never narrowed.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.grammar.json_schema.ecma import spell, spellable
-from runtime.grammar.json_schema.formats import FORMATS, MAX_LENGTH
+from runtime.grammar.json_schema.formats import CHECKED, FORMATS, MAX_LENGTH
 from runtime.grammar.json_schema.negation import opposite
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, mistake, show
+from runtime.grammar.json_schema.searching import found
 from runtime.grammar.json_schema.shapes import check_shapes, known
-from runtime.grammar.json_schema.widen import Lowered, Owner, Widen
+from runtime.grammar.json_schema.widen import Lowered, Owner, Unspelled, Widen
 from runtime.grammar.regex_spelling import rust_literal
-from runtime.protocol.errors import UnsupportedConstraint
 
 MAX_PATTERNS = 64
-_REGEX_FORMAT = "regex"
+_EXACT = 2**53
 
 
 class KeywordRules:
@@ -55,11 +54,11 @@ class KeywordRules:
     def _skipped(self) -> set[Rule]:
         """The rules that are left to the validator where conditions of this object meet those of a reference:
         the engine cannot join them when the reference leads back here."""
-        joined = [word for word in ("$ref", "allOf") if self.has(word)]
+        joined = [word for word in ("anyOf", "oneOf", "allOf", "$ref") if self.has(word)]
         others = [word for word in self._node if word in _RULES and word not in joined and self.has(word)]
         if not joined or not (others or len(joined) > 1):
             return set()
-        left = joined if "properties" in self._node else others
+        left = joined if "properties" in self._node or "items" in self._node else [*joined[1:], *others]
         self.leave(*left)
         if "$ref" in left:
             self._owner.reference(self._place, "$ref", self._node["$ref"], self._base)
@@ -102,12 +101,15 @@ class KeywordRules:
             values = self._node["enum"] if word == "enum" else [self._node["const"]]
             if not values:
                 raise mistake("enum is empty: nothing matches", (*self._place, word))
+            if any(map(_is_beyond, values)) and not self._widen.order:
+                self._spelled(word, values)
+                continue
             options: list[Any] = []
             for value in values:
                 options.append(value)
                 if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
                     options.append(int(value))  # the same number, as it is usually written
-            if self._widen.order:
+            if self._widen.order or self._widen.everything:
                 self._spelled(word, options)
                 continue
             options = [value for value in options if _spellable(value)]
@@ -115,8 +117,8 @@ class KeywordRules:
                 raise self.unspelled(word)
             self.also("enum", options)
 
-    def unspelled(self, word: str) -> UnsupportedConstraint:
-        return UnsupportedConstraint(
+    def unspelled(self, word: str) -> Unspelled:
+        return Unspelled(
             f"{word} asks for control characters, which JSON strings here do not hold",
             where=f"{KIND} {show((*self._place, word))}",
         )
@@ -181,15 +183,7 @@ class KeywordRules:
         for word in ("$ref", "$dynamicRef", "$recursiveRef"):
             if not self.has(word):
                 continue
-            reference = self._node[word]
-            anchor = reference.partition("#")[2]
-            if word != "$ref" and self._document.dynamic_anchors.get(anchor, 0) > 1:
-                raise UnsupportedConstraint(
-                    f"{word} {reference!r} may lead to several schemas, which one depends on the way there",
-                    where=f"{KIND} {show(self._place)}",
-                    hint="use $ref",
-                )
-            target = self._owner.reference(self._place, word, reference, self._base)
+            target = self._owner.reference(self._place, word, self._node[word], self._base)
             if isinstance(target, dict):
                 self.also("$ref", target["$ref"])
 
@@ -205,7 +199,7 @@ class KeywordRules:
             if word not in self._node:
                 continue
             value = self._node[word]
-            known_format = word == "pattern" or value in FORMATS or value == _REGEX_FORMAT
+            known_format = word == "pattern" or value in FORMATS or value in CHECKED
             spelled = self._owner.text_rule(self._place, word, value)
             if spelled is None or self._widen.patterns:
                 if known_format:
@@ -219,7 +213,7 @@ class KeywordRules:
 
     def numbers(self) -> None:
         words = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-        if self._widen.numbers:
+        if self._widen.numbers or any(map(_is_beyond, map(self._node.get, words))):
             self.leave(*words)
             return
         for side in ("Minimum", "Maximum"):
@@ -253,11 +247,21 @@ class KeywordRules:
             patterns = self._apart(patterns, own, len(spelled))
             rest = self._rest()
             names = self._names_rule()
-            if names is not None and not patterns and not self._widen.order:
+            # A pattern's schema holds for named properties too.
+            apart = rest is None or isinstance(rest, bool) or not self._out.get("properties")
+            if names is not None and apart and not patterns and not self._widen.order:
                 self._names_held = True
                 for name in self._out.get("properties", {}):
                     self._out["properties"][name] = named[name] if self._name_fits(name) else False
-                patterns, rest = {names: True if rest is None else rest}, False
+                listed = self._node["propertyNames"].get("enum")
+                others = True if rest is None else rest
+                if listed is not None and others is not False:  # a list of names, that it may come to its end
+                    held = self._out.setdefault("properties", {})
+                    texts = [name for name in listed if isinstance(name, str) and spellable(name)]
+                    held.update({name: others for name in texts if name not in named})
+                elif others is not False:
+                    patterns = {names: others}
+                rest = False
             if rest is not None:
                 self._out["additionalProperties"] = rest
         if patterns:
@@ -307,7 +311,7 @@ class KeywordRules:
         if "enum" in rule:
             return bool(name in rule["enum"])
         if "pattern" in rule:
-            return re.search(spell(rule["pattern"]).python, name) is not None
+            return found(rule["pattern"], name)
         return bool(rule.get("minLength", 0) <= len(name) <= rule.get("maxLength", len(name)))
 
     def _pattern_properties(self) -> dict[str, str] | None:
@@ -324,7 +328,7 @@ class KeywordRules:
         return spelled
 
     def required(self) -> None:
-        if self._widen.order:
+        if self._widen.order or self._widen.everything:
             self.check("required")
             return
         if not all(map(spellable, self._node["required"])):
@@ -446,6 +450,19 @@ def _by_schema(named: Mapping[str, Lowered]) -> dict[str, Lowered]:
     for name, inner in named.items():
         groups.setdefault(json.dumps(inner), []).append(rust_literal(name))
     return {f"^(?:{'|'.join(names)})$": json.loads(inner) for inner, names in groups.items()}
+
+
+def _is_beyond(value: Any) -> bool:
+    """Whether some number of the value is beyond the engine's, which are floats."""
+    match value:
+        case int():
+            return abs(value) > _EXACT
+        case list():
+            return any(map(_is_beyond, value))
+        case dict():
+            return any(map(_is_beyond, value.values()))
+        case _:
+            return False
 
 
 def _spellable(value: Any) -> bool:

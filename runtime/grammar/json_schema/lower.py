@@ -8,14 +8,16 @@ place. It matches nothing and calls no engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.formats import FORMATS, REFUSED
+from runtime.grammar.json_schema.formats import CHECKED, FORMATS
 from runtime.grammar.json_schema.keywords import KeywordRules
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, Target, is_metaschema, mistake, show
 from runtime.grammar.json_schema.shapes import check_shapes, shown
+from runtime.grammar.json_schema.unheard import MAX_TOLD, unheard
 from runtime.grammar.json_schema.widen import Lowered, Owner, Widen
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
@@ -36,13 +38,20 @@ LADDER = (
 """From exact to "some JSON of the right type": the first that the engine takes is used."""
 
 FREE_LADDER = (
-    Widen(order=True, one_of=True, property_counts=True),
-    Widen(order=True, one_of=True, property_counts=True, property_patterns=True),
-    Widen(order=True, one_of=True, property_counts=True, property_patterns=True, siblings=True),
+    Widen(order=True, one_of=True, property_counts=True, numbers=True),
+    Widen(order=True, one_of=True, property_counts=True, numbers=True, property_patterns=True),
+    Widen(order=True, one_of=True, property_counts=True, numbers=True, property_patterns=True, siblings=True),
     Widen(True, True, True, True, True, True, True),
     Widen(everything=True),
 )
-"""The same for a language in which the properties of an object may come in any order."""
+"""The same for a language in which the properties of an object may come in any order, and numbers in any
+spelling: -0.0, 1e3."""
+
+TEXT_LADDER = tuple(replace(widen, patterns=True) for widen in FREE_LADDER[:3])
+"""And strings may be all that their formats allow, of which expressions hold a part."""
+
+ANY_LADDER = (Widen(everything=True),)
+"""The widest: names and strings may be escaped in any way too, so all is left to the validator."""
 
 
 @dataclass
@@ -55,14 +64,17 @@ class Plan:
     ignored: list[str] = field(default_factory=list)
     names: dict[str, Place] = field(default_factory=dict)
     """Name under $defs of `schema` -> the place it was made from."""
+    whole: bool = False
+    """Whether the whole document has to be validated too, besides what `checks` says of its parts."""
 
     def listed(self) -> tuple[str, ...]:
         return tuple(f"{word} at {show(place)}" for place, words in self.checks.items() for word in words)
 
 
-def lower(document: SchemaDocument, widen: Widen) -> Plan:
-    """The plan for a whole document. Raises BadConstraint or UnsupportedConstraint with keyword and place."""
-    return _Lowering(document, widen).run()
+def lower(document: SchemaDocument, widen: Widen, start: Place = ()) -> Plan:
+    """The plan for a whole document, or for the schema at `start` in it. Raises BadConstraint or
+    UnsupportedConstraint with keyword and place."""
+    return _Lowering(document, widen).run(start)
 
 
 class _Lowering(Owner):
@@ -76,15 +88,19 @@ class _Lowering(Owner):
         self._unseen: list[Target] = []
         self._nodes = 0
 
-    def run(self) -> Plan:
+    def run(self, start: Place) -> Plan:
         document = self._document
-        root = self.lower_node((), document.root, document.base_at(()))
+        first: Any = document.root
+        for step in start:
+            first = first[step]
+        root = self.lower_node(start, first, document.base_at(start))
         while self._waiting:  # not by recursion: a chain of references may be long
             name, target = self._waiting.pop(0)
             self._definitions[name] = self.lower_node(target.place, target.node, target.base)
             self._visit_all()
         self._visit_all()
         _check_depth(root, self._definitions)
+        self._plan.whole = self._widen.order or self._widen.everything
         if self._widen.order:
             self.check((), "the order and spelling of names")  # always validated: "\\u0061" is "a"
         if self._widen.everything:
@@ -119,7 +135,14 @@ class _Lowering(Owner):
         base = self._document.base_at(place) or base
         if self._document.alone(node):
             return self.reference(place, "$ref", node["$ref"], base)
+        self._tell_unheard(place, node)
         return KeywordRules(self, self._document, place, node, base, self._widen).lower()
+
+    def _tell_unheard(self, place: Place, node: Mapping[str, Any]) -> None:
+        told = self._plan.ignored
+        if (room := MAX_TOLD - len(told)) > 0:
+            lines = islice(unheard(place, node, self._document.draft), room)
+            told.extend(line for line in lines if line not in told)
 
     def reference(self, place: Place, word: str, reference: Any, base: str) -> Lowered:
         if not isinstance(reference, str):
@@ -190,13 +213,9 @@ class _Lowering(Owner):
             except BadConstraint as error:
                 raise type(error)(error.message, where=f"{KIND} {show(place)}/pattern") from None
             return spelled.rust_wide if self._widen.order else spelled.rust
-        if value in REFUSED:
-            raise UnsupportedConstraint(
-                f"format {value!r} is not kept: {REFUSED[value]}", where=f"{KIND} {show(place)}/format"
-            )
         if value in FORMATS:
             return f"^(?:{FORMATS[value]})$"
-        if value != "regex":
+        if value not in CHECKED:
             self._plan.ignored.append(f"format {value!r} at {show(place)}")
         return None
 
@@ -228,6 +247,7 @@ def _check_depth(root: Lowered, definitions: Mapping[str, Lowered]) -> None:
 
 def _any_of_types(root: Any) -> Lowered:
     """The widest schema that still says what kind of value comes."""
-    if isinstance(root, Mapping) and "type" in root:
-        return {"type": root["type"]}
-    return True
+    if not isinstance(root, Mapping) or "type" not in root:
+        return True
+    names = root["type"] if isinstance(root["type"], list) else [root["type"]]
+    return {"type": sorted({"number" if name == "integer" else name for name in names})}  # 1.0 is one too

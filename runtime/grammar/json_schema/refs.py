@@ -83,8 +83,13 @@ class SchemaDocument:
         self.dynamic_anchors: dict[str, int] = {}
         self._resources[_BASE] = ()
         self._index((), root, _BASE)
+        self.scoped = False
+        """Whether some reference leads to one of several schemas, depending on the way to it."""
         for _, node in self.objects():
             node.pop("$schema", None)
+            for word in ("$dynamicRef", "$recursiveRef"):
+                anchor = str(node.get(word, "")).partition("#")[2]
+                self.scoped |= word in node and self.dynamic_anchors.get(anchor, 0) > 1
 
     def subschemas(self, node: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
         """The schemas right under a schema, with the steps that lead to them."""

@@ -9,7 +9,7 @@ no engine.
 from __future__ import annotations
 
 import json
-import re
+import threading
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import cached_property
@@ -21,10 +21,10 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
-from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.formats import FORMATS, matches
+from runtime.grammar.json_schema.formats import CHECKED, FORMATS, matches
 from runtime.grammar.json_schema.lower import Plan
 from runtime.grammar.json_schema.refs import Place, show
+from runtime.grammar.json_schema.searching import found
 from runtime.protocol.errors import BadConstraint
 
 _DRAFTS: dict[int, tuple[Any, Any]] = {
@@ -43,26 +43,35 @@ _DROPPED = (
 )  # fmt: skip
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _KEPT_NAMES = 256
+_MAX_REFERENCES = 48
+"""References followed one inside of the other by one validation: the library recurses, and Python's own limit
+is met in places that cannot bear it."""
+_BESIDE_OTHERS = ("properties", "patternProperties")
+_ALONE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "not", "uniqueItems", "propertyNames"), ()),
+    **dict.fromkeys(("pattern", "format"), ()),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "multipleOf", "required"), ()),
+    **dict.fromkeys(("minProperties", "maxProperties", "enum", "const", "$ref", "patternProperties"), ()),
+    **dict.fromkeys(("if", "then", "else"), ("if", "then", "else")),
+    **dict.fromkeys(("contains", "minContains", "maxContains"), ("contains", "minContains", "maxContains")),
+    "properties": _BESIDE_OTHERS,
+    "additionalProperties": _BESIDE_OTHERS,
+    "minimum": ("exclusiveMinimum",), "exclusiveMinimum": ("minimum",),
+    "maximum": ("exclusiveMaximum",), "exclusiveMaximum": ("maximum",),
+}  # fmt: skip
+"""Keywords that can be validated without the rest of their schema -> those they are read with."""
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not re.search(spell(pattern).python, instance):
+    if isinstance(instance, str) and not found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
 def _format(validator: Any, name: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, str):
         return
-    if name in FORMATS:
-        if not matches(name, instance):
-            yield ValidationError(f"{instance!r} is not a {name}")
-    elif name == "regex":
-        try:
-            if instance.startswith("(?i)"):
-                raise BadConstraint("inline flags are not ECMA")
-            spell(instance)
-        except BadConstraint as error:
-            yield ValidationError(f"{instance!r} is not a regular expression: {error.message}")
+    if (name in FORMATS or name in CHECKED) and not matches(name, instance):
+        yield ValidationError(f"{instance!r} is not a {name}")
 
 
 def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -81,19 +90,16 @@ def _patterns(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iter
         return
     for pattern, inner in patterns.items():
         for name, value in instance.items():
-            if re.search(spell(pattern).python, name):
+            if found(pattern, name):
                 yield from validator.descend(value, inner, path=name, schema_path=pattern)
 
 
 def _additional(validator: Any, inner: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     if not isinstance(instance, Mapping):
         return
-    named, patterns = (
-        schema.get("properties", {}),
-        [spell(p).python for p in schema.get("patternProperties", {})],
-    )
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     for name, value in instance.items():
-        if name not in named and not any(re.search(pattern, name) for pattern in patterns):
+        if name not in named and not any(found(pattern, name) for pattern in patterns):
             for error in validator.descend(value, inner, path=name):
                 yield ValidationError(f"{name!r}: {error.message}")
 
@@ -124,20 +130,35 @@ class Residual:
     def __init__(self, plan: Plan) -> None:
         self.document, self._checks = plan.document, plan.checks
         kind, specification = _DRAFTS[self.document.draft]
-        self._kind = jsonschema.validators.extend(kind, {**_OWN, **dict.fromkeys(_REFERENCES, self._follow)})
+        follow = {} if self.document.scoped else dict.fromkeys(_REFERENCES, self._follow)
+        self._kind = jsonschema.validators.extend(kind, {**_OWN, **follow})
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
         self._places = {id(node): place for place, node in self.document.objects()}
         self._validators: dict[Place, Any] = {}
+        self._local = threading.local()
+        self._parts: list[Mapping[str, Any]] = []
+        self._whole = plan.whole
         self._duties: dict[tuple[Place, ...], Duty] = {}
         self._unheld = self._reach(self._dropped())
-        self._tainted = self._find_tainted()
-        self.root = self.duty(((),), whole=True)
+        # Where a reference depends on the way to it, only the whole document can be validated.
+        self._tainted = set() if self.document.scoped else self._find_tainted()
+        self.root = self.duty(((),), whole=plan.whole)
 
     def _follow(self, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[ValidationError]:
         """`$ref`, resolved as the document resolves it; the library's own way stumbles over odd names."""
         place = self._places.get(id(schema))
+        depth = getattr(self._local, "depth", 0)
+        if depth >= _MAX_REFERENCES:
+            raise RecursionError
+        self._local.depth = depth + 1
+        try:
+            yield from self._beyond(validator, place, reference, value)
+        finally:
+            self._local.depth = depth
+
+    def _beyond(self, validator: Any, place: Place | None, reference: str, value: Any) -> Iterator[Any]:
         target = None
         if place is not None:
             target = self.document.resolve(reference, self.document.base_at(place))
@@ -146,20 +167,46 @@ class Residual:
         else:
             yield from validator.descend(value, target.node)
 
+    def _validator(self, place: Place) -> Any:
+        """A validator of what the schema at `place` has unheld; None where it takes anything or nothing."""
+        schema = self.node(place)
+        if not isinstance(schema, Mapping):
+            return None
+        words = self._words_at(place, schema)
+        if words is not None:
+            schema = {word: schema[word] for word in schema if word in words}
+            self._parts.append(schema)  # kept, for its id stands for it
+            self._places[id(schema)] = place
+        return self._kind(schema, registry=self._registry)
+
+    def _words_at(self, place: Place, node: Mapping[str, Any]) -> set[str] | None:
+        """The keywords of the schema at `place` that need to be validated there; None = all."""
+        if (self._whole and place == ()) or place in self._unheld or self.document.alone(node):
+            return None
+        words = {*self._checks.get(place, ()), *self._choices(place, node)}
+        if not words or not words <= _ALONE.keys():
+            return None
+        return words.union(*(_ALONE[word] for word in words))
+
     def fault(self, place: Place, value: Any) -> str | None:
-        """Why `value` does not match the schema at `place`; None if it does."""
-        validator = self._validators.get(place)
+        """Why `value` does not match what the schema at `place` has unheld; None if it does."""
+        if place not in self._validators:
+            self._validators[place] = self._validator(place)
+        validator = self._validators[place]
         if validator is None:
-            validator = self._validators[place] = self._kind(self.node(place), registry=self._registry)
+            return f"{show(place)}: the schema is false" if self.node(place) is False else None
+        self._local.depth = 0
         try:
             error = next(validator.iter_errors(value), None)
         except RecursionError:
-            return f"{show(place)}: the schema refers to itself without an end"
+            return f"{show(place)}: nested too deeply, or the schema refers to itself without an end"
+        except BadConstraint as bad:
+            return f"{show(place)}: {bad.message}"
         except Unresolvable as unresolved:
             return f"{show(place)}: {unresolved}"
         if error is None:
             return None
-        return f"{show(place)}: {error.message[:200]}"
+        return f"{show((*place, *error.relative_schema_path))}: {error.message[:200]}"
 
     def duty(self, places: tuple[Place, ...], *, whole: bool = False) -> Duty:
         known = self._duties.get(places)
@@ -267,15 +314,35 @@ class Residual:
         node = self.node(place)
         if not isinstance(node, Mapping) or self.document.alone(node):
             return False
-        return any(
-            (*place, word, index) in self._tainted
+        return bool(self._choices(place, node))
+
+    def _choices(self, place: Place, node: Mapping[str, Any]) -> list[str]:
+        """The choices of a schema that some check depends on."""
+        return [
+            word
             for word in _CHOICES
             if isinstance(node.get(word), list)
-            for index in range(len(node[word]))
-        )
+            and any((*place, word, index) in self._tainted for index in range(len(node[word])))
+        ]
 
     def reads_text(self, place: Place) -> bool:
         """Whether the schema at `place` tells one string from another."""
+        return any(_OF_TEXT & node.keys() for node in self._of_same_value(place))
+
+    def told_apart(self, place: Place) -> frozenset[str] | None:
+        """The strings that may fare differently from others under the schema at `place`; None: too many."""
+        found: set[str] = set()
+        for node in self._of_same_value(place):
+            if _OF_TEXT & node.keys() - {"const", "enum"}:
+                return None
+            values = [node["const"]] if "const" in node else []
+            listed = node.get("enum")
+            values += listed if isinstance(listed, list) else ()
+            found.update(value for value in values if isinstance(value, str))
+        return frozenset(found)
+
+    def _of_same_value(self, place: Place) -> Iterator[Mapping[str, Any]]:
+        """The schemas that a value under the schema at `place` may be held against."""
         met: set[Place] = {place}
         waiting = [place]
         while waiting:
@@ -283,14 +350,17 @@ class Residual:
             node = self.node(here)
             if not isinstance(node, Mapping):
                 continue
-            if _OF_TEXT & node.keys():
-                return True
+            yield node
             inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_VALUE]
             for after in (*self._referred(here, node), *inner):
                 if after not in met:
                     met.add(after)
                     waiting.append(after)
-        return False
+
+    @cached_property
+    def forbids_members(self) -> bool:
+        """Whether a name may be refused because no value may stand under it."""
+        return any(self._node_or_none(place) is False for place in self._tainted)
 
     def checks_at(self, place: Place) -> list[str]:
         return self._checks.get(place, [])
@@ -308,9 +378,13 @@ class Duty:
         self._all = [place for place in residual.closure(given) if residual.is_tainted(place)]
         places = [place for place in self._all if residual.checked_here(place)]
         self.places = ((),) if whole else tuple(places)
+        self.strict = bool(places)
+        """Whether the value may be refused though each of its parts is as it should be."""
         self.impossible = any(residual.node(place) is False for place in self._all)
         nodes = [(place, node) for place in self._all if isinstance(node := residual.node(place), Mapping)]
-        self.unique = any("uniqueItems" in residual.checks_at(place) for place, _ in nodes)
+        unique = [place for place, _ in nodes if "uniqueItems" in residual.checks_at(place)]
+        self.unique_at = show((*unique[0], "uniqueItems")) if unique else ""
+        self.unique = bool(unique)
         """Whether the items of an array have to differ: told as an item closes, while there is a way out."""
         self._name_places = tuple(
             (*place, "propertyNames") for place, _ in nodes if "propertyNames" in residual.checks_at(place)
@@ -321,7 +395,7 @@ class Duty:
 
     def member(self, name: str) -> Duty:
         if self._idle:
-            return self
+            return self._residual.duty(()) if self.places else self
         known = self._names.get(name)
         if known is None:
             known = self._residual.duty(tuple(self._property_places(name)))
@@ -339,7 +413,7 @@ class Duty:
 
     def item(self, index: int) -> Duty:
         if self._idle:
-            return self
+            return self._residual.duty(()) if self.places else self
         known = self._items.get(index)
         if known is None:
             known = self._residual.duty(tuple(self._item_places(index)))
@@ -357,7 +431,7 @@ class Duty:
                 matched = True
                 yield (*place, "properties", name)
             for pattern in node.get("patternProperties", {}):
-                if re.search(spell(pattern).python, name):
+                if found(pattern, name):
                     matched = True
                     yield (*place, "patternProperties", pattern)
             if not matched and "additionalProperties" in node:
@@ -387,6 +461,19 @@ class Duty:
     @cached_property
     def _reads_text(self) -> bool:
         return any(map(self._residual.reads_text, self.places))
+
+    @cached_property
+    def told_apart(self) -> frozenset[str] | None:
+        """The strings that may fare differently from others here; None: more than can be listed."""
+        found = [self._residual.told_apart(place) for place in self.places]
+        if any(texts is None for texts in found):
+            return None
+        return frozenset().union(*(texts for texts in found if texts is not None))
+
+    @property
+    def minds_names(self) -> bool:
+        """Whether an object here may be refused a name that it does not have yet."""
+        return bool(self._name_places) or (not self._idle and self._residual.forbids_members)
 
     @cached_property
     def _any_text_fault(self) -> str | None:

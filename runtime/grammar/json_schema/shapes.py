@@ -97,6 +97,10 @@ _SINCE = {
 _UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 
 
+KEYWORDS = ("const", *_SHAPES)
+"""All that say what is valid, of all drafts."""
+
+
 def known(word: str, draft: int) -> bool:
     """Whether `word` asserts something in that draft."""
     return _SINCE.get(word, 0) <= draft <= _UNTIL.get(word, 9999)

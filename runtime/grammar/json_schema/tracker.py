@@ -22,7 +22,7 @@ _STRING_END = re.compile(rb'["\\]')
 _SCALAR_END = re.compile(rb"[,\]} \t\r\n]")
 
 
-class _Frame(NamedTuple):
+class Frame(NamedTuple):
     """An open object or array. `names`: of the properties it has, or what its items are if they must differ;
     the `number` of the item under way."""
 
@@ -31,7 +31,7 @@ class _Frame(NamedTuple):
     duty: Duty
     names: frozenset[str]
     number: int
-    outer: _Frame | None
+    outer: Frame | None
 
 
 class Place(NamedTuple):
@@ -42,7 +42,7 @@ class Place(NamedTuple):
     start: int
     escaped: bool
     duty: Duty
-    frame: _Frame | None
+    frame: Frame | None
 
 
 class JsonTracker:
@@ -94,6 +94,31 @@ class JsonTracker:
             return False
         return self._owes(place.duty, place.start, place.length) is None
 
+    def unsure(self) -> int:
+        """Where in the text the first value or name begins that is open and may still be refused; what comes
+        before it never will be. The end of the text where there is none.
+
+        An object may refuse a name that it has already, so one that is begun is unsure from the end of the
+        member before it: an end could come there instead, or else another name."""
+        place = self.place
+        first = place.length
+        open_value = place.mode in (STRING, SCALAR)
+        if open_value and place.duty.strict:
+            first = place.start
+        if place.mode in (NAME, KEY) and place.frame is not None and place.frame.names:
+            begun = place.start if place.mode == NAME else place.length
+            first = max(self._text.rfind(b",", 0, begun), 0)
+        frame = place.frame
+        while frame is not None:
+            if frame.duty.strict or frame.duty.unique or frame.duty.minds_names:
+                first = min(first, frame.start)
+            frame = frame.outer
+        return first
+
+    def since(self, start: int) -> bytes:
+        """The text from byte `start` on."""
+        return bytes(self._text[start:])
+
     def text(self) -> bytes:
         return bytes(self._text)
 
@@ -127,10 +152,10 @@ class JsonTracker:
         at, duty = place.length, place.duty
         match byte:
             case 0x7B:
-                frame = _Frame(True, at, duty, frozenset(), 0, place.frame)
+                frame = Frame(True, at, duty, frozenset(), 0, place.frame)
                 return Place(at + 1, KEY, at, False, duty, frame)
             case 0x5B:
-                frame = _Frame(False, at, duty, frozenset(), 0, place.frame)
+                frame = Frame(False, at, duty, frozenset(), 0, place.frame)
                 return Place(at + 1, VALUE, at, False, duty.item(0), frame)
             case 0x22:
                 return place._replace(length=at + 1, mode=STRING, start=at, escaped=False)
@@ -191,7 +216,7 @@ class JsonTracker:
         if not frame.is_object and frame.duty.unique:
             item = _canonical(json.loads(self._text[start : place.length]))
             if item in frame.names:
-                self.fault = "the item is in the array already"
+                self.fault = f"{frame.duty.unique_at}: the item is in the array already"
                 return None
             return place._replace(mode=AFTER, frame=frame._replace(names=frame.names | {item}))
         return place._replace(mode=AFTER)

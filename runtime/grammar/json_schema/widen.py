@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.grammar.json_schema.refs import Place
+from runtime.protocol.errors import UnsupportedConstraint
 
 Lowered = bool | dict[str, Any]
 
@@ -26,6 +27,10 @@ class Widen:
     numbers: bool = False
     siblings: bool = False
     everything: bool = False
+
+
+class Unspelled(UnsupportedConstraint):
+    """The schema asks for a text that the language of unescaped strings does not have."""
 
 
 class Owner(ABC):

@@ -91,8 +91,10 @@ def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.Monkey
         told = watched.outputs[prompt]
         assert all(seen == output.output_ids[: len(seen)] for seen in told)
         assert all(len(before) < len(after) for before, after in pairwise(told))
-        assert len(told) == output.meta["decode_steps"]
         if "regex" in words:
+            # Where the regex leaves one token only, nothing is drawn.
+            assert 0 < len(told) <= output.meta["decode_steps"]
             assert output.meta["jumped_tokens"] > 10
         else:
+            assert len(told) == output.meta["decode_steps"]
             assert [len(seen) for seen in told] == list(range(len(output.output_ids)))

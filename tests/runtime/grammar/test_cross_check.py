@@ -18,7 +18,7 @@ from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 ENGINES: dict[str, tuple[str, ...]] = {
     "regex": ("outlines", "llguidance", "xgrammar"),
-    "json_schema": ("llguidance", "xgrammar"),
+    "json_schema": ("llguidance", "xgrammar", "outlines"),
     "ebnf": ("llguidance", "xgrammar"),
 }
 KNOWN: dict[str, dict[str, str]] = json.loads(

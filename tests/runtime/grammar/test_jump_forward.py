@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar import jump_forward
 from runtime.grammar.dfa import DEAD, compile_regex
-from runtime.grammar.jump_forward import Jump, OutlinesJumpForwardMap, plan_jump
+from runtime.grammar.jump_forward import Jump, JumpPlanner, OutlinesJumpForwardMap, plan_jump
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
@@ -184,7 +183,7 @@ def random_text(dfa, state, pick, limit=12, far=None):
 
 
 def canonical(tokenizer, text):
-    return jump_forward._encode_exactly(text, tokenizer.vocabulary, tokenizer.encode)
+    return JumpPlanner(tokenizer.vocabulary, tokenizer.encode).encode_exactly(text)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "capitals", "contractions", "sentencepiece"])
@@ -343,3 +342,41 @@ def test_a_tail_that_begins_inside_a_character_is_kept(trained):
     jump = plan_jump(matcher, [], tokenizer.vocabulary, tokenizer.encode, 99)
     assert jump is not None
     assert b"".join(tokens[token] for token in jump.ids) == b" and more"
+
+
+def test_what_may_follow_decides_how_much_is_certain(trained):
+    """A quotation mark before a letter is a token of its own; before anything it might be `""` or `",`."""
+    tokenizer = trained("gpt2")
+    vocabulary = tokenizer.vocabulary
+    narrow = plan_jump(
+        matcher_for(tokenizer, r'\{"name": "(true|false)"\}'), [], vocabulary, tokenizer.encode, 99
+    )
+    wide = plan_jump(matcher_for(tokenizer, r'\{"name": "[^"]*"\}'), [], vocabulary, tokenizer.encode, 99)
+    assert narrow is not None
+    assert wide is not None
+    assert list(narrow.ids) == tokenizer.encode('{"name": "')
+    assert narrow.ids[: len(wide.ids)] == wide.ids
+    assert len(wide.ids) < len(narrow.ids)
+
+
+def test_the_text_before_is_read_along(trained):
+    """`"name` would be one piece at the beginning of a text; behind a brace the mark belongs to that."""
+    tokenizer = trained("contractions")
+    tokens = tokenizer.vocabulary.tokens
+    before, mark = tokens.index(b"{"), tokens.index(b'"')
+    for context in ([], [before]):
+        matcher = matcher_for(tokenizer, '"name, (a|b)')
+        assert matcher.advance(mark)
+        jump = plan_jump(matcher, [mark], tokenizer.vocabulary, tokenizer.encode, 99, context)
+        assert jump is not None
+        ids = list(jump.ids) if jump.replaced else [mark, *jump.ids]
+        whole = tokenizer.encode("{" * len(context) + '"name, ')
+        if context and tokens[whole[0]] != b"{":  # the model has chosen otherwise: its own tokens stay
+            whole = [before, *tokenizer.encode('"name, ')]
+        assert ids == whole[len(context) :][: len(ids)]
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]x", "(é|ü)", "ab?", r"\d{2}|[^0]", "hello"])
+def test_next_bytes(tokenizer, pattern):
+    matcher = matcher_for(tokenizer, pattern)
+    assert matcher.next_bytes() == set(compile_regex(pattern).next_bytes(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -68,7 +69,8 @@ def test_answers_are_fresh_and_remembered(managed):
     assert again.done()
     assert again.result() is not first
     assert not again.result().may_stop()
-    assert manager.state() == {"cached": 1, "compiling": 0, "hits": 1, "misses": 1}
+    state = manager.state()
+    assert [state[name] for name in ("cached", "compiling", "hits", "misses")] == [1, 0, 1, 1]
     manager.flush()
     assert manager.state()["cached"] == 0
     assert manager.submit(WORD).result(5).advance_bytes(b"x")
@@ -130,6 +132,83 @@ def test_late_compilations_fail_without_poisoning(managed, slow):
     assert slow.calls.count(Constraint("regex", "b")) == 0
 
 
+def test_compilations_that_do_not_end_do_not_hold_all_threads(managed, slow):
+    """Each that passes its deadline gets a thread in its place, up to a bound; who is asked for again while
+    it is still under way is not begun twice."""
+
+    class Picky(OutlinesGrammarBackend):
+        def compile(self, constraint):
+            return (
+                slow.compile(constraint) if constraint.spec.startswith("x") else super().compile(constraint)
+            )
+
+    manager = managed(Picky(BYTES), compile_timeout_s=0.1, spare_workers=2)
+    for spec in ("x1", "x2"):
+        with pytest.raises(DeadlineExceeded):
+            manager.submit(Constraint("regex", spec)).result(5)
+        assert manager.submit(WORD).result(5).advance_bytes(b"a")
+        manager.flush()
+    assert (manager.state()["stuck"], manager.state()["timeouts"]) == (2, 2)
+    with pytest.raises(DeadlineExceeded):
+        manager.submit(Constraint("regex", "x1")).result(5)
+    assert len(slow.calls) == 2
+    with pytest.raises(DeadlineExceeded):
+        manager.submit(Constraint("regex", "x3")).result(5)
+    with pytest.raises(DeadlineExceeded):  # all spare threads are in use
+        manager.submit(WORD).result(5)
+    slow.go.set()
+    ends = time.monotonic() + 5
+    while manager.state()["stuck"] and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert manager.submit(WORD).result(5).advance_bytes(b"a")
+    assert manager.submit(Constraint("regex", "x1")).done(), "what came late is kept"
+
+
+def test_the_kept_ones_are_bounded_by_bytes(managed):
+    one = managed().submit(WORD).result(5).footprint()
+    assert one > 0
+    manager = managed(cache_bytes=2 * one + one // 2)
+    for text in ("[a-z]", "[b-z]", "[c-z]", "[d-z]"):
+        manager.submit(Constraint("regex", text)).result(5)
+    state = manager.state()
+    assert state["cached"] >= 1
+    assert state["cached_bytes"] <= 2 * one + one // 2
+    manager.flush()
+    assert manager.state()["cached_bytes"] == 0
+
+
+def test_it_tells_how_it_went(managed, slow):
+    slow.go.set()
+    manager = managed(slow)
+    fresh = manager.submit(WORD).result(5).origin
+    again = manager.submit(WORD).result(5).origin
+    assert (fresh.cached, again.cached, again.compile_s) == (False, True, fresh.compile_s)
+    assert fresh.compile_s > 0
+    with pytest.raises(BadConstraint):
+        manager.submit(Constraint("regex", "(")).result(5)
+    state = manager.state()
+    assert state["refused"] == {"regex/bad_constraint": 1}
+    assert (state["seconds"]["count"], state["seconds"]["buckets"][-1]) == (2, [None, 2])
+
+
+def test_a_panic_of_a_library_is_that_constraints_error(managed, slow):
+    class PanicException(BaseException):
+        """What the bindings of Rust libraries raise; no Exception."""
+
+    manager = managed(slow)
+    slow.go.set()
+    slow.failure = PanicException("index out of bounds")
+    with pytest.raises(InternalFault, match="index out of bounds"):
+        manager.submit(WORD).result(5)
+    slow.failure = None
+    assert manager.submit(WORD).result(5).advance_bytes(b"a")
+
+
+def test_a_spec_that_is_too_large_is_refused_at_once(managed):
+    with pytest.raises(BadConstraint, match="10000000 bytes"):
+        managed().submit(Constraint("json_schema", " " * 10_000_000)).result(1)
+
+
 def test_cancelled_requests_are_not_compiled(managed, slow):
     manager = managed(slow)
     running, waiting = manager.submit(WORD), manager.submit(Constraint("regex", "b"))
@@ -174,3 +253,19 @@ def test_close_fails_what_waits_and_joins(slow):
         time.sleep(0.01)
     assert threading.active_count() == before
     manager.close()
+
+
+def test_turns_are_short_while_somebody_compiles(managed, slow):
+    before = sys.getswitchinterval()
+    manager = managed(slow, workers=2)
+    futures = [manager.submit(Constraint("regex", text)) for text in "ab"]
+    while len(slow.calls) < 2:
+        time.sleep(0.001)
+    assert sys.getswitchinterval() < before
+    slow.go.set()
+    for future in futures:
+        future.result(5)
+    ends = time.monotonic() + 5
+    while sys.getswitchinterval() != before and time.monotonic() < ends:
+        time.sleep(0.001)
+    assert sys.getswitchinterval() == before

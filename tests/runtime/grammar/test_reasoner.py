@@ -229,3 +229,60 @@ def test_ends_that_make_no_sense(end):
 def test_budgets_below_zero():
     with pytest.raises(BadRequest, match="max_thinking_tokens"):
         BY_ID.wrap(answer(), thinking=True, max_thinking_tokens=-1)
+
+
+def test_copies_made_asleep_go_their_own_ways():
+    matcher = BY_TEXT.wrap(answer("[a-z]{3}"), thinking=True)
+    assert matcher.advance_bytes(b"so")
+    twin, third = matcher.copy(), matcher.copy()
+    assert matcher.advance_bytes(b"</think>ab")
+    assert twin.advance_bytes(b"</think>x")
+    assert third.asleep
+    assert seen(third) == seen(third.copy())
+    assert not matcher.may_stop()
+    assert matcher.advance(ord("c"))
+    assert matcher.is_terminated()
+    assert twin.advance_bytes(b"yz")
+    assert twin.is_terminated()
+    matcher.rollback(2)
+    assert matcher.asleep
+    fourth = matcher.copy()
+    assert fourth.advance_bytes(b"</think>qrs")
+    assert matcher.advance_bytes(b"</think>tuv")
+    assert matcher.is_terminated()
+    fourth.rollback(1)
+    assert seen(fourth) == seen(third)
+
+
+@pytest.mark.parametrize("reasoning", [BY_TEXT, BY_ID, BY_IDS])
+def test_what_closes_it_ends_the_reasoning_first(reasoning):
+    matcher = reasoning.wrap(answer("(?:[a-z]{2}|no way)"), thinking=True)
+    for taken in (b"", b"<", b"/", b"a"):
+        if taken:
+            assert matcher.advance(ord(taken))
+        ids = matcher.closing(40)
+        assert ids is not None
+        twin = matcher.copy()
+        assert all(twin.advance(token) for token in ids)
+        assert twin.may_stop()
+        assert matcher.asleep
+        assert matcher.closing(len(ids)) is not None
+    assert matcher.closing(1) is None
+    assert matcher.undoable() == 0
+
+
+def test_reasoning_alone_can_be_bounded():
+    matcher = BY_ID.wrap(BY_ID.anything(), thinking=True, max_thinking_tokens=2)
+    assert matcher.advance(ord("a"))
+    assert not matcher.advance(EOS)
+    assert matcher.advance(ord("b"))
+    assert allowed(matcher) == [THINK_END]
+    assert matcher.advance(THINK_END)
+    assert allowed(matcher) == list(range(len(TOKENS)))
+    assert matcher.advance(ord("c"))
+    assert matcher.advance(EOS)
+    assert matcher.is_terminated()
+    matcher.rollback(1)
+    assert not matcher.is_terminated()
+    with pytest.raises(ValueError, match="cannot undo"):
+        matcher.rollback(99)

@@ -225,3 +225,17 @@ def test_torch_comes_only_with_this_backend():
         "sys.exit('torch' in sys.modules or 'xgrammar' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_rules_that_name_each_other_twice_are_not_written_out():
+    """Forty of them come to 2**40 characters, which the library would hold; with few it is kept."""
+
+    def doubling(rules: int, last: str = '"a"') -> str:
+        between = [f"r{number} ::= r{number + 1} r{number + 1}" for number in range(rules)]
+        return "\n".join(["root ::= r0", *between, f"r{rules} ::= {last}"])
+
+    with pytest.raises(UnsupportedConstraint, match="written out"):
+        byte_matcher("ebnf", doubling(40), "xgrammar")
+    kept = byte_matcher("ebnf", doubling(5), "xgrammar")
+    assert all(kept.advance(ord("a")) for _ in range(32))
+    assert kept.next_bytes() == set()

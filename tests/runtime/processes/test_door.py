@@ -16,6 +16,7 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec, RopeSpec
+from runtime.formats.reasoning import thoughts_of
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint import Model
 from runtime.processes.frontdoor import TokenizerManager
@@ -684,7 +685,8 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
     opening, closing = tokenizer.added_id("<think>"), tokenizer.added_id("</think>")
     assert opening is not None
     assert closing is not None
-    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent)
+    marks = thoughts_of("auto", tokenizer.added_id, tokenizer.encode)
+    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), thoughts=marks), sent)
     cases = [([opening, 7, closing, 8], 3), ([opening, 7, 8], 3), ([7, closing], 0), ([], 0)]
     for ids, count in cases:
         event = threading.Event()

@@ -1,0 +1,345 @@
+"""What constrained requests cost the free ones beside them: `python benchmarks/mixed_load.py`.
+
+40 requests are under way at a time, 20 of them free. In one kind of round the other 20 are constrained:
+regular expressions, JSON schemas that are exact and such that a validator checks, EBNF, structural tags, each
+a different one, so that constraints are compiled all the time. In the other kind the same others come without
+their constraints, with the same prompts and as many tokens as the constrained ones gave. The free requests
+are the same in both; what counts is their throughput. Rounds of the two kinds take turns.
+
+    python benchmarks/mixed_load.py --model llama-40m --write   # added to benchmarks/results/<date>-...
+    python benchmarks/mixed_load.py --quick       # one short round of each: does it run?
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import itertools
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks.vocabularies import make_vocabulary  # noqa: E402
+from benchmarks.workloads import make_model  # noqa: E402
+from runtime.api import Engine  # noqa: E402
+from runtime.protocol.io_struct import GenerateReqInput  # noqa: E402
+
+Fields = dict[str, Any]
+PROMPTS = [
+    "The city of",
+    "Once upon a time",
+    "Extract the record:",
+    "Q: 12 plus 30? A:",
+    "Name three things:",
+]
+
+
+# -- constraints, a different one each time ------------------------------------------------------------------
+
+
+def regex(dice: random.Random, number: int) -> Fields:
+    low = dice.randint(5, 40)
+    return {"regex": rf"(id{number}|[A-Z][a-z]{{2,9}}( \w{{1,8}}){{0,6}}): [^\n\"]{{{low},{low + 40}}}\."}
+
+
+def exact_schema(dice: random.Random, number: int) -> Fields:
+    names = [f"{name}{number}" for name in dice.sample(["name", "age", "city", "tags", "note", "score"], 4)]
+    kinds = [
+        {"type": "string", "maxLength": dice.randint(5, 60)},
+        {"type": "integer", "minimum": 0, "maximum": 999},
+        {"enum": ["red", "green", f"blue{number}"]},
+        {"type": "array", "items": {"type": "integer"}, "maxItems": 4},
+    ]
+    schema = {
+        "type": "object",
+        "properties": dict(zip(names, kinds, strict=True)),
+        "required": names,
+        "additionalProperties": False,
+    }
+    return {"json_schema": json.dumps(schema)}
+
+
+def checked_schema(dice: random.Random, number: int) -> Fields:
+    schema = {
+        "type": "object",
+        "required": ["items", f"n{number}"],
+        "additionalProperties": False,
+        "properties": {
+            "items": {
+                "type": "array",
+                "uniqueItems": True,
+                "minItems": 2,
+                "maxItems": 4,
+                "items": {"enum": [dice.randrange(1000) for _ in range(8)]},
+            },
+            f"n{number}": {"type": "integer", "minimum": 0, "maximum": 500, "not": {"multipleOf": 2}},
+        },
+    }
+    return {"json_schema": json.dumps(schema)}
+
+
+def ebnf(dice: random.Random, number: int) -> Fields:
+    return {
+        "ebnf": f'root ::= "r{number}" (" " term){{2,8}}\nterm ::= [a-z]{{1,6}} | "(" term ")" | [0-9]{{1,4}}'
+    }
+
+
+def tags(dice: random.Random, number: int) -> Fields:
+    schema = {
+        "type": "object",
+        "properties": {"q": {"type": "string", "maxLength": dice.randint(8, 30)}},
+        "required": ["q"],
+        "additionalProperties": False,
+    }
+    form = {
+        "type": "triggered_tags",
+        "triggers": ["<f="],
+        "at_least_one": True,
+        "stop_after_first": True,
+        "tags": [
+            {
+                "type": "tag",
+                "begin": f"<f=t{n}-{number}>",
+                "end": "</f>",
+                "content": {"type": "json_schema", "json_schema": schema},
+            }
+            for n in range(4)
+        ],
+    }
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
+
+
+KINDS: dict[str, Callable[[random.Random, int], Fields]] = {
+    "regex": regex,
+    "schema, exact": exact_schema,
+    "schema, checked": checked_schema,
+    "EBNF": ebnf,
+    "tags": tags,
+}
+
+
+def _llama() -> str:
+    """The model of the other benchmarks, random and of 40 M parameters, with a tokenizer of 32,768 tokens."""
+    folder = HERE / ".cache" / "llama-40m-32k"
+    if (folder / "tokenizer.json").exists():
+        return str(folder)
+    path, vocabulary = make_vocabulary(32_768)
+    config = json.loads((make_model(HERE / ".cache" / "llama-40m") / "config.json").read_text())
+    for name in ("transformers_version", "architectures", "model_type"):
+        config.pop(name, None)
+    config.update(vocab_size=len(vocabulary), eos_token_id=min(vocabulary.eos))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+    shutil.copy(path, folder / "tokenizer.json")
+    return str(folder)
+
+
+MODELS: dict[str, tuple[str, Callable[[], str]]] = {
+    "pocket": ("the bundled checkpoint", lambda: "pocket"),
+    "llama-40m": ("a random Llama of 40 M parameters, vocabulary 32,768", _llama),
+}
+
+
+# -- one round -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Round:
+    """What one round gave. wall, cpu: seconds until the last free request ended; the CPU is that of the whole
+    process. lengths: output tokens of the others, in the order in which they were sent."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    free_tokens: int = 0
+    other_tokens: int = 0
+    others: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)
+    steps: int = 0
+    failed: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+
+    @property
+    def throughput(self) -> float:
+        return self.free_tokens / self.wall
+
+
+@dataclass(frozen=True)
+class Plan:
+    """free, others: clients of each kind; each free one sends `each` requests of `tokens` tokens."""
+
+    free: int = 20
+    others: int = 20
+    each: int = 4
+    tokens: int = 96
+
+
+Send = Callable[[int], Awaitable[int]]
+
+
+async def one_round(engine: Engine, plan: Plan, base: int, twins: dict[int, int] | None) -> Round:
+    """A round whose others are constrained, or, given the lengths in `twins`, free themselves."""
+    found = Round()
+    numbers = itertools.count(base)
+    done = asyncio.Event()
+    usual = round(statistics.mean(twins.values())) if twins else 0
+
+    async def free(client: int) -> None:
+        for number in range(plan.each):
+            params = {
+                "max_new_tokens": plan.tokens,
+                "temperature": 1.0,
+                "seed": client * 100 + number,
+                "ignore_eos": True,
+            }
+            began = time.perf_counter()
+            answer = await engine.submit(
+                GenerateReqInput(text=PROMPTS[(client + number) % len(PROMPTS)], sampling_params=params)
+            )
+            found.slowest = max(found.slowest, time.perf_counter() - began)
+            found.free_tokens += len(answer.output_ids)
+
+    async def other() -> None:
+        while not done.is_set():
+            number = next(numbers)
+            dice = random.Random(number)
+            params: Fields = {"max_new_tokens": 64, "temperature": 1.0, "seed": number}
+            if twins is None:
+                params.update(list(KINDS.values())[number % len(KINDS)](dice, number))
+            else:
+                params.update(max_new_tokens=max(1, twins.get(number, usual)), ignore_eos=True)
+            request = GenerateReqInput(text=PROMPTS[number % len(PROMPTS)], sampling_params=params)
+            try:
+                answer = await engine.submit(request)
+            except Exception as error:  # noqa: BLE001 - told with the figures
+                found.failed.append(f"{type(error).__name__}: {error}"[:200])
+                continue
+            found.lengths[number] = len(answer.output_ids)
+            if not done.is_set():
+                found.other_tokens += len(answer.output_ids)
+                found.others += 1
+
+    began, cpu = time.perf_counter(), time.process_time()
+    rest = [asyncio.create_task(other()) for _ in range(plan.others)]
+    await asyncio.gather(*(free(client) for client in range(plan.free)))
+    found.wall, found.cpu = time.perf_counter() - began, time.process_time() - cpu
+    done.set()
+    await asyncio.gather(*rest)
+    return found
+
+
+def measure(
+    model: str, plan: Plan, rounds: int, say: Callable[[str], None]
+) -> tuple[list[Round], list[Round]]:
+    constrained: list[Round] = []
+    unconstrained: list[Round] = []
+    with Engine(model, max_total_tokens=16384) as engine:
+        for number in range(rounds + 1):
+            base = number * 100_000
+            first = asyncio.run(one_round(engine, plan, base, None))
+            second = asyncio.run(one_round(engine, plan, base, first.lengths))
+            if number == 0 and rounds > 1:
+                continue  # libraries load, tables are made
+            constrained.append(first)
+            unconstrained.append(second)
+            say(
+                f"round {number}: beside constrained {first.throughput:.0f} tokens/s, beside free ones"
+                f" {second.throughput:.0f}; {first.others} and {second.others} others ended"
+            )
+            if len(constrained) >= rounds:
+                break
+    return constrained, unconstrained
+
+
+def report(name: str, plan: Plan, constrained: list[Round], unconstrained: list[Round]) -> str:
+    ratios = [one.throughput / two.throughput for one, two in zip(constrained, unconstrained, strict=True)]
+    cpu = [
+        (one.cpu / one.free_tokens) / (two.cpu / two.free_tokens)
+        for one, two in zip(constrained, unconstrained, strict=True)
+    ]
+    loss = 100 * (1 - statistics.median(ratios))
+    rows = [
+        (
+            "free tokens/s, median",
+            *(f"{statistics.median(r.throughput for r in rs):.0f}" for rs in (constrained, unconstrained)),
+        ),
+        (
+            "tokens/s of all, median",
+            *(
+                f"{statistics.median((r.free_tokens + r.other_tokens) / r.wall for r in rs):.0f}"
+                for rs in (constrained, unconstrained)
+            ),
+        ),
+        (
+            "others ended per round, median",
+            *(f"{statistics.median(r.others for r in rs):.0f}" for rs in (constrained, unconstrained)),
+        ),
+        (
+            "slowest free request, s",
+            *(f"{max(r.slowest for r in rs):.2f}" for rs in (constrained, unconstrained)),
+        ),
+        ("failed", *(str(sum(len(r.failed) for r in rs)) for rs in (constrained, unconstrained))),
+    ]
+    lines = [
+        f"# Free requests beside constrained ones, {datetime.date.today()}",
+        "",
+        f"{plan.free} free and {plan.others} other requests at a time on {name} (one Engine, "
+        f"{os.cpu_count()}-core {platform.machine()} CPU, Python {platform.python_version()}), written by "
+        "`python benchmarks/mixed_load.py --write`. Each free client sends "
+        f"{plan.each} requests of {plan.tokens} tokens. The others: {', '.join(KINDS)}, in turn, every "
+        "constraint a new one. Beside free ones: the same prompts without constraints, as long as the "
+        "constrained answers were. "
+        f"{len(ratios)} rounds of each kind in turn, the machine's load average at the end "
+        f"{os.getloadavg()[0]:.1f}.",
+        "",
+        "| | beside constrained | beside free |",
+        "|---|---|---|",
+        *(f"| {name} | {one} | {two} |" for name, one, two in rows),
+        "",
+        f"Throughput of the free requests beside constrained: **{statistics.median(ratios):.3f}** of that "
+        f"beside free ones (median of the rounds' ratios; each: "
+        f"{', '.join(f'{ratio:.3f}' for ratio in ratios)}), a loss of "
+        f"{loss:.1f} %. CPU time of the process per free token: {statistics.median(cpu):.3f} times.",
+        "",
+    ]
+    failures = sorted({text for one in constrained + unconstrained for text in one.failed})
+    lines += ["Failures:", *(f"- {text}" for text in failures[:10]), ""] if failures else []
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", action="store_true", help="also into benchmarks/results")
+    parser.add_argument("--quick", action="store_true", help="one short round of each kind")
+    parser.add_argument("--model", choices=MODELS, default="pocket")
+    options = parser.parse_args()
+    plan, rounds = (Plan(3, 5, 1, 16), 1) if options.quick else (Plan(), options.rounds)
+    name, find = MODELS[options.model]
+    text = report(
+        name, plan, *measure(find(), plan, rounds, lambda line: print(line, file=sys.stderr, flush=True))
+    )
+    print(text)
+    if options.write:
+        path = HERE / "results" / f"{datetime.date.today()}-mixed-load.md"
+        before = path.read_text("utf-8") + "\n" if path.exists() else ""
+        path.write_text(before + text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,408 @@
+"""JSON read while it is being written: text comes in pieces, split anywhere, and the value so far is there
+after each.
+
+Every character is looked at once. What is shown is never taken back: a number, `true`, `false` or `null`
+appears when it has ended, a name with the beginning of its value, a string character by character without
+half an escape or half a surrogate pair. The grammar is RFC 8259's. It knows no schema and no tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+MAX_DEPTH: Final = 1000
+"""Levels of objects and arrays, at most."""
+
+_PLAIN: Final = re.compile(r'[^"\\\x00-\x1f]+')
+_SPACE: Final = re.compile(r"[ \t\n\r]*")
+_DIGITS: Final = re.compile(r"[-+.0-9eE]+")
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+_ESCAPES: Final = {
+    '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t",
+}  # fmt: skip
+_WORDS: Final[dict[str, tuple[str, bool | None]]] = {
+    "t": ("true", True), "f": ("false", False), "n": ("null", None),
+}  # fmt: skip
+_CUT: Final = "\ufffd"
+"""Stands for half of a surrogate pair, which is no character."""
+
+# What may come next.
+_VALUE, _ITEM, _KEY, _NAME, _COLON, _AFTER, _STRING, _IN_NAME, _IN_NUMBER, _IN_WORD, _DONE = range(11)
+_WANTED: Final = {
+    _VALUE: "a value", _ITEM: "a value or ']'", _KEY: "a name or '}'", _NAME: "a name",
+    _COLON: "':'", _AFTER: "',' or an end",
+}  # fmt: skip
+_INSIDE: Final = {_STRING: "a string", _IN_NAME: "a name", _IN_NUMBER: "a number", _IN_WORD: "a word"}
+_NOTHING: Final = object()
+
+
+class JsonStreamError(ValueError):
+    """The text is not JSON. `offset` counts characters from 0, `line` and `column` from 1."""
+
+    def __init__(self, message: str, offset: int, line: int, column: int) -> None:
+        self.offset, self.line, self.column = offset, line, column
+        super().__init__(f"{message} at line {line}, column {column} (character {offset})")
+
+
+class JsonEvent(NamedTuple):
+    """What became known of the value at `path` (names and numbers of items from the root, which is ()).
+
+    complete    the value has ended, and `value` is all of it
+    otherwise   an object or array has begun (`value` is empty), or a string goes on (`value` is its new
+                piece; "" where it has just begun)
+    """
+
+    path: tuple[str | int, ...]
+    value: Any
+    complete: bool
+
+
+class JsonStream:
+    """Feed pieces, then close(). `strings`: show strings while they are being written."""
+
+    def __init__(self, *, strings: bool = True) -> None:
+        self._strings = strings
+        self._mode = _VALUE
+        self._root: Any = _NOTHING
+        # The open objects and arrays, outermost first, with the name each object is at; the innermost's path.
+        self._open: list[dict[str, Any] | list[Any]] = []
+        self._names: list[str] = []
+        self._path: tuple[str | int, ...] = ()
+        # The string, name, number or word under way.
+        self._parts: list[str] = []
+        self._escape = ""
+        self._high = 0
+        self._word: tuple[str, bool | None] = ("", None)
+        self._told = 0
+        self._begun = False
+        self._events: list[JsonEvent] = []
+        self._offset, self._lines, self._line_start = 0, 0, 0
+        self._error: JsonStreamError | None = None
+        self._steps: tuple[Callable[[str, int], int], ...] = (
+            self._value, self._value, self._key, self._key, self._colon, self._after, self._string,
+            self._string, self._number, self._literal, self._done,
+        )  # fmt: skip
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole document is there. A number on its own ends with close()."""
+        return self._mode == _DONE
+
+    @property
+    def started(self) -> bool:
+        """Whether there is anything to show."""
+        return self._root is not _NOTHING or bool(self._open) or self._shown_string()
+
+    @property
+    def value(self) -> Any:
+        """The value so far; None where nothing has `started`. Ended parts are shared between the values of
+        different moments, what is still open is copied: do not change it."""
+        if self._root is not _NOTHING:
+            return self._root
+        shown: Any = self._string_so_far() if self._shown_string() else _NOTHING
+        for inside, name in zip(reversed(self._open), reversed(self._names), strict=True):
+            if isinstance(inside, dict):
+                shown = {**inside} if shown is _NOTHING else {**inside, name: shown}
+            else:
+                shown = [*inside] if shown is _NOTHING else [*inside, shown]
+        return None if shown is _NOTHING else shown
+
+    def feed(self, text: str) -> list[JsonEvent]:
+        """Read on; what became known. Raises JsonStreamError with the place of what is no JSON."""
+        if self._error is not None:
+            raise self._error
+        steps, at, end = self._steps, 0, len(text)
+        try:
+            while at < end:
+                at = steps[self._mode](text, at)
+        except _Wrong as wrong:
+            raise self._fail(wrong.what, text, wrong.at) from None
+        self._count(text, end)
+        self._tell_string()
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> list[JsonEvent]:
+        """The text has ended. Raises JsonStreamError where it ends too early."""
+        if self._error is not None:
+            raise self._error
+        if self._mode == _IN_NUMBER:
+            try:
+                self._end_number(0)
+            except _Wrong as wrong:
+                raise self._fail(wrong.what, "", 0) from None
+        if self._mode != _DONE:
+            inside = _INSIDE.get(self._mode)
+            told = f"the text ends inside {inside}" if inside else f"the text ends where {self._wanted()}"
+            raise self._fail(told, "", 0)
+        events, self._events = self._events, []
+        return events
+
+    # -- steps: each reads on from `at` and says where it came to --------------------------------------------
+
+    def _value(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == '"':
+            self._mode, self._begun = _STRING, True
+        elif char == "{" or char == "[":
+            self._enter({} if char == "{" else [], at)
+        elif char == "-" or "0" <= char <= "9":
+            self._mode = _IN_NUMBER
+            return at
+        elif char in _WORDS:
+            self._mode, self._word = _IN_WORD, _WORDS[char]
+            return at
+        elif char in " \t\n\r":
+            return _past_space(text, at)
+        elif char == "]" and self._mode == _ITEM:
+            self._leave()
+        else:
+            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+        return at + 1
+
+    def _key(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == '"':
+            self._mode = _IN_NAME
+        elif char in " \t\n\r":
+            return _past_space(text, at)
+        elif char == "}" and self._mode == _KEY:
+            self._leave()
+        else:
+            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+        return at + 1
+
+    def _colon(self, text: str, at: int) -> int:
+        char = text[at]
+        if char == ":":
+            self._mode = _VALUE
+            return at + 1
+        if char not in " \t\n\r":
+            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+        return _past_space(text, at)
+
+    def _after(self, text: str, at: int) -> int:
+        char, inside = text[at], self._open[-1]
+        if char == ",":
+            self._mode = _NAME if isinstance(inside, dict) else _VALUE
+        elif char in " \t\n\r":
+            return _past_space(text, at)
+        elif char == ("}" if isinstance(inside, dict) else "]"):
+            self._leave()
+        else:
+            raise _Wrong(f"{char!r} stands where {self._wanted()}", at)
+        return at + 1
+
+    def _done(self, text: str, at: int) -> int:
+        if text[at] not in " \t\n\r":
+            raise _Wrong("there is text after the end", at)
+        return _past_space(text, at)
+
+    def _string(self, text: str, at: int) -> int:
+        if self._escape:
+            return self._escaped(text, at)
+        found = _PLAIN.match(text, at)
+        if found is not None:
+            self._alone()
+            self._parts.append(found[0])
+            at = found.end()
+            if at == len(text):
+                return at
+        char = text[at]
+        if char == "\\":
+            self._escape = char
+        elif char == '"':
+            self._alone()
+            self._end_string()
+        else:
+            raise _Wrong(f"the control character {char!r} must be escaped in a string", at)
+        return at + 1
+
+    def _escaped(self, text: str, at: int) -> int:
+        char, known = text[at], len(self._escape)
+        if known > 1:
+            if char not in _HEX:
+                raise _Wrong(f"{self._escape + char!r} is no escape", at)
+            self._escape += char
+            if known == 5:
+                self._unit(int(self._escape.removeprefix("\\u"), 16))
+                self._escape = ""
+        elif char == "u":
+            self._escape += char
+        elif char in _ESCAPES:
+            self._alone()
+            self._parts.append(_ESCAPES[char])
+            self._escape = ""
+        else:
+            raise _Wrong(f"{self._escape + char!r} is no escape", at)
+        return at + 1
+
+    def _unit(self, code: int) -> None:
+        """One UTF-16 unit; the first half of a pair waits for the second."""
+        if self._high and 0xDC00 <= code < 0xE000:
+            self._parts.append(chr(0x10000 + ((self._high - 0xD800) << 10) + (code - 0xDC00)))
+            self._high = 0
+            return
+        self._alone()
+        if 0xD800 <= code < 0xDC00:
+            self._high = code
+        else:
+            self._parts.append(_CUT if 0xDC00 <= code < 0xE000 else chr(code))
+
+    def _alone(self) -> None:
+        """The first half of a pair that waits stays without its second."""
+        if self._high:
+            self._parts.append(_CUT)
+            self._high = 0
+
+    def _end_string(self) -> None:
+        string = "".join(self._parts)
+        self._parts, self._told, self._begun = [], 0, False
+        if self._mode == _STRING:
+            self._put(string)
+        else:
+            self._names[-1] = string
+            self._mode = _COLON
+
+    def _number(self, text: str, at: int) -> int:
+        found = _DIGITS.match(text, at)
+        if found is not None:
+            self._parts.append(found[0])
+            return found.end()
+        self._end_number(at)
+        return at
+
+    def _end_number(self, at: int) -> None:
+        text, self._parts = "".join(self._parts), []
+        found = _NUMBER.fullmatch(text)
+        if found is None:
+            raise _Wrong(f"{text[:80]!r} is no number", at)
+        try:
+            self._put(float(text) if found[1] or found[2] else int(text))
+        except ValueError as error:
+            raise _Wrong(f"the number {text[:20]}... cannot be held: {error}", at) from None
+
+    def _literal(self, text: str, at: int) -> int:
+        word, value = self._word
+        known = sum(map(len, self._parts))
+        piece = text[at : at + len(word) - known]
+        if not word.startswith(piece, known):
+            raise _Wrong(f"{(''.join(self._parts) + piece)!r} is no JSON", at)
+        if known + len(piece) == len(word):
+            self._parts = []
+            self._put(value)
+        else:
+            self._parts.append(piece)
+        return at + len(piece)
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _place(self) -> tuple[str | int, ...]:
+        """The path of the value that is being written."""
+        if not self._open:
+            return ()
+        inside = self._open[-1]
+        return (*self._path, self._names[-1] if isinstance(inside, dict) else len(inside))
+
+    def _enter(self, inside: dict[str, Any] | list[Any], at: int) -> None:
+        if len(self._open) >= MAX_DEPTH:
+            raise _Wrong(f"there are more than {MAX_DEPTH} levels", at)
+        self._path = self._place()
+        self._open.append(inside)
+        self._names.append("")
+        is_object = isinstance(inside, dict)
+        self._events.append(JsonEvent(self._path, {} if is_object else [], False))
+        self._mode = _KEY if is_object else _ITEM
+
+    def _leave(self) -> None:
+        inside, path = self._open.pop(), self._path
+        self._names.pop()
+        self._path = path[:-1] if path else ()
+        self._put(inside)
+
+    def _put(self, value: Any) -> None:
+        """A value has ended."""
+        self._events.append(JsonEvent(self._place(), value, True))
+        if not self._open:
+            self._root, self._mode = value, _DONE
+            return
+        inside = self._open[-1]
+        if isinstance(inside, dict):
+            inside[self._names[-1]] = value
+        else:
+            inside.append(value)
+        self._mode = _AFTER
+
+    def _shown_string(self) -> bool:
+        return self._strings and self._mode == _STRING
+
+    def _string_so_far(self) -> str:
+        """In one part from then on, so that asking again and again does not join the same parts each time."""
+        if len(self._parts) != 1:
+            self._parts, self._told = ["".join(self._parts)], 1
+        return self._parts[0]
+
+    def _tell_string(self) -> None:
+        """The event of a string that goes on."""
+        if self._shown_string() and (self._begun or len(self._parts) > self._told):
+            piece = "".join(self._parts[self._told :])
+            self._events.append(JsonEvent(self._place(), piece, False))
+            self._told, self._begun = len(self._parts), False
+
+    def _wanted(self) -> str:
+        return f"{_WANTED[self._mode]} should be"
+
+    def _count(self, text: str, end: int) -> None:
+        lines = text.count("\n", 0, end)
+        if lines:
+            self._lines += lines
+            self._line_start = self._offset + text.rindex("\n", 0, end) + 1
+        self._offset += end
+
+    def _fail(self, what: str, text: str, at: int) -> JsonStreamError:
+        self._count(text, at)
+        column = self._offset - self._line_start + 1
+        self._error = JsonStreamError(what, self._offset, self._lines + 1, column)
+        return self._error
+
+
+class _Wrong(Exception):
+    def __init__(self, what: str, at: int) -> None:
+        self.what, self.at = what, at
+
+
+def _past_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return at if found is None else found.end()
+
+
+def is_prefix(partial: Any, final: Any) -> bool:
+    """Whether `partial` may have been shown on the way to `final`.
+
+    Strings: the beginning. Arrays: the first items, all but the last equal and the last a prefix. Objects:
+    the first members, in the same way. Other values: equal, and of one type. (A text that writes a name twice
+    shows the first value until the second one comes, as the last one wins.)
+    """
+    match partial, final:
+        case str(), str():
+            return final.startswith(partial)
+        case list(), list():
+            return _first_ones(partial, final[: len(partial)])
+        case dict(), dict():
+            some = list(final.items())[: len(partial)]
+            return list(partial) == [name for name, _ in some] and _first_ones(
+                list(partial.values()), [value for _, value in some]
+            )
+        case _:
+            return type(partial) is type(final) and bool(partial == final)
+
+
+def _first_ones(partial: list[Any], final: list[Any]) -> bool:
+    if len(partial) != len(final) or partial[:-1] != final[:-1]:
+        return False
+    return not partial or is_prefix(partial[-1], final[-1])

@@ -1,0 +1,147 @@
+"""How models mark their reasoning: the text before the answer, and the mark that ends it.
+
+A table of the marks that model families use, which of them a checkpoint has, and where in an output the
+answer begins. It knows texts and ids, no model and no server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from runtime.protocol.errors import BadRequest
+
+AUTO, NONE = "auto", "none"
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that switch the reasoning, as families call them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Texts around the reasoning. `open` may be written by the prompt or by the model. inside: control tokens
+    that stand in the reasoning besides."""
+
+    open: str
+    close: str
+    inside: tuple[str, ...] = ()
+
+
+THINK = Marks("<think>", "</think>")  # DeepSeek-R1, Qwen3, QwQ, GLM-4.5, SmolLM3, Kimi K2, MiniMax
+BRACKETS = Marks("[THINK]", "[/THINK]")  # Magistral
+SEED = Marks("<seed:think>", "</seed:think>")  # Seed-OSS
+COMMAND = Marks("<|START_THINKING|>", "<|END_THINKING|>")  # Command A
+KIMI = Marks("◁think▷", "◁/think▷")  # Kimi-VL
+HARMONY = Marks(
+    "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", ("<|end|>", "<|start|>")
+)  # gpt-oss
+
+KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, HARMONY)
+"""The most common first: where a tokenizer has the tokens of several, the first is meant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thoughts:
+    """How one model marks its reasoning.
+
+    close_ids: the mark as ids, where it holds a token of its own; then these ids end the reasoning, and the
+    same letters in other tokens do not. () = the mark is plain text, however it is cut into tokens.
+    inside_ids: control tokens that may stand in the reasoning.
+    """
+
+    open: str
+    close: str
+    open_ids: tuple[int, ...] = ()
+    close_ids: tuple[int, ...] = ()
+    inside_ids: tuple[int, ...] = ()
+
+    def opened_by(self, prompt: str) -> bool:
+        """Whether a prompt's end opens the reasoning, so that what follows is reasoning."""
+        return bool(self.open) and prompt.rstrip().endswith(self.open)
+
+    def closed_by(self, prompt: str) -> bool:
+        """Whether a prompt's end closes the reasoning, so that what follows is the answer."""
+        return prompt.rstrip().endswith(self.close)
+
+    def stripped(self, text: str) -> str:
+        """Reasoning without its marks and the blanks beside them."""
+        text = text.lstrip()
+        if self.open:
+            text = text.removeprefix(self.open)
+        return text.strip().removesuffix(self.close).strip()
+
+    def answer_starts(
+        self, text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str]
+    ) -> int | None:
+        """How many characters of an output's `text` are reasoning, the closing mark included; None while it
+        goes on. `ids`: the same output; `decode`: of leading ids, the text as the output has it."""
+        if self.close_ids:
+            end = find(ids, self.close_ids)
+            return None if end is None else len(decode(ids[:end]))
+        at = text.find(self.close)
+        return None if at < 0 else at + len(self.close)
+
+
+def find(ids: Sequence[int], wanted: Sequence[int], start: int = 0) -> int | None:
+    """Where the first `wanted` in `ids` from `start` on ends; None where there is none."""
+    size, first = len(wanted), wanted[0]
+    while True:
+        try:
+            start = ids.index(first, start)
+        except ValueError:
+            return None
+        if tuple(ids[start : start + size]) == tuple(wanted):
+            return start + size
+        start += 1
+
+
+def thoughts_of(
+    asked: str,
+    added_id: Callable[[str], int | None],
+    encode: Callable[[str], Sequence[int]],
+    templates: Iterable[str] = (),
+) -> Thoughts | None:
+    """The marks of a model; None where it does not reason.
+
+    asked: "auto" (the known marks whose end is a token of the tokenizer's own, else whose both ends stand in
+    a chat template), "none", or the text that ends the reasoning. encode: text -> ids, control tokens read as
+    such. Raises BadRequest for a text that is empty.
+    """
+    if asked == NONE:
+        return None
+    if not asked:
+        raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
+    found = _known(added_id, list(templates)) if asked == AUTO else _said(asked)
+    if found is None:
+        return None
+    opens = _ids(found.open, added_id, encode)
+    inside = [token for text in found.inside if (token := added_id(text)) is not None]
+    return Thoughts(
+        found.open, found.close, opens, _ids(found.close, added_id, encode), tuple({*opens, *inside})
+    )
+
+
+def _said(close: str) -> Marks:
+    return next((marks for marks in KNOWN if marks.close == close), Marks("", close))
+
+
+def _known(added_id: Callable[[str], int | None], templates: Sequence[str]) -> Marks | None:
+    for marks in KNOWN:
+        if added_id(marks.close) is not None:
+            return marks
+    for marks in KNOWN:
+        if any(marks.open in text and marks.close in text for text in templates):
+            return marks
+    return None
+
+
+def _ids(
+    mark: str, added_id: Callable[[str], int | None], encode: Callable[[str], Sequence[int]]
+) -> tuple[int, ...]:
+    """`mark` as ids, where a token of the tokenizer's own begins it; else it is plain text."""
+    if not mark:
+        return ()
+    whole = added_id(mark)
+    if whole is not None:
+        return (whole,)
+    cut = next((at for at in range(len(mark), 0, -1) if added_id(mark[:at]) is not None), 0)
+    return tuple(encode(mark)) if cut else ()

@@ -1,0 +1,284 @@
+"""Liveness: constrained outputs end as their constraint wants. Takes output back where nothing may follow it,
+and leads it to an end before max_new_tokens runs out. Samples nothing and knows no queues.
+
+Going back. A language that is wider than its constraint may lead to a place where nothing is left that may
+follow. Then the steps that led there are undone in the matcher, the output and the KV, what was taken there
+is forbidden, and generation goes on. How often, and how many tokens in all, is bounded (SchedulerConfig).
+
+Budget. A request holds ids that would complete its output, known to fit into what is left of max_new_tokens
+when they were found. Whether there still are such ids is asked again after a quarter of the tokens to spare:
+rarely while there are many, at every token in the end. Usually the ids held, or an end of them, are still
+good and no search is needed. Where none is found, and there is room, is asked again after 2, 4, 8 ... tokens.
+Where room is short the output is cut back to where a completion was known, or to a later place from which
+one is found at once, and that is appended without asking the model.
+
+What was told cannot be taken back. A request that streams is asked after every token besides, and only tokens
+before the last place with a known completion are told; where none is found the stream lags behind by up to
+PATIENCE tokens. If in the end it is closed from there, the output may differ from that of a request which
+does not stream.
+
+The generation then ends, with "stop", even where min_new_tokens is not reached: the constraint goes before
+it, as everywhere. A stop string or stop id within the completion ends the output there, as it would end the
+model's own. Completions hold no eos, so an eos needs no room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from runtime.cache.manager import CacheManager
+from runtime.config.scheduler import SchedulerConfig
+from runtime.grammar.base import Matcher, Rejection, first_completion
+from runtime.grammar.closing import follows, rest_of
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import BadConstraint, InternalFault
+from runtime.protocol.io_struct import FinishReason
+from runtime.scheduler.request import Request
+from runtime.scheduler.stop import STOP
+
+SPARE = 4  # the share of the tokens to spare after which is asked again
+TIGHT = 16  # fewer tokens than this, besides twice those of the completion held, are a short room
+PATIENCE = 16  # tokens after which is asked again when no completion was found, at most, or a quarter of all
+SEARCH_SECONDS = 0.5  # CPU time that searches for one request may take while it runs
+LATER = 4  # places from which a completion is looked for, when none is found from the last one
+_KEPT = 256
+
+Stopped = Callable[[Request, int, bool], FinishReason | None]
+
+
+class _Way(NamedTuple):
+    """How to go back: `back` steps; `reason` for people; `token` to forbid there if the matcher cannot."""
+
+    back: int
+    reason: str
+    rejection: Rejection | None = None
+    token: int = -1
+
+
+class Liveness:
+    """`stopped`: what the stop rule says of a token just appended; its last argument: the grammar is done."""
+
+    def __init__(self, manager: CacheManager, config: SchedulerConfig, stopped: Stopped) -> None:
+        self._manager, self._config, self._stopped = manager, config, stopped
+        self._shortest: OrderedDict[tuple[Constraint, bool], tuple[int, ...] | None] = OrderedDict()
+
+    # -- the budget ------------------------------------------------------------------------------------------
+
+    def begin(self, request: Request) -> None:
+        """The request has its matcher, at its start. Without a completion that fits nothing is promised."""
+        if self._config.liveness and request.source.constraint is not None and not request.ending:
+            self._from_start(request, request.source.constraint)
+
+    def _from_start(self, request: Request, constraint: Constraint) -> None:
+        assert request.matcher is not None
+        origin = request.matcher.origin
+        key = constraint, bool(request.source.require_reasoning)
+        if origin.searched and not key[1]:
+            ids: tuple[int, ...] | None = origin.shortest
+        elif key in self._shortest:
+            ids = self._shortest[key]
+        else:
+            start = request.matcher.copy()
+            start.rollback(len(request.marks))
+            ids = self._shortest[key] = first_completion(start).ids
+            if len(self._shortest) > _KEPT:
+                self._shortest.popitem(last=False)
+        fits = ids is not None and len(ids) <= request.params.max_new_tokens
+        request.held, request.held_at, request.check_at = (ids if fits else None), 0, 0
+
+    def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
+        """A step of the request was appended, with what it forces; `reason`: why it would end now. Why it
+        does."""
+        if request.held is None or (reason is not None and reason.type != "length"):
+            return reason
+        matcher = request.matcher
+        assert matcher is not None
+        if reason is not None:
+            return reason if matcher.may_stop() and not request.owed else self._close(request)
+        if request.produced >= request.check_at and (end := self._check(request, matcher)) is not None:
+            return end
+        if request.stream and max(request.held_at, request.sure_at) < len(request.marks):
+            self._tell(request, matcher)
+        return None
+
+    def _check(self, request: Request, matcher: Matcher) -> FinishReason | None:
+        """Hold on to a completion from here, or to the one known before as long as there is room to look
+        again."""
+        held, room = request.held or (), request.remaining - len(request.owed)
+        ids = self._followed(request, matcher, held, request.held_at, room)
+        if ids is None:
+            ids = self._searched(request, matcher, held, room)
+        if ids is not None:
+            request.held, request.held_at, request.misses = ids, len(request.marks), 0
+            request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            return None
+        if room < 2 * len(held) + TIGHT:
+            return self._close(request)
+        request.misses += 1
+        wait = min(1 << min(request.misses, 12), max(PATIENCE, room // SPARE))
+        request.check_at = request.produced + wait
+        return None
+
+    def _tell(self, request: Request, matcher: Matcher) -> None:
+        """Whether what there is may be told. Keeps its own completion, so that a stream is checked when
+        another request is, and comes out the same."""
+        if request.produced < request.tell_at:
+            return
+        room = request.remaining - len(request.owed)
+        held, at = request.held or (), request.held_at
+        if request.sure_at > at:
+            held, at = request.sure_held, request.sure_at
+        ids = self._followed(request, matcher, held, at, room)
+        if ids is None:
+            ids = self._searched(request, matcher, held, room)
+        if ids is not None:
+            request.sure_held, request.sure_at, request.silent = ids, len(request.marks), 0
+            return
+        request.silent += 1
+        request.tell_at = request.produced + min(1 << min(request.silent, 8), PATIENCE)
+
+    @staticmethod
+    def _searched(
+        request: Request, matcher: Matcher, held: tuple[int, ...], room: int
+    ) -> tuple[int, ...] | None:
+        """A part of the completion held, or another one, as long as the request's time for that lasts."""
+        if request.searched_s > SEARCH_SECONDS:
+            return None
+        began = time.thread_time()
+        ids = rest_of(matcher, held, room)
+        ids = matcher.closing(room) if ids is None else ids
+        request.searched_s += time.thread_time() - began
+        return ids
+
+    @staticmethod
+    def _followed(
+        request: Request, matcher: Matcher, held: tuple[int, ...], at: int, room: int
+    ) -> tuple[int, ...] | None:
+        """The completion `held` after `at` steps, or what is left of it where the output went along it, if it
+        is good here."""
+        if matcher.may_stop():
+            return ()
+        options = [held]
+        if at < len(request.marks):
+            taken = request.tokens[request.marks[at].length :].tolist()
+            if taken == list(held[: len(taken)]) and not request.owed:
+                options.insert(0, held[len(taken) :])
+        for ids in options:
+            if ids and len(ids) <= room and follows(matcher, ids):
+                return ids
+        return None
+
+    def _close(self, request: Request) -> FinishReason:
+        """Cut back to where a completion is known, and append it."""
+        matcher = request.matcher
+        assert matcher is not None
+        if request.sure_at > request.held_at:
+            request.held, request.held_at = request.sure_held, request.sure_at
+        self._hold_later(request, matcher)
+        back = len(request.marks) - request.held_at
+        if back:
+            matcher.rollback(back)
+        self._cut(request, back)
+        request.closed_by_budget = True
+        held, request.held = request.held or (), None
+        for token in held:
+            if not matcher.advance(token):
+                raise InternalFault(f"token {token} of a completion does not fit", where="liveness")
+            request.mark()
+            request.append(token, None, later=True)
+            request.jumped += 1
+            reason = self._stopped(request, token, False)
+            if reason is not None and reason.type == "stop":
+                return reason
+        return STOP
+
+    @staticmethod
+    def _hold_later(request: Request, matcher: Matcher) -> None:
+        """A completion from a later place than the one known, where one is found at once."""
+        steps = len(request.marks) - request.held_at
+        back, spare = 1, LATER
+        while back < steps and spare:
+            place = matcher.copy()
+            place.rollback(back)
+            mark = request.marks[-back]
+            room = request.params.max_new_tokens - (mark.length - request.prompt_len)
+            ids = request.held or ()
+            found = ids if ids and len(ids) <= room and follows(place, ids) else place.closing(room)
+            if found is not None:
+                request.held, request.held_at = found, len(request.marks) - back
+                return
+            back, spare = 2 * back, spare - 1
+
+    # -- going back ------------------------------------------------------------------------------------------
+
+    def turn_back(self, request: Request) -> FinishReason | None:
+        """Nothing may follow what was generated: take it back as far as there is another choice. Why the
+        request ends, where the tries are used up and a completion is known. Raises BadConstraint where none
+        is."""
+        matcher = request.matcher
+        assert matcher is not None
+        request.stuck = False
+        way = self._way(request, matcher)
+        most = max(self._config.max_taken_back, 4 * request.params.max_new_tokens)
+        spent = request.rollbacks >= self._config.max_rejections or request.taken_back >= most
+        told = way.back > 0 and request.length_before(way.back) < request.prompt_len + request.said
+        if spent or told or way.back == 0:
+            if request.held is not None and request.held_at <= len(request.marks):
+                return self._close(request)
+            raise self._hopeless(request, way, told=told and not spent)
+        if way.rejection is not None:
+            matcher.retract(way.rejection)
+        else:
+            matcher.rollback(way.back)
+            at = len(request.marks) - way.back
+            request.barred[at] = request.barred.get(at, frozenset()) | {way.token}
+        self._cut(request, way.back)
+        if request.held is not None and request.held_at > len(request.marks) and request.source.constraint:
+            self._from_start(request, request.source.constraint)
+        request.check_at = request.tell_at = min(request.check_at, request.produced)
+        request.sure_at = min(request.sure_at, len(request.marks))
+        return None
+
+    @staticmethod
+    def _way(request: Request, matcher: Matcher) -> _Way:
+        rejection = matcher.verdict()
+        if rejection is not None:
+            return _Way(rejection.back, rejection.reason, rejection)
+        reason = "no token of the vocabulary can follow"
+        for back, mark in enumerate(reversed(request.marks), 1):
+            if mark.token >= 0:
+                return _Way(back, reason, token=mark.token)
+        return _Way(0, reason)
+
+    def _cut(self, request: Request, back: int) -> None:
+        """The output of the last `back` steps is taken back, and its KV; the last token that stays is
+        computed again, for what follows it."""
+        if back:
+            request.rollbacks += 1
+            request.taken_back += request.cut(back)
+        keep = min(request.computed, len(request.tokens) - 1)
+        if keep < request.computed and request.lease is not None:
+            request.computed = self._manager.cut(request.lease, request.tokens, request.computed, keep)
+            request.publish_to = min(request.publish_to, request.computed)
+            if request.hidden == "all":
+                del request.states[request.computed :]
+
+    def _hopeless(self, request: Request, way: _Way, *, told: bool) -> BadConstraint:
+        tries = f"{request.rollbacks} times, {request.taken_back} tokens in all"
+        limit = f"at most {self._config.max_rejections} times"
+        if told:
+            tries += "; what comes before was sent already"
+        if way.back == 0:
+            tries, limit = tries + "; there was no other choice", ""
+        exact = request.matcher is None or request.matcher.origin.exact
+        return BadConstraint(
+            f"what was generated cannot be kept after {request.produced} generated tokens: {way.reason} "
+            f"(output was taken back {tries}{f'; {limit}' if limit else ''})",
+            where=request.source.constraint.kind if request.source.constraint else "constraint",
+            hint="the constraint leads to a dead end for this tokenizer"
+            if exact
+            else "try another seed, or a schema that says the same with fewer conditions on whole values",
+        )

@@ -1,0 +1,163 @@
+"""What a body asks its output to match, under any of the names clients use, as one sampling word.
+
+    response_format                      OpenAI's: text, json_object, json_schema, structural_tag
+    regex, ebnf, json_schema, structural_tag, choices       this server's own
+    guided_json, guided_regex, guided_grammar, guided_choice, structured_outputs      the same, as clients of
+                                         other servers spell it
+
+At most one of them. It knows no route, and compiles nothing: what is wrong inside of a schema or grammar is
+said later, under the name the client used (`Asked.words`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from runtime.protocol.errors import BadRequest
+
+ANY_JSON = "$$ANY$$"
+"""json_schema of any JSON value (see runtime.grammar)."""
+ANY_OBJECT = '{"type":"object"}'
+
+
+class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema is kept whatever `strict` says; without one, any JSON is."""
+
+    name: str
+    schema: dict[str, Any] | bool | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """type "structural_tag" has `format`, or the older `structures` and `triggers`, beside the type."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaFormat | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
+    """Exactly one of them; json_object: true only."""
+
+    json: str | dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+
+
+class OutputFields(msgspec.Struct, kw_only=True):
+    """The fields of a body that this module reads."""
+
+    response_format: ResponseFormat | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | dict[str, Any] | bool | None = None
+    structural_tag: str | dict[str, Any] | None = None
+    choices: list[str] | None = None
+    whitespace: Literal["compact", "single", "flexible"] | None = None
+    guided_json: str | dict[str, Any] | bool | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+class Asked(NamedTuple):
+    """sampling: the words for sampling_params. words: the runtime's name of the constraint -> the client's,
+    for errors."""
+
+    sampling: dict[str, Any]
+    words: dict[str, str]
+
+
+_SAME = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
+_OTHERS = {
+    "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "ebnf",
+    "guided_choice": "choices",
+}  # fmt: skip
+_STRUCTURED = {
+    "json": "json_schema", "regex": "regex", "grammar": "ebnf", "choice": "choices",
+    "structural_tag": "structural_tag",
+}  # fmt: skip
+
+
+def asked(body: OutputFields) -> Asked:
+    """The one constraint of a body. Raises BadRequest where there are several, naming them."""
+    found = [(kind, place, spec) for kind, place, spec in _found(body) if spec is not None]
+    if len(found) > 1:
+        names = " and ".join(place.partition(".")[0] for _, place, _ in found)
+        raise BadRequest(
+            f"only one constraint can be kept at a time, got {names}", where=found[-1][1].partition(".")[0]
+        )
+    if not found:
+        if body.whitespace is not None:
+            raise BadRequest("goes with a JSON schema or a structural tag", where="whitespace")
+        return Asked({}, {})
+    [(kind, place, spec)] = found
+    sampling: dict[str, Any] = {kind: spec}
+    if body.whitespace is not None:
+        if kind not in ("json_schema", "structural_tag"):
+            raise BadRequest(
+                f"goes with a JSON schema or a structural tag, not with {place}", where="whitespace"
+            )
+        sampling["whitespace"] = body.whitespace
+    return Asked(sampling, {kind: place} if place != kind else {})
+
+
+def _found(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
+    """(kind, where the client wrote it, specification) of all that is set."""
+    for name in _SAME:
+        yield name, name, getattr(body, name)
+    for name, kind in _OTHERS.items():
+        yield kind, name, getattr(body, name)
+    yield from _structured(body.structured_outputs)
+    if body.response_format is not None:
+        yield from _formatted(body.response_format)
+
+
+def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any]]:
+    if given is None:
+        return
+    where = "structured_outputs"
+    found = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
+    if len(found) != 1:
+        told = f"got {' and '.join(found)}" if found else "got none"
+        raise BadRequest(f"takes one of {', '.join(given.__struct_fields__)}; {told}", where=where)
+    [name] = found
+    if name == "json_object":
+        if not given.json_object:
+            raise BadRequest("is true, or left out", where=f"{where}.json_object")
+        yield "json_schema", f"{where}.json_object", ANY_OBJECT
+    else:
+        yield _STRUCTURED[name], f"{where}.{name}", getattr(given, name)
+
+
+_PARTS = {"text": (), "json_object": (), "json_schema": ("json_schema",),
+          "structural_tag": ("structures", "triggers", "format")}  # fmt: skip
+
+
+def _formatted(form: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
+    where = "response_format"
+    for name in ("json_schema", "structures", "triggers", "format"):
+        if getattr(form, name) is not None and name not in _PARTS[form.type]:
+            raise BadRequest(f"does not go with type {form.type!r}", where=f"{where}.{name}")
+    match form.type:
+        case "json_object":
+            yield "json_schema", where, ANY_OBJECT
+        case "json_schema":
+            if form.json_schema is None:
+                raise BadRequest("is missing", where=f"{where}.json_schema")
+            schema = form.json_schema.schema
+            yield "json_schema", f"{where}.json_schema.schema", ANY_JSON if schema is None else schema
+        case "structural_tag":
+            facts = {name: getattr(form, name) for name in _PARTS[form.type]}
+            given = {name: value for name, value in facts.items() if value is not None}
+            yield "structural_tag", where, {"type": "structural_tag", **given}

@@ -1,0 +1,24 @@
+"""The benchmark of free requests beside constrained ones runs, and all its requests are answered."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mixed_load.py"
+
+
+def test_quick_mode():
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--quick"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "| failed | 0 | 0 |" in done.stdout, done.stdout
+    assert "Throughput of the free requests" in done.stdout

@@ -1,0 +1,90 @@
+"""Masks inside of plain strings: those of the engine, without asking it each time."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.grammar.base import Matcher
+from runtime.grammar.json_schema.in_string import StringMatcher
+from runtime.grammar.llguidance_backend import LLGuidanceBackend
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.vocabulary import Vocabulary
+
+PIECES = [
+    "a", "ab", "abc", "abcdef", "abcdefghijkl", " the", "é", "日本", "😀", '"', '",', '", "', 'a"', 'ab",',
+    'abc"}', '"]', '"}', "\\", '\\"', "\\n", "\\\\", "a\\", "\\u", "\\u00", "\\u0061", "ab\\n", '\\""',
+    "\\ud83d", "\\ude00", ': "', ', "', '{"', "[", '["', "1", "12", "null",
+]  # fmt: skip
+TOKENS = tuple(
+    dict.fromkeys(
+        [*(bytes([value]) for value in range(256)), *(piece.encode() for piece in PIECES), b"a\xc3"]
+    )
+)
+VOCABULARY = Vocabulary((*TOKENS, b""), frozenset({len(TOKENS)}), frozenset({len(TOKENS)}))
+FREE, SHORT = {"type": "string"}, {"type": "string", "maxLength": 5}
+UNLIKE = {"type": "array", "items": {"anyOf": [SHORT, {"type": "string", "minLength": 7}]}}
+SCHEMAS: list[Any] = [
+    FREE,
+    SHORT,
+    {"type": "string", "minLength": 3, "maxLength": 9},
+    {"type": ["string", "null"], "maxLength": 40},
+    {"type": "object", "properties": {"a": SHORT, "b": FREE, "é": {"type": "string", "minLength": 2}}},
+    {"type": "array", "items": {"anyOf": [SHORT, {"type": "integer"}, {"type": "array", "items": SHORT}]}},
+    UNLIKE,
+    {"type": "array", "prefixItems": [SHORT, FREE], "items": {"type": "string", "enum": ["ab", "abc"]}},
+    {"type": "object", "additionalProperties": {"type": "string", "maxLength": 3}},
+    {"$ref": "#/$defs/tree", "$defs": {"tree": {"type": "object", "properties": {
+        "n": SHORT, "more": {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+    }}}},
+    {"type": "array", "uniqueItems": True, "items": SHORT},
+    {"type": "string", "pattern": "^[a-f ]{0,9}$"},
+    {"type": "array", "items": {"type": "string", "pattern": "^[^b]{2,}$"}},
+    {"type": "object", "properties": {"a": {"type": "string", "pattern": "^[\"ab\\\\]{3}$"}}},
+    {},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def backend() -> LLGuidanceBackend:
+    return LLGuidanceBackend(VOCABULARY, property_order="schema")
+
+
+def within(matcher: Matcher) -> StringMatcher:
+    while not isinstance(matcher, StringMatcher):
+        matcher = matcher._inner  # type: ignore[attr-defined]
+    return matcher
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_masks_are_the_engines(backend: LLGuidanceBackend, schema: Any) -> None:
+    first = backend.compile(Constraint("json_schema", json.dumps(schema)))
+    dice = random.Random(0)
+    spared = 0
+    for _ in range(12):
+        matcher, taken = first.copy(), 0
+        for _ in range(30):
+            mask, strings = matcher.mask(), within(matcher)
+            own, engines = strings.mask(), strings._inner.mask()
+            assert np.array_equal(own.bits, engines.bits), strings._tracker.text()
+            assert (own.allowed is None) == (engines.allowed is None)
+            spared += own is not engines
+            ways = np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little")).tolist()
+            ways = [token for token in ways if token not in VOCABULARY.eos]
+            if not ways:
+                break
+            if taken > 2 and dice.random() < 0.1:
+                back = dice.randint(1, taken)
+                matcher.rollback(back)
+                taken -= back
+                continue
+            if dice.random() < 0.1:
+                matcher = matcher.copy()
+            long = [token for token in ways if token >= 256]
+            assert matcher.advance(dice.choice(long if long and dice.random() < 0.8 else ways))
+            taken += 1
+    assert (spared > 0) == (schema is not UNLIKE), "the engine was asked each time"
