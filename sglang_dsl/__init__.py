@@ -22,21 +22,33 @@ from sglang_dsl.api import (
     assistant,
     assistant_begin,
     assistant_end,
+    audio,
+    developer,
     flush_cache,
     gen,
     gen_int,
     gen_string,
     get_server_info,
+    image,
+    role,
+    role_begin,
+    role_end,
     select,
+    separate_reasoning,
     set_default_backend,
     system,
     system_begin,
     system_end,
+    tool,
     user,
     user_begin,
     user_end,
+    video,
 )
+from sglang_dsl.budgets import Budget, price_per_million
 from sglang_dsl.choices import (
+    Choice,
+    exact_string_likelihood,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,
@@ -44,23 +56,34 @@ from sglang_dsl.choices import (
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
+    BudgetExceeded,
+    InvalidValue,
     MissingVariable,
     NoBackend,
+    NoWinner,
     ProgramCancelled,
     ProgramError,
+    ReplayMiss,
     SglError,
     StateClosed,
     Timeout,
     Unsupported,
 )
 from sglang_dsl.function import SglFunction, function
+from sglang_dsl.global_config import global_config
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from sglang_dsl.settings import global_config
 
 if TYPE_CHECKING:
+    from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.backends.anthropic import Anthropic
+    from sglang_dsl.backends.crusoe import Crusoe
     from sglang_dsl.backends.endpoint import RuntimeEndpoint
     from sglang_dsl.backends.engine import EngineBackend
+    from sglang_dsl.backends.gemini import Gemini, VertexAI
+    from sglang_dsl.backends.litellm import LiteLLM
     from sglang_dsl.backends.mock import MockBackend
+    from sglang_dsl.backends.openai import OpenAI
+    from sglang_dsl.core import Checkpoint
     from sglang_dsl.server_process import Runtime
     from sglang_dsl.state import ProgramState, ProgramStateGroup
     from sglang_dsl.trace import Program
@@ -71,26 +94,47 @@ __version__ = "0.1.0.dev0"
 _LATE: Registry[Any] = Registry(
     "public name",
     {
+        "Anthropic": "sglang_dsl.backends.anthropic:Anthropic",
+        "Crusoe": "sglang_dsl.backends.crusoe:Crusoe",
         "Engine": "runtime.api:Engine",
         "EngineBackend": "sglang_dsl.backends.engine:EngineBackend",
+        "Gemini": "sglang_dsl.backends.gemini:Gemini",
+        "LiteLLM": "sglang_dsl.backends.litellm:LiteLLM",
         "MockBackend": "sglang_dsl.backends.mock:MockBackend",
+        "OpenAI": "sglang_dsl.backends.openai:OpenAI",
+        "AsyncProgramState": "sglang_dsl.async_state:AsyncProgramState",
+        "Checkpoint": "sglang_dsl.core:Checkpoint",
         "Program": "sglang_dsl.trace:Program",
         "ProgramState": "sglang_dsl.state:ProgramState",
         "ProgramStateGroup": "sglang_dsl.state:ProgramStateGroup",
         "Runtime": "sglang_dsl.server_process:Runtime",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
+        "ServerArgs": "runtime.config.server_args:ServerArgs",
+        "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
     },
-    extras={"Engine": "runtime"},
+    extras={"Engine": "runtime", "ServerArgs": "runtime"},
 )
 
 __all__ = [
+    "Anthropic",
+    "AsyncProgramState",
     "BackendError",
     "BadProgram",
+    "Budget",
+    "BudgetExceeded",
+    "Checkpoint",
+    "Choice",
+    "Crusoe",
     "Engine",
     "EngineBackend",
+    "Gemini",
+    "LiteLLM",
+    "InvalidValue",
     "MissingVariable",
     "MockBackend",
     "NoBackend",
+    "NoWinner",
+    "OpenAI",
     "Program",
     "ProgramCancelled",
     "ProgramError",
@@ -100,16 +144,22 @@ __all__ = [
     "REGEX_FLOAT",
     "REGEX_INT",
     "REGEX_STR",
+    "ReplayMiss",
     "Runtime",
     "RuntimeEndpoint",
+    "ServerArgs",
     "SglError",
     "SglFunction",
     "StateClosed",
     "Timeout",
     "Unsupported",
+    "VertexAI",
     "assistant",
     "assistant_begin",
     "assistant_end",
+    "audio",
+    "developer",
+    "exact_string_likelihood",
     "flush_cache",
     "function",
     "gen",
@@ -118,16 +168,25 @@ __all__ = [
     "get_server_info",
     "global_config",
     "greedy_token_selection",
+    "image",
+    "price_per_million",
+    "role",
+    "role_begin",
+    "role_end",
     "select",
+    "separate_reasoning",
     "set_default_backend",
     "system",
     "system_begin",
     "system_end",
     "token_length_normalized",
+    "tool",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",
     "user_end",
+    "video",
+    "__version__",
 ]
 
 

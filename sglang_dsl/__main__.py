@@ -3,7 +3,8 @@
 demo                                  a multi-call program on the bundled checkpoint
 run FILE:FUNCTION [name=value ...]    run a program and show its state
 trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
-chat                                  a conversation in the terminal
+chat                                  a conversation in the terminal; --regex, --json-schema, --ebnf and
+                                      --structural-tag say what every answer must match
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_dsl.backends import BACKENDS
+from sglang_dsl.api import gen
+from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import SglFunction
@@ -27,6 +29,12 @@ from sglang_dsl.loop import background
 USAGE_ERROR = 2
 KEY = "SGLANG_DSL_API_KEY"
 """The environment variable that holds a server's API key."""
+FORMS = {
+    "regex": "a regular expression",
+    "json_schema": "a JSON schema",
+    "ebnf": "a grammar",
+    "structural_tag": "a structural tag",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -44,15 +52,24 @@ def parser() -> argparse.ArgumentParser:
             "--backend",
             default="engine",
             metavar="NAME|URL",
-            help="engine (the default), mock, or the address of a running server; a server's API key is read "
-            f"from {KEY}",
+            help="engine (the default), mock, the address of a running server (its API key is read from "
+            f"{KEY}), or with --model an API: {', '.join(sorted(NEED_A_MODEL))}",
         )
-        verb.add_argument("--model", default=None, help="model of the engine: a name or a folder")
+        verb.add_argument("--model", default=None, help="a name or a folder; an API's name of it")
         verb.add_argument("--max-tokens", type=int, default=None, metavar="N")
         verb.add_argument("--temperature", type=float, default=None, metavar="T")
     run.add_argument("--stream", action="store_true", help="print the text as it comes")
     trace.add_argument("--json", action="store_true", help="print the program as JSON")
+    trace.add_argument(
+        "--form", choices=("tree", "mermaid", "dot"), default="tree", help="print the program as a diagram"
+    )
     chat.add_argument("--system", default=None, help="text of the system turn")
+    forms = chat.add_mutually_exclusive_group()
+    for word, what in FORMS.items():
+        forms.add_argument(
+            f"--{word.replace('_', '-')}", default=None, metavar="TEXT|@FILE",
+            help=f"{what} that every answer must match",
+        )  # fmt: skip
     return top
 
 
@@ -89,10 +106,23 @@ def arguments(given: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def text(given: str) -> str:
+    """A text, or with @FILE the file's. Raises BadProgram."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadProgram(f"{given[1:]} cannot be read: {error}") from error
+
+
 def backend(args: argparse.Namespace) -> Backend:
     """A backend of the command's own, to be closed at its end."""
-    if args.model is not None and args.backend != "engine":
-        raise BadProgram("--model goes with --backend engine")
+    takes_model = args.backend == "engine" or args.backend in NEED_A_MODEL
+    if args.model is not None and not takes_model:
+        raise BadProgram(f"--model goes with --backend engine, {', '.join(sorted(NEED_A_MODEL))}")
+    if args.model is None and args.backend in NEED_A_MODEL:
+        raise BadProgram(f"--backend {args.backend} needs --model, the name of a model there")
     if args.backend.startswith(("http://", "https://")):
         at: Any = BACKENDS.load("endpoint")
         served: Backend = at(args.backend, os.environ.get(KEY) or None)
@@ -127,7 +157,8 @@ def run(args: argparse.Namespace) -> int:
 
 def trace(args: argparse.Namespace) -> int:
     program = load(args.program).trace(**arguments(args.arguments))
-    print(program.to_json(indent=2) if args.json else program.tree())
+    forms = {"tree": program.tree, "mermaid": program.mermaid, "dot": program.dot}
+    print(program.to_json(indent=2) if args.json else forms[args.form]())
     return 0
 
 
@@ -135,9 +166,12 @@ def chat(args: argparse.Namespace) -> int:
     from sglang_dsl.repl import converse
 
     words = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
+    gen(**form)  # what is wrong with it is told before a model is loaded
     chosen = backend(args)
     try:
-        return converse(chosen, system=args.system, words={k: v for k, v in words.items() if v is not None})
+        said = {k: v for k, v in words.items() if v is not None}
+        return converse(chosen, system=args.system, words=said, form=form)
     finally:
         background().run(chosen.aclose())
 

@@ -7,22 +7,30 @@ once.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast, overload
 
-from runtime.protocol.registry import Registry
+from runtime.formats.reasoning_types import reasoning_type
+from runtime.protocol.messages import RAW_ROLE
+from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoiceMethod
 from sglang_dsl.errors import BadProgram, NoBackend
-from sglang_dsl.ir import Gen, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, concat
+from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, concat, media_of
 from sglang_dsl.settings import global_config
+from sglang_dsl.typed import is_type
 
 # What starts the event loop is loaded when it is needed.
-_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.loop:background"})
+_PARTS: Registry[Any] = Registry(
+    "part of the language",
+    {"loop": "sglang_dsl.loop:background", "part_of": "sglang_dsl.media:part_of"},
+)
 
 
-def gen(
+def _gen(
     name: str | None = None,
     max_tokens: int | None = None,
     min_tokens: int | None = None,
@@ -49,11 +57,36 @@ def gen(
     *,
     repetition_penalty: float | None = None,
     seed: int | None = None,
+    ebnf: str | None = None,
+    structural_tag: str | Mapping[str, Any] | None = None,
+    whitespace: str | None = None,
+    require_reasoning: bool | None = None,
+    max_thinking_tokens: int | None = None,
+    skip_special_tokens: bool | None = None,
+    typed: Any = None,
+    timeout: float | None = None,
 ) -> Gen | Select:
     """Generate text here; `name` is the variable that will hold it.
 
-    Sampling words left out (None) are taken from the program, then from the defaults. At most one of dtype,
-    regex, json_schema and choices may be given; `choices` makes this a select. Raises BadProgram.
+    Sampling words left out (None) are taken from the program, then from the defaults. At most one of these
+    says what the text must match:
+
+    a type          as the second argument, gen("c", Character): s["c"] is then a value of the type, read and
+                    validated, and s.raw("c") its text. int, float, bool, str, Literal, Enum; and, with
+                    pydantic installed, models, dataclasses, TypedDict, Annotated, unions, lists, ...
+    dtype           int, float, bool or str; the value stays a text
+    regex           a regular expression, as in re.fullmatch
+    json_schema     JSON text, a mapping, or a type as above; the value stays a text
+    ebnf            a grammar: EBNF as GBNF writes it (root ::= ...), or Lark
+    structural_tag  JSON text or a mapping: free text with parts that are kept to schemas or grammars
+    choices         makes this a select
+
+    `timeout`: seconds this call may take. `whitespace`: what stands between the tokens of JSON, "compact"
+    (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `require_reasoning`: the
+    model reasons first, and the text must match from where that has ended; after `max_thinking_tokens` tokens
+    it must end. The text holds both, and the meta's answer_start says where the answer begins. Raises
+    BadProgram;
+    MissingExtra where a type needs pydantic.
     """
     words = {
         "max_tokens": max_tokens,
@@ -75,8 +108,15 @@ def gen(
         "return_text_in_logprobs": return_text_in_logprobs,
         "repetition_penalty": repetition_penalty,
         "seed": seed,
+        "whitespace": whitespace,
+        "require_reasoning": require_reasoning,
+        "max_thinking_tokens": max_thinking_tokens,
+        "skip_special_tokens": skip_special_tokens,
     }
-    forms = {"dtype": dtype, "regex": regex, "json_schema": json_schema, "choices": choices}
+    forms: dict[str, Any] = {
+        "a type": typed, "dtype": dtype, "regex": regex, "json_schema": json_schema, "ebnf": ebnf,
+        "structural_tag": structural_tag, "choices": choices,
+    }  # fmt: skip
     given = [word for word, value in forms.items() if value is not None]
     if len(given) > 1:
         raise BadProgram(f"gen takes one of {', '.join(forms)}; got {' and '.join(given)}")
@@ -85,17 +125,91 @@ def gen(
         idle = [w for w, value in words.items() if value is not None and w not in ("temperature", "seed")]
         if idle:
             raise BadProgram(f"{', '.join(idle)} would have no effect next to choices; leave it out")
-        return select(name, choices, temperature or 0.0, choices_method, seed=seed)
+        return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout=timeout)
     if choices_method is not None:
         raise BadProgram("choices_method needs choices")
-    return Gen(
-        name=lower.name(name),
-        sampling=lower.sampling(words),
-        dtype=None if dtype is None else lower.dtype(dtype),
-        regex=None if regex is None else lower.regex(regex),
-        json_schema=None if json_schema is None else lower.json_schema(json_schema),
-        src=caller(),
-    )
+    form: dict[str, Any] = {}
+    for word in given:
+        form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
+    if whitespace is not None and not form.keys() & {"json_schema", "structural_tag"}:
+        raise BadProgram("whitespace goes with json_schema, structural_tag or a type that is read from JSON")
+    seconds = lower.timeout(timeout)
+    return Gen(name=lower.name(name), sampling=lower.sampling(words), timeout=seconds, src=caller(), **form)
+
+
+# What a generation is read as, for type checkers: n > 1 gives a list; a type's words stand beside it; choices
+# make it a select. The last two are for types that are no classes, and for what is only known at run time.
+
+
+@overload
+def gen(
+    name: str | None = None,
+    *,
+    choices: Iterable[str],
+    choices_method: ChoiceMethod | str | None = None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+) -> Select: ...
+
+
+@overload
+def gen(
+    name: str | None, typed: type[T], /, *sampling: Any, n: Literal[1] | None = None, **words: Unpack[Words]
+) -> Gen[T]: ...
+
+
+@overload
+def gen(
+    name: str | None, typed: type[T], /, *sampling: Any, n: int, **words: Unpack[Words]
+) -> Gen[list[T]]: ...
+
+
+@overload
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    *,
+    n: Literal[1] | None = None,
+    **words: Unpack[PlainForms],
+) -> Gen[str]: ...
+
+
+@overload
+def gen(
+    name: str | None = None, max_tokens: int | None = None, *, n: int, **words: Unpack[PlainForms]
+) -> Gen[list[str]]: ...
+
+
+@overload
+def gen(
+    name: str | None,
+    typed: types.UnionType | typing._SpecialForm,
+    /,
+    *sampling: Any,
+    n: int | None = None,
+    **words: Unpack[Words],
+) -> Gen[Any]: ...
+
+
+@overload
+def gen(
+    name: str | None = None, *sampling: Any, choices: Iterable[str] | None, **words: Unpack[Forms]
+) -> Gen[Any] | Select: ...
+
+
+def gen(*args: Any, **words: Any) -> Gen | Select:
+    if len(args) < 2 or args[1] is None or isinstance(args[1], int):
+        return _gen(*args, **words)
+    name, typed, *others = args
+    if not is_type(typed):
+        shown = f"{typed!r:.80}"
+        raise BadProgram(f"gen's second argument is a type, or max_tokens, a whole number; got {shown}")
+    return _gen(name, *others, typed=typed, **words)
+
+
+functools.update_wrapper(gen, _gen, ("__doc__",), ())
+_gen.__name__ = _gen.__qualname__ = "gen"  # for errors about words it does not take
 
 
 def gen_int(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen:
@@ -121,8 +235,10 @@ def select(
     choices_method: ChoiceMethod | str | None = None,
     *,
     seed: int | None = None,
+    timeout: float | None = None,
 ) -> Select:
-    """Choose one of `choices` by log-probability; above temperature 0, draw one. Raises BadProgram."""
+    """Choose one of `choices` by log-probability; above temperature 0, draw one. `timeout`: seconds. Raises
+    BadProgram."""
     if choices is None:
         raise BadProgram("select needs choices")
     said = lower.sampling({"temperature": temperature, "seed": seed})
@@ -138,8 +254,52 @@ def select(
         method=found.name,
         temperature=said.temperature or 0.0,
         seed=said.seed,
+        timeout=lower.timeout(timeout),
         src=caller(),
     )
+
+
+def image(source: object, *, detail: str | None = None) -> Media:
+    """A picture: a path, an http(s) or data address, bytes, a PIL image, or an array of uint8 pixels (height
+    x width x channels). `detail`: how finely a model should look, where it takes that. Raises BadProgram."""
+    return _media("image", source, {"detail": detail})
+
+
+def video(path: object, num_frames: int | None = None) -> Media:
+    """A video: a path, an address, or bytes. `num_frames`: how many of its frames a model should look at,
+    where it takes that. Raises BadProgram."""
+    if num_frames is not None and (type(num_frames) is not int or num_frames < 1):
+        raise BadProgram(f"num_frames takes a number of at least 1, got {num_frames!r}")
+    return _media("video", path, {"num_frames": num_frames})
+
+
+def audio(source: object) -> Media:
+    """A sound: a path, an address, bytes, or (array of samples, sample rate in Hz). Raises BadProgram."""
+    return _media("audio", source, {})
+
+
+def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
+    return media_of(_PARTS.load("part_of")(kind, source, words), caller())
+
+
+def separate_reasoning(expr: Node, model_type: str = "auto") -> Node:
+    """`expr` with its generations taken apart: a variable x then holds the answer, x_reasoning_content the
+    thoughts before it, also in streams. `model_type`: how the model marks them ("qwen3", "deepseek-r1", ...;
+    "auto": by whatever known mark the text shows). Finished turns go to the model without the thoughts, or as
+    its chat template writes them. Raises BadProgram."""
+    try:
+        reasoning_type(model_type)
+    except UnknownName as error:
+        raise BadProgram(str(error)) from error
+    match expr:
+        case Gen():
+            return dataclasses.replace(expr, reasoning=model_type)
+        case Seq(nodes=nodes):
+            return Seq(tuple(separate_reasoning(node, model_type) for node in nodes))
+        case Node():
+            return expr
+        case _:
+            raise BadProgram(f"separate_reasoning takes gen(...) or what holds one, got {expr!r:.80}")
 
 
 def turn(role: str, expr: Node | str | None = None) -> Seq:
@@ -163,6 +323,31 @@ def user(expr: Node | str | None = None) -> Seq:
 def assistant(expr: Node | str | None = None) -> Seq:
     """An assistant turn; usually holds a gen."""
     return turn("assistant", expr)
+
+
+def developer(expr: Node | str | None = None) -> Seq:
+    """A developer turn: instructions, for models that know this role."""
+    return turn("developer", expr)
+
+
+def tool(expr: Node | str | None = None) -> Seq:
+    """A tool's turn: what it answered."""
+    return turn("tool", expr)
+
+
+def role(name: str, expr: Node | str | None = None) -> Seq:
+    """A turn of any role; the chat template, or the API, says which there are. Raises BadProgram."""
+    if name in ("", RAW_ROLE):
+        raise BadProgram(f"a role's name is text, other than {RAW_ROLE!r}; got {name!r}")
+    return turn(name, expr)
+
+
+def role_begin(name: str) -> RoleBegin:
+    return RoleBegin(name, src=caller())
+
+
+def role_end(name: str) -> RoleEnd:
+    return RoleEnd(name, src=caller())
 
 
 def system_begin() -> RoleBegin:
@@ -202,10 +387,12 @@ def _backend_or_default(backend: Any) -> Any:
 
 
 def flush_cache(backend: Any = None) -> bool:
-    """Drop the backend's cached prefixes; False where it has none or they are in use. Asks the backend and
-    waits."""
+    """Drop the backend's cached prefixes; False where it has none, they are in use, or there is no backend.
+    Asks the backend and waits."""
+    if backend is None and global_config.default_backend is None:
+        return False
     chosen = _backend_or_default(backend)
-    return bool(_PARTS.load("loop")().run(chosen.flush_cache(), global_config.timeout_s))
+    return bool(_PARTS.load("loop")().run(chosen.aflush_cache(), global_config.timeout_s))
 
 
 def get_server_info(backend: Any = None) -> dict[str, Any]:

@@ -6,9 +6,11 @@ are still under way on the loop, so far more items than threads may be in flight
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import functools
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -32,6 +34,7 @@ class Job:
         self.dropped: bool = False
         self._signal = signal
         self._finished = finished
+        self._task: asyncio.Task[Any] | None = None
 
     def run(self, make: Callable[[], ProgramState]) -> None:
         """On a pool thread: run the body; the rest is waited for on the loop."""
@@ -40,6 +43,23 @@ class Job:
         except BaseException as error:  # noqa: BLE001 - kept for whoever reads the result
             self._finish(error)
             return
+        self._follow()
+
+    async def run_async(self, make: Callable[[], Awaitable[ProgramState]]) -> None:
+        """The same on the loop, for a body that is a coroutine."""
+        self._task = asyncio.current_task()
+        try:
+            self.state = await make()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - kept for whoever reads the result
+            self._finish(error)
+            return
+        finally:
+            self._task = None
+        self._follow()
+
+    def _follow(self) -> None:
+        """The body has returned; what it asked for may still be under way."""
+        assert self.state is not None
         if self.dropped:
             self.state.cancel()
         core = self.state.core
@@ -68,28 +88,39 @@ class Job:
         self.dropped = True
         if self.state is not None:
             self.state.cancel()
+        if self._task is not None:
+            background().call(self._stop)
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 def in_order(
-    work: Iterator[Callable[[], ProgramState]],
+    work: Iterator[Callable[[], Any]],
     *,
     limit: int | None,
     lazy: bool,
     total: int | None,
     progress: bool,
+    on_loop: bool = False,
+    ordered: bool = True,
 ) -> Generator[Job, None, None]:
-    """Run `work`, at most `limit` at once, and give the finished jobs in order. Takes the next piece of work
-    only when there is room for it. A slow item holds up its followers' results, not their running; `lazy`:
-    not more than four times `limit` of them, so that a reader who takes his time is not buried in results."""
+    """Run `work`, at most `limit` at once, and give the finished jobs in order, or as they end. Takes the
+    next piece of work only when there is room for it. A slow item holds up its followers' results, not their
+    running; `lazy`: not more than four times `limit` of them, so that a reader who takes his time is not
+    buried in results. `on_loop`: the pieces of work give coroutines, which run on the loop and need no
+    threads."""
     most = limit or IN_FLIGHT
     signal = Signal()
     # Begun and not given out: what runs, and what is done behind a slow one.
     begun: deque[Job] = deque()
     finished: list[bool] = []
     started, more = 0, True
-    bar = _bar(total) if progress else None
+    bar = bar_of(total) if progress else None
     shown = 0
-    pool = ThreadPoolExecutor(limit or global_config.max_threads, thread_name_prefix="sglang-dsl-batch")
+    threads = limit or global_config.max_threads
+    pool = None if on_loop else ThreadPoolExecutor(threads, thread_name_prefix="sglang-dsl-batch")
 
     def room() -> bool:
         return more and started - len(finished) < most and not (lazy and len(begun) >= 4 * most)
@@ -104,25 +135,34 @@ def in_order(
                 job = Job(signal, finished)
                 begun.append(job)
                 started += 1
-                pool.submit(contextvars.copy_context().run, job.run, make)
+                if pool is None:
+                    background().start(functools.partial(job.run_async, make))
+                else:
+                    pool.submit(contextvars.copy_context().run, job.run, make)
             if not begun:
                 break
-            signal.wait(lambda: begun[0].done or room())
+            signal.wait(lambda: (begun[0].done if ordered else any(job.done for job in begun)) or room())
             if bar is not None:
                 bar.update(len(finished) - shown)
                 shown = len(finished)
+            if not ordered:
+                for job in [job for job in begun if job.done]:
+                    begun.remove(job)
+                    yield job
             while begun and begun[0].done:
                 yield begun.popleft()
     finally:
         for job in begun:
             job.drop()
         # Where all is done the threads are idle, and gone when the caller goes on.
-        pool.shutdown(wait=not begun, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=not begun, cancel_futures=True)
         if bar is not None:
             bar.close()
 
 
-def _bar(total: int | None) -> Any:
+def bar_of(total: int | None) -> Any:
+    """A progress bar."""
     from tqdm import tqdm  # only who wants a bar pays for it
 
     return tqdm(total=total, unit="program")

@@ -1,6 +1,6 @@
 """How select picks: pure functions over log-probabilities. Knows no backend, no prompt, no tokens.
 
-Three methods rank the options:
+Four methods rank the options:
 
     token_length_normalized                 mean log-probability of an option's tokens
     greedy_token_selection                  token by token, keeping the options with the likeliest next token
@@ -9,6 +9,10 @@ Three methods rank the options:
                                             likely anyway gain nothing (Brown et al. 2020, arXiv:2005.14165,
                                             2.4)
 
+    exact_string_likelihood                 log-probability that the model writes this option and none of
+                                            those that go on from it: the sum over its tokens, less what the
+                                            longer options that begin with it take
+
 A log-probability of exactly 0.0 is a certain token and counts like any other. Ties go to the lowest index.
 """
 
@@ -16,8 +20,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_dsl.backends.base import ChoiceScore
 
@@ -30,6 +35,54 @@ class Decision:
     index: int
     scores: tuple[float, ...]
     probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a select decided: s.choice(name).
+
+    logprobs       per option the log-probabilities of its tokens after what all options share; -inf where the
+                   backend does not score (see `measured`)
+    scores         per option the method's figure, higher is better
+    probabilities  softmax of the scores, adding up to 1
+    measured       False where the backend only says which option it took; probabilities are 0 and 1 then
+    """
+
+    text: str
+    index: int
+    options: tuple[str, ...]
+    logprobs: tuple[tuple[float, ...], ...]
+    scores: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    method: str
+    measured: bool = True
+
+    @property
+    def probability(self) -> float:
+        """Of the option taken."""
+        return self.probabilities[self.index]
+
+    @property
+    def margin(self) -> float:
+        """How much likelier the option taken is than the likeliest other; below 0 where another is likelier,
+        which drawing with a temperature can give. 1.0 for a single option."""
+        others = [p for index, p in enumerate(self.probabilities) if index != self.index]
+        return self.probability - max(others, default=0.0)
+
+    @classmethod
+    def of(cls, meta: Mapping[str, Any]) -> Choice:
+        """From a select's meta. Raises KeyError for another node's."""
+        options, index = tuple(meta["choices"]), int(meta["index"])
+        return cls(
+            options[index],
+            index,
+            options,
+            tuple(map(tuple, meta["logprobs"])),
+            tuple(meta["scores"]),
+            tuple(meta["probabilities"]),
+            str(meta["method"]),
+            meta.get("exact", True) is not False,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +115,41 @@ class ChoiceMethod:
 
 def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def told(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision) -> dict[str, Any]:
+    """What a select's meta says of its options: Choice.of() reads it back, and programs written for sglang
+    find what they look for (input_token_logprobs and the like: [log-probability, id, text] of each token; ids
+    and texts are None where the backend does not say them)."""
+    tokens = [_triples(score.logprobs, score.token_ids) for score in scored]
+    meta: dict[str, Any] = {
+        "index": decision.index,
+        "choices": [score.text for score in scored],
+        "method": method.name,
+        "scores": list(decision.scores),
+        "probabilities": list(decision.probabilities),
+        "logprobs": [list(score.logprobs) for score in scored],
+        "normalized_prompt_logprobs": [mean(score.logprobs) for score in scored if score.logprobs],
+        "input_token_logprobs": tokens,
+        "output_token_logprobs": [[] for _ in scored],
+    }
+    if method is greedy_token_selection:
+        length = max(len(score.logprobs) for score in scored)
+        meta["greedy_logprob_matrix"] = [
+            [*score.logprobs, *[mean(score.logprobs)] * (length - len(score.logprobs))] for score in scored
+        ]
+    if method.unconditional:
+        meta["unconditional_logprobs"] = [list(score.unconditional or ()) for score in scored]
+        meta["unconditional_token_logprobs"] = [
+            _triples(score.unconditional or (), score.token_ids) for score in scored
+        ]
+        meta["normalized_unconditional_prompt_logprobs"] = list(decision.scores)
+    return meta
+
+
+def _triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[Any]]:
+    known = ids if len(ids) == len(logprobs) else [None] * len(logprobs)
+    return [[logprob, token, None] for logprob, token in zip(logprobs, known, strict=True)]
 
 
 def best(figures: Sequence[float]) -> int:
@@ -127,6 +215,30 @@ def gain(logprob: float, prior: float) -> float:
     return logprob if math.isinf(logprob) else logprob - prior
 
 
+def exact_strings(scored: Sequence[ChoiceScore]) -> list[float]:
+    """Where an option begins another, the other's probability is part of its own and is taken off. Without
+    texts (a backend's scores by themselves) nothing is."""
+    sums = [sum(score.logprobs) for score in scored]
+    figures: list[float] = []
+    for index, score in enumerate(scored):
+        longer = [at for at, other in enumerate(scored) if at != index and _begins(score.text, other.text)]
+        # Only those right behind it: the ones that go on from these are part of them.
+        nearest = [at for at in longer if not any(_begins(scored[by].text, scored[at].text) for by in longer)]
+        figures.append(_less(sums[index], [sums[at] for at in nearest]))
+    return figures
+
+
+def _begins(short: str, long: str) -> bool:
+    return bool(short) and len(short) < len(long) and long.startswith(short)
+
+
+def _less(whole: float, parts: Sequence[float]) -> float:
+    """log(exp(whole) - sum of exp(part)); rounding, and other ways to cut the longer text into tokens, can
+    make the parts more than the whole: then next to nothing is left of it."""
+    rest = -math.expm1(math.log(taken)) if (taken := sum(math.exp(part - whole) for part in parts)) else 1.0
+    return whole + math.log(max(rest, 1e-12)) if math.isfinite(whole) else whole
+
+
 token_length_normalized = ChoiceMethod(
     "token_length_normalized", length_normalized, lambda scored: best(length_normalized(scored))
 )
@@ -140,7 +252,16 @@ unconditional_likelihood_normalized = ChoiceMethod(
     unconditional=True,
 )
 
+exact_string_likelihood = ChoiceMethod(
+    "exact_string_likelihood", exact_strings, lambda scored: best(exact_strings(scored))
+)
+
 METHODS: dict[str, ChoiceMethod] = {
     method.name: method
-    for method in (token_length_normalized, greedy_token_selection, unconditional_likelihood_normalized)
+    for method in (
+        token_length_normalized,
+        greedy_token_selection,
+        unconditional_likelihood_normalized,
+        exact_string_likelihood,
+    )
 }

@@ -6,6 +6,9 @@ asked for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -92,17 +95,38 @@ def _branches(branches: list[tuple[Transcript, Transcript]]) -> Tree:
 
 
 def usage_table(core: Executor) -> Table:
-    """One line per call of the backend, then the sums."""
+    """One line per call of the backend, then the sums. Where calls had constraints, a column says who kept
+    each; "jumped" are the tokens of text that a constraint forced."""
     table = Table(title=f"{core.run.program}: calls", title_justify="left")
     for column in ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds"):
         table.add_column(column, justify="left" if column in ("call", "branch") else "right")
     records = core.run.ledger.records()
-    for record in records:
+    kept = [kept_by(record.meta) for record in records]
+    if any(kept):
+        table.add_column("constraint", justify="left")
+    for record, keeper in zip(records, kept, strict=True):
         branch = ".".join(map(str, record.branch)) or "-"
         counts = (str(record.count(key)) for key in COUNTED)
-        table.add_row(record.name or record.kind, branch, *counts, f"{record.seconds:.3f}")
+        last = [keeper] if any(kept) else []
+        table.add_row(record.name or record.kind, branch, *counts, f"{record.seconds:.3f}", *last)
     total = core.run.ledger.total()
     table.add_section()
     seconds = sum(record.seconds for record in records)
     table.add_row("total", "", *(str(total[key]) for key in COUNTED), f"{seconds:.3f}")
     return table
+
+
+def kept_by(meta: Mapping[str, Any]) -> str:
+    """Who kept a call's constraint, and what there is to know of it; empty where it had none."""
+    grammar = meta.get("grammar")
+    if not isinstance(grammar, Mapping):
+        return ""
+    facts = [str(grammar.get("backend", "?"))]
+    for name, said in (("checked", "checked by a validator"), ("ignored", "ignored")):
+        if grammar.get(name):
+            facts.append(f"{said}: {', '.join(map(str, grammar[name]))}")
+    if grammar.get("rollbacks"):
+        facts.append(f"{grammar['rollbacks']} steps taken back")
+    if grammar.get("closed_by_budget"):
+        facts.append("closed before the token limit")
+    return "; ".join(facts)

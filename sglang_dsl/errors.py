@@ -3,9 +3,13 @@
     SglError                       everything below
     +-- ProgramError               a program failed while it ran; carries place, variable, backend, cause
     |   +-- MissingVariable        (also KeyError) a variable nobody set was read
+    |   +-- InvalidValue           a generated text is no value of the type it is read as
     |   +-- BackendError           the backend answered with an error, or not at all
     |   |   +-- Unsupported        this backend cannot do what the node asks
     |   |   +-- Timeout            it took longer than its deadline
+    |   |   +-- ReplayMiss         a run that is repeated from a record makes a call that is not in it
+    |   +-- BudgetExceeded         the program, or the branch, has used up its budget
+    |   +-- NoWinner               no branch was what was looked for
     |   +-- ProgramCancelled       the program, or the branch, was cancelled
     +-- NoBackend                  no backend was given and no default is set
     +-- BadProgram                 (also ValueError) a word was used wrongly: empty choices, bad regex, ...
@@ -91,6 +95,10 @@ class MissingVariable(ProgramError, KeyError):
     __str__ = ProgramError.__str__
 
 
+class InvalidValue(ProgramError):
+    """A generated text cannot be read as the type that was asked for, or as JSON; `s.raw(name)` gives it."""
+
+
 class BackendError(ProgramError):
     """The backend failed."""
 
@@ -101,6 +109,18 @@ class Unsupported(BackendError):
 
 class Timeout(BackendError):
     """The deadline passed."""
+
+
+class ReplayMiss(BackendError):
+    """The call is not in the record, and no backend is to be asked."""
+
+
+class BudgetExceeded(ProgramError):
+    """The budget of the program, or of the branch, is used up; nothing more is asked of the backend."""
+
+
+class NoWinner(ProgramError):
+    """No branch was accepted, or none has a value."""
 
 
 class ProgramCancelled(ProgramError):

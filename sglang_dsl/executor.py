@@ -9,18 +9,21 @@ no particular backend.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
+import json
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from sglang_dsl import lower
-from sglang_dsl.backends.base import Backend, ChoiceCall, ChoiceScores, Completion
-from sglang_dsl.choices import METHODS
-from sglang_dsl.core import GATHER, Core
+from sglang_dsl.backends.base import Backend, ChoiceCall
+from sglang_dsl.budgets import Budget, Meter
+from sglang_dsl.calls import Where
+from sglang_dsl.choices import METHODS, told
+from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import (
     BackendError,
     BadProgram,
@@ -33,6 +36,7 @@ from sglang_dsl.errors import (
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.ir import (
     Gen,
+    Media,
     Node,
     RoleBegin,
     RoleEnd,
@@ -43,11 +47,12 @@ from sglang_dsl.ir import (
     Text,
     flatten,
 )
+from sglang_dsl.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.loop import background
 from sglang_dsl.passes import merge_text, role_after, sets
-from sglang_dsl.run import Body, Item, Prefix, RunInfo, forget_frames, placed
+from sglang_dsl.reasoning import Telling
+from sglang_dsl.run import Body, Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.transcript import Transcript
-from sglang_dsl.usage import CallRecord
 
 
 class Executor:
@@ -63,8 +68,11 @@ class Executor:
         variables: dict[str, Variable] | None = None,
         branch: tuple[int, ...] = (),
         body: Body | None = None,
+        meters: tuple[Meter, ...] | None = None,
     ) -> None:
         self.run, self.branch, self.body = run, branch, body
+        self.meters = (*(run.meters if meters is None else meters),)
+        self._step = 0
         self.transcript = Transcript.EMPTY
         self.start = Transcript.EMPTY
         self.variables = variables if variables is not None else {}
@@ -97,29 +105,38 @@ class Executor:
         leaves = tuple(merge_text(flatten(node)))
         role = role_after(leaves, self._role)
         self._check(leaves)
-        items = [Item(leaf, src, self._variable(leaf)) for leaf in leaves]
+        items = [Item(leaf, src, self._variable(leaf), thought=self._thought(leaf)) for leaf in leaves]
         waited_for = any(item.variable is not None for item in items)
         with self._lock:
             self._role = role
-            for item in items:
-                if item.variable is not None and item.variable.name is not None:
+            for made in itertools.chain.from_iterable((item.variable, item.thought) for item in items):
+                if made is not None and made.name is not None:
                     # The last queued setter is the one that readers wait for.
-                    self.variables[item.variable.name] = item.variable
+                    self.variables[made.name] = made
             self._queue.extend(items)
             # Constant text waits for company; in a stream somebody may be looking at it.
             if waited_for or self.run.stream:
                 self._kick()
         if waited_for:
             self._changed.notify()
+            if self.run.inline:
+                self.mark().wait()
 
     @staticmethod
     def _variable(leaf: Node) -> Variable | None:
-        return Variable(sets(leaf)) if isinstance(leaf, Gen | Select | ScopeEnd) else None
+        typed = leaf.typed if isinstance(leaf, Gen) else None
+        return Variable(sets(leaf), typed) if isinstance(leaf, Gen | Select | ScopeEnd) else None
+
+    @staticmethod
+    def _thought(leaf: Node) -> Variable | None:
+        """Where a generation's reasoning goes, if it is kept apart."""
+        apart = isinstance(leaf, Gen) and leaf.reasoning is not None and leaf.name is not None
+        return Variable(f"{sets(leaf)}_reasoning_content") if apart else None
 
     def _check(self, leaves: Sequence[Node]) -> None:
         """Refuse generations that can never run."""
         for leaf in leaves:
-            if isinstance(leaf, Gen | Select) and self.run.backend is None:
+            if isinstance(leaf, Gen | Select) and self.run.backend is None and self.run.calls.record is None:
                 raise NoBackend(
                     f"program {self.run.program!r} generates but has no backend: pass backend=..., "
                     "or call set_default_backend(...)"
@@ -141,6 +158,9 @@ class Executor:
 
     def known(self, name: str) -> bool:
         return name in self.variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.variables)
 
     def find(self, name: str) -> Variable:
         """The last queued setter of `name`; while the body still runs beside the caller, waits for one.
@@ -190,6 +210,17 @@ class Executor:
             raise body.error
         return transcript
 
+    async def settled_async(self) -> Transcript:
+        body = self.body
+        if body is not None and body.elsewhere:
+            await body.end.signal.wait_async(lambda: body.end.done)
+        mark = self.mark()
+        await mark.signal.wait_async(lambda: mark.done)
+        transcript = mark.result()
+        if body is not None and body.error is not None:
+            raise body.error
+        return transcript
+
     def so_far(self) -> Transcript:
         """What has been said by now; does not wait."""
         return self.transcript
@@ -227,6 +258,12 @@ class Executor:
             mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
         return self.run.ledger.total()
 
+    async def usage_async(self) -> dict[str, int]:
+        for member in self.run.live():
+            mark = member.mark()
+            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
+        return self.run.ledger.total()
+
     def finish_body(self, error: BaseException | None) -> None:
         """The user's function has returned, or raised `error` (stream mode)."""
         assert self.body is not None
@@ -236,7 +273,7 @@ class Executor:
 
     # -- branches --------------------------------------------------------------------------------------------
 
-    def fork(self, size: int, src: Source | None) -> list[Executor]:
+    def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> list[Executor]:
         prefix = Prefix(self.mark(), size)
         with self._lock:
             first, self._forks = self._forks, self._forks + size
@@ -247,6 +284,7 @@ class Executor:
                     role=self._role,
                     variables=dict(self.variables),
                     branch=(*self.branch, first + index),
+                    meters=(*self.meters, *(Meter(one) for one in (budget,) if one is not None)),
                 )
                 for index in range(size)
             ]
@@ -260,18 +298,72 @@ class Executor:
         marks = [branch.mark() for branch in members]
         for mark in marks:
             mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
+        self._take_over(members, marks, mode, src)
+
+    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        members = [branch for branch in branches if isinstance(branch, Executor)]
+        marks = [branch.mark() for branch in members]
+        for mark in marks:
+            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
+        self._take_over(members, marks, mode, src)
+
+    def _take_over(
+        self, members: Sequence[Executor], marks: Sequence[Mark], mode: str, src: Source | None
+    ) -> None:
         for branch in members:
             branch._ended = True
         transcripts = [mark.result() for mark in marks]
         shared = [branch.start for branch in members]
         self.joined.append((self.mark(), list(zip(shared, transcripts, strict=True))))
-        if mode == GATHER:
-            for name, values in gathered(members).items():
-                self.set(name, values)
+        if mode == CONCATENATE:
+            for begin, end in zip(shared, transcripts, strict=True):
+                for node in replayed(begin, end):
+                    self.submit(node, src)
             return
-        for begin, end in zip(shared, transcripts, strict=True):
-            for node in replayed(begin, end):
-                self.submit(node, src)
+        for name, value in taken_over(mode, [_set_by(one) for one in members], self.variables).items():
+            self.set(name, value)
+
+    def adopt(self, branch: Core, src: Source | None) -> None:
+        assert isinstance(branch, Executor)
+        mark = branch.mark()
+        mark.signal.wait(lambda: mark.done)
+        self._go_on_with(branch, mark, src)
+
+    async def adopt_async(self, branch: Core, src: Source | None) -> None:
+        assert isinstance(branch, Executor)
+        mark = branch.mark()
+        await mark.signal.wait_async(lambda: mark.done)
+        self._go_on_with(branch, mark, src)
+
+    def _go_on_with(self, branch: Executor, mark: Mark, src: Source | None) -> None:
+        for node in replayed(branch.start, mark.result()):
+            self.submit(node, src)
+        with self._lock:
+            self.variables.update(
+                {n: v for n, v in branch.variables.items() if branch.inherited.get(n) is not v}
+            )
+        self._changed.notify()
+
+    def checkpoint(self) -> Checkpoint:
+        mark = self.mark()
+        with self._lock:
+            return Checkpoint(self, mark, dict(self.variables), self._role)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.owner is not self:
+            raise BadProgram("this checkpoint belongs to another state")
+        if self.run.stream:
+            raise BadProgram("a program that streams cannot go back: what was read of it stays read")
+        with self._lock:
+            self.variables = dict(checkpoint.variables)
+            self._role = checkpoint.role
+            self._queue.append(Item(back=checkpoint.mark))
+            self._kick()
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        self.put_mark(mark)
+        return mark
 
     def cancel(self) -> None:
         """Stop what is under way, here and in the branches; readers get ProgramCancelled. Without effect when
@@ -294,7 +386,7 @@ class Executor:
         """Begin the coroutine unless it runs. The lock is held."""
         if self._active:
             return
-        if self._begun and all(item.mark is not None for item in self._queue):
+        if self._begun and all(item.node is None for item in self._queue):
             # Nothing to wait for: the marks are reached here and now.
             while self._queue:
                 self._reach(self._queue.popleft())
@@ -319,11 +411,16 @@ class Executor:
                     await self._fold(item.node, item)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered to whoever reads
                 self._fail(error, item)
-            if self.error is not None and item.variable is not None and not item.variable.done:
-                item.variable.fail(self.error)
+            for made in (item.variable, item.thought):
+                if self.error is not None and made is not None and not made.done:
+                    made.fail(self.error)
             self._reach(item)
 
     def _reach(self, item: Item) -> None:
+        if item.back is not None and item.back.error is None:
+            self.transcript, self.error, self._cancelled = item.back.transcript, None, False
+            length = self.transcript.length
+            self._scopes = {name: begin for name, begin in self._scopes.items() if begin.length <= length}
         if item.mark is not None:
             body = self.body
             error: BaseException | None = self.error
@@ -346,6 +443,8 @@ class Executor:
         match node:
             case Text(text=text):
                 self._say(self.transcript.say(text))
+            case Media(part=part):
+                self._say(self.transcript.show(json.loads(part)))
             case RoleBegin(role=role):
                 self._say(self.transcript.open(role))
             case RoleEnd():
@@ -369,86 +468,59 @@ class Executor:
             self.feed.put(transcript.plain)
 
     async def _generate(self, node: Gen, item: Item) -> None:
-        backend, variable = self._ready(item)
-        call = lower.lower(node, self.run.defaults).call(self.transcript.prompt(), self.run.timeout)
-        began = time.monotonic()
-        streamed = self.run.stream and call.n == 1
-        async with asyncio.timeout(self.run.timeout):
-            await self._warm(backend)
-            if streamed:
-                done = await self._streamed(backend, call, variable)
-            else:
-                done = await backend.generate(call)
-        if len(done.texts) != call.n:
-            raise BackendError(f"the backend answered {len(done.texts)} texts where {call.n} were asked for")
-        text = done.texts[0]
-        self.transcript = self.transcript.say(text, chosen=node.name or "")
-        if self.run.stream and not streamed:
-            self.feed.put(text)
-        self._record("gen", node.name, began, item, done.meta)
-        variable.settle(text if call.n == 1 else list(done.texts), done.meta, streamed=streamed)
+        assert item.variable is not None
+        variable, where = item.variable, self._where("gen", node.name, item, node.timeout)
+        ready = lower.lower(node, self.run.defaults)
+        call = ready.call(self.transcript.prompt(), where.timeout)
+        streamed = self.run.stream and call.n == 1 and not ready.peeks
 
-    async def _streamed(self, backend: Backend, call: Any, variable: Variable) -> Completion:
-        pieces: list[str] = []
-        meta: dict[str, Any] = {}
-        deltas: Any = backend.stream(call)
-        # Closed here and now when this task is cancelled, so that the backend stops too.
-        async with aclosing(deltas):
-            async for delta in deltas:
-                pieces.append(delta.text)
-                meta = delta.meta or meta
-                variable.feed.put(delta.text, delta.meta)
-                self.feed.put(delta.text)
-        return Completion(("".join(pieces),), meta)
+        told = Telling(node, variable, item.thought, self.feed)
+        done = await self.run.calls.generate(where, call, self._warm, told.piece if streamed else None)
+        if streamed:
+            told.end()
+        splits = [told.split("" if ready.peeks else text) for text in done.texts]
+        first, answers = splits[0], [split.answer for split in splits]
+        self.transcript = self.transcript.say(
+            first.answer, chosen=node.name or "", hidden=first.head, thought=first.reasoning
+        )
+        if self.run.stream and not streamed:
+            self.feed.put(first.answer)
+        if item.thought is not None:
+            thoughts = [split.reasoning for split in splits]
+            item.thought.settle(thoughts[0] if call.n == 1 else thoughts, streamed=streamed)
+        variable.raw, variable.meta = answers[0] if call.n == 1 else answers, done.meta
+        values = [typed_value(node, text, done.meta) for text in answers]
+        variable.settle(values[0] if call.n == 1 else values, done.meta, streamed=streamed)
 
     async def _select(self, node: Select, item: Item) -> None:
-        backend, variable = self._ready(item)
+        assert item.variable is not None
+        variable, where = item.variable, self._where("select", node.name, item, node.timeout)
         method = METHODS[node.method]
-        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, self.run.timeout)
-        began = time.monotonic()
-        async with asyncio.timeout(self.run.timeout):
-            await self._warm(backend)
-            found: ChoiceScores = await backend.score(call)
-        if len(found.scores) != len(node.choices):
-            raise BackendError(f"the backend scored {len(found.scores)} of {len(node.choices)} choices")
+        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
+        found = await self.run.calls.score(where, call, self._warm)
         try:
-            seed = node.seed if node.seed is not None else self.run.defaults.seed
-            decision = method.decide(found.scores, node.temperature, seed)
+            seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+            pairs = zip(found.scores, node.choices, strict=True)
+            scores = [dataclasses.replace(score, text=option) for score, option in pairs]
+            decision = method.decide(scores, node.temperature, seed)
         except ValueError as error:
             raise BackendError(f"the choices cannot be compared: {error}") from error
         text = node.choices[decision.index]
-        meta = dict(found.meta) | {
-            "index": decision.index,
-            "choices": list(node.choices),
-            "method": method.name,
-            "scores": list(decision.scores),
-            "probabilities": list(decision.probabilities),
-            "logprobs": [list(score.logprobs) for score in found.scores],
-            "normalized_prompt_logprobs": [
-                sum(s.logprobs) / len(s.logprobs) for s in found.scores if s.logprobs
-            ],
-        }
-        if method.unconditional:
-            meta["unconditional_logprobs"] = [list(score.unconditional or ()) for score in found.scores]
+        meta = dict(found.meta) | told(method, scores, decision)
         self.transcript = self.transcript.say(text, chosen=node.name or "")
         if self.run.stream:
             self.feed.put(text)
-        self._record("select", node.name, began, item, meta)
         variable.settle(text, meta)
 
-    def _ready(self, item: Item) -> tuple[Backend, Variable]:
-        # submit() refused the node where either was missing.
-        assert self.run.backend is not None
-        assert item.variable is not None
-        return self.run.backend, item.variable
+    def _where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:
+        """This call, and the next step."""
+        step, self._step = self._step, self._step + 1
+        limit = self.run.timeout if timeout is None else timeout
+        return Where(kind, name, self.branch, step, item.src, limit, self.meters)
 
     async def _warm(self, backend: Backend) -> None:
         if self._prefix is not None:
             await self._prefix.warm(backend)
-
-    def _record(self, kind: str, name: str | None, began: float, item: Item, meta: dict[str, Any]) -> None:
-        seconds = time.monotonic() - began
-        self.run.ledger.add(CallRecord(kind, name, self.branch, seconds, item.src, meta))
 
     def _fail(self, cause: BaseException, item: Item) -> None:
         """Remember the failure, with its place. The first one stays."""
@@ -461,23 +533,12 @@ class Executor:
             "variable": item.variable.name if item.variable is not None else None,
             "backend": self.run.backend.name if self.run.backend is not None else None,
         }
-        self.error = placed(cause, place, self.run.timeout)
+        timeout = getattr(item.node, "timeout", None)
+        self.error = placed(cause, place, self.run.timeout if timeout is None else timeout)
         forget_frames(cause)
 
 
-def gathered(branches: Sequence[Executor]) -> dict[str, list[Any]]:
-    """name -> the branches' values in order, of every variable that a branch set itself. All are there
-    already."""
-    found: dict[str, list[Any]] = {}
-    for branch in branches:
-        for name, variable in branch.variables.items():
-            if branch.inherited.get(name) is not variable:
-                found.setdefault(name, []).append(variable.wait())
-    return found
-
-
-def replayed(begin: Transcript, end: Transcript) -> Iterator[Node]:
-    """Nodes that say again what was said between two transcripts, generated text as constant text."""
-    making: dict[str, Callable[[str], Node]] = {"text": Text, "open": RoleBegin, "close": RoleEnd}
-    for entry in end.entries(begin):
-        yield making[entry.kind](entry.value)
+def _set_by(branch: Executor) -> dict[str, Any]:
+    """name -> value of every variable that a branch set itself. All are there already."""
+    own = branch.variables.items()
+    return {name: found.wait() for name, found in own if branch.inherited.get(name) is not found}

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
 from sglang_dsl.errors import ProgramError, SglError, again
 from sglang_dsl.loop import background
 from sglang_dsl.transcript import Transcript
+from sglang_dsl.typed import Typed
 
 
 class Signal:
@@ -37,6 +39,11 @@ class Signal:
 
     def wait(self, ready: Callable[[], bool]) -> None:
         """Block this thread until `ready()`. Whoever makes it true must notify()."""
+        self.wait_for(ready, None)
+
+    def wait_for(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """The same for at most `timeout_s` seconds; whether it came true."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         while not ready():
             if background().here:
                 raise SglError(
@@ -47,11 +54,23 @@ class Signal:
                 self._wakers.append(event.set)
             # Looked at again after registering: a notify() in between is not lost.
             if ready():
-                return
-            event.wait()
+                return True
+            left = None if until is None else until - time.monotonic()
+            if not event.wait(left):
+                return ready()
+        return True
+
+    async def wait_for_async(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """wait_for() for a coroutine on any event loop."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_async(ready)
+        except TimeoutError:
+            return ready()
+        return True
 
     async def wait_async(self, ready: Callable[[], bool]) -> None:
-        """The same for a coroutine on any event loop."""
+        """wait() for a coroutine on any event loop."""
         while not ready():
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
@@ -120,12 +139,14 @@ class Feed:
 
 
 class Variable:
-    """One setting of a name. Ends exactly once, with a value or with an error."""
+    """One setting of a name. Ends exactly once, with a value or with an error. `typed`: as what its text is
+    read; `raw`: the text or texts, where they were generated, also when they could not be read."""
 
-    __slots__ = ("done", "error", "feed", "meta", "name", "value")
+    __slots__ = ("done", "error", "feed", "meta", "name", "raw", "typed", "value")
 
-    def __init__(self, name: str | None) -> None:
-        self.name = name
+    def __init__(self, name: str | None, typed: Typed | None = None) -> None:
+        self.name, self.typed = name, typed
+        self.raw: str | list[str] | None = None
         self.feed = Feed()
         self.value: Any = None
         self.meta: dict[str, Any] = {}
@@ -136,7 +157,8 @@ class Variable:
         """The value is there. `streamed`: its pieces were put into the feed already."""
         self.value, self.meta = value, meta or {}
         if not streamed:
-            text = value[0] if isinstance(value, list) and value else value
+            text = value if self.raw is None else self.raw
+            text = text[0] if isinstance(text, list) and text else text
             self.feed.put(str(text), self.meta)
         self.done = True
         self.feed.signal.notify()
@@ -158,6 +180,11 @@ class Variable:
         """The value; blocks. Raises the program's error."""
         self.feed.signal.wait(lambda: self.done)
         return self.result()
+
+    def text(self) -> Any:
+        """What was generated, as it was written; blocks. Raises the program's error where nothing was."""
+        self.feed.signal.wait(lambda: self.done)
+        return self.result() if self.raw is None else self.raw
 
 
 class Mark:

@@ -8,28 +8,56 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from runtime.protocol.registry import Registry
 from sglang_dsl import lower
+from sglang_dsl.budgets import Budget
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Sampling
 
 if TYPE_CHECKING:
+    import typing_extensions  # has parameters with defaults before Python 3.13
+
+    from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.checked import (
+        Decorator,
+        calls_as_it_runs,
+        keeps_parameters,
+        runs_batches,
+        runs_batches_async,
+    )
     from sglang_dsl.state import ProgramState
     from sglang_dsl.trace import Program
+
+    P = typing_extensions.ParamSpec("P", default=...)
+    R = typing_extensions.TypeVar("R", covariant=True, default=Any)
+else:
+    P, R = ParamSpec("P"), TypeVar("R", covariant=True)
+
+    def keeps_parameters(method):
+        return method
+
+    calls_as_it_runs = runs_batches = runs_batches_async = keeps_parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a program runs, apart from its arguments. `timeout`: seconds per call of the backend."""
+    """How a program runs, apart from its arguments. `timeout`: seconds per call of the backend. `cache`:
+    whether calls are recorded and replayed ("rw"), only replayed ("ro") or neither ("off"), in
+    `cache_dir`."""
 
     backend: Any = None
     stream: bool = False
     timeout: float | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    budget: Budget | None = None
+    cache: str = "off"
+    cache_dir: str | None = None
+    use_thread: bool = True
 
     def with_words(self, words: Mapping[str, Any]) -> Options:
         """These options with run's words over them. Raises BadProgram."""
@@ -38,15 +66,31 @@ class Options:
         if timeout is not None and not timeout > 0:
             raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
         backend = words.get("backend")
+        budget = words.get("budget", self.budget)
+        if budget is not None and not isinstance(budget, Budget):
+            raise BadProgram(f"budget takes a Budget(...), got {budget!r}")
+        folder = words.get("cache_dir", self.cache_dir)
+        cache = words.get("cache", "rw" if "cache_dir" in words and folder is not None else self.cache)
+        if cache not in MODES:
+            raise BadProgram(f"cache is one of {', '.join(map(repr, MODES))}; got {cache!r}")
+        if cache != "off" and folder is None:
+            raise BadProgram("cache needs cache_dir, the folder of the record")
         return Options(
             self.backend if backend is None else backend,
             bool(words.get("stream", self.stream)),
             timeout,
             said.over(self.sampling),
+            budget,
+            cache,
+            None if folder is None else os.fspath(folder),
+            bool(words.get("use_thread", self.use_thread)),
         )
 
 
-RUN_WORDS = frozenset({"backend", "stream", "timeout", *lower.WORDS})
+RUN_WORDS = frozenset(
+    {"backend", "stream", "timeout", "budget", "cache", "cache_dir", "use_thread", *lower.WORDS}
+)
+MODES = ("rw", "ro", "off")
 
 
 # What running needs is loaded when something runs: the executor, the event loop and all that comes with them.
@@ -54,14 +98,16 @@ _PARTS: Registry[Any] = Registry(
     "part of the language",
     {
         "launch": "sglang_dsl.launch:launch",
+        "launch_async": "sglang_dsl.launch:launch_async",
         "run_batch": "sglang_dsl.launch:run_batch",
+        "run_batch_async": "sglang_dsl.launch:run_batch_async",
         "trace": "sglang_dsl.launch:trace",
     },
 )
 
 
-class SglFunction:
-    """A program. Calling it runs it. Works as a method too: the state is the first parameter after `self`."""
+class SglFunction(Generic[P, R]):
+    """A program: of a function with the parameters P behind the state, which returns R. Calling it runs it. Works as a method too: the state is the first parameter after `self`."""
 
     def __init__(
         self,
@@ -73,15 +119,15 @@ class SglFunction:
     ) -> None:
         if not callable(func):
             raise BadProgram(f"@function takes a function, got {func!r}")
-        if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
-            raise BadProgram(
-                f"{func!r} is a coroutine or generator function; a program is an ordinary function"
-            )
+        if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
+            raise BadProgram(f"{func!r} is a generator function; a program is an ordinary or async function")
+        self.is_async = inspect.iscoroutinefunction(func)
         functools.update_wrapper(self, func)
         self._func = func
         self._options = options or Options()
         self._bound = dict(bound or {})
         self._owner = owner
+        self._traced: Program | None = None
         parameters = list(inspect.signature(func).parameters.values())
         if not parameters or parameters[0].kind in (
             inspect.Parameter.KEYWORD_ONLY,
@@ -97,15 +143,26 @@ class SglFunction:
     def name(self) -> str:
         return str(getattr(self._func, "__qualname__", repr(self._func)).replace("<locals>.", ""))
 
+    @property
+    def func(self) -> Callable[..., Any]:
+        """The function itself."""
+        return self._func
+
     def write(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function itself on a state."""
         return self._func(*self._owner, state, *args, **kwargs)
 
-    def _copy(self, **changes: Any) -> SglFunction:
+    def _copy(self, **changes: Any) -> SglFunction[..., R]:
         given: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
         return SglFunction(self._func, **(given | changes))
 
-    def __get__(self, instance: object, owner: type | None = None) -> SglFunction:
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[..., R]: ...
+
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[..., R]:
         return self if instance is None else self._copy(owner=(instance,))
 
     def __repr__(self) -> str:
@@ -113,7 +170,7 @@ class SglFunction:
 
     # -- arguments -------------------------------------------------------------------------------------------
 
-    def bind(self, **arguments: Any) -> SglFunction:
+    def bind(self, **arguments: Any) -> SglFunction[..., R]:
         """This program with some arguments given; those of a call go over them. Raises BadProgram for a name
         the function does not take."""
         parameters = self.signature.parameters
@@ -124,19 +181,26 @@ class SglFunction:
                 raise BadProgram(f"{self.name} takes no argument {', '.join(unknown)}; known: {known}")
         return self._copy(bound=self._bound | arguments)
 
-    def options(self, **words: Any) -> SglFunction:
+    def options(self, **words: Any) -> SglFunction[P, R]:
         """This program with other defaults: run's words (backend, timeout, temperature, ...). Raises
         BadProgram."""
         if unknown := sorted(set(words) - RUN_WORDS):
             raise BadProgram(f"{', '.join(unknown)}: unknown; known: {', '.join(sorted(RUN_WORDS))}")
-        return self._copy(options=self._options.with_words(words))
+        return cast("SglFunction[P, R]", self._copy(options=self._options.with_words(words)))
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Words of run, and the function's own arguments. A name that is both is the function's."""
         own = self.signature.parameters
         words = {k: v for k, v in kwargs.items() if k in RUN_WORDS and k not in own}
         rest = {k: v for k, v in kwargs.items() if k not in words}
-        return (self._options.with_words(words) if words else self._options), rest
+        return self._told(words) if words else self._options, rest
+
+    def _told(self, words: Mapping[str, Any]) -> Options:
+        """This program's options with run's words over them. Raises BadProgram."""
+        options = self._options.with_words(words)
+        if self.is_async and not options.use_thread:
+            raise BadProgram(f"{self.name} is async: use_thread=False would block its event loop")
+        return options
 
     def fill(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Call arguments with the bound ones filled in. Raises TypeError, as the function itself would."""
@@ -155,29 +219,54 @@ class SglFunction:
 
     # -- running ---------------------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """The same as run; inside a program that is being traced, traces."""
-        return self.run(*args, **kwargs)
+    @calls_as_it_runs
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as run; for an async function the same as arun, to be awaited. Inside a program that is
+        being traced, traces."""
+        return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
+    @keeps_parameters
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program. Takes the function's arguments, and: backend, stream, timeout (seconds per call of
         the backend), and gen's sampling words as defaults for all of its generations.
 
+        budget: what the run may use, with all it calls. cache, cache_dir: "rw" records its calls in a folder
+        and replays those that are there already, "ro" only replays. seed: each call gets one of its own,
+        derived from it, the program, the branch and the step.
+
         Returns when the function has returned, which may be before its generations are done: reading waits.
+        use_thread=False: each addition waits until it is done, and what goes wrong is raised there.
         With stream=True returns at once; the function runs beside the caller. What the function itself raises
         is raised here, in a stream where it is read.
         """
         options, rest = self._split(kwargs)
         return self._launch(options, args, rest)
 
+    @keeps_parameters
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
         """run with stream=True."""
         options, rest = self._split(kwargs)
         return self._launch(replace(options, stream=True), args, rest)
 
+    @keeps_parameters
+    async def arun(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
+        """run() for async code, of any event loop: the body of an async function runs on that loop, that of
+        an ordinary function beside it. Cancelling cancels the program."""
+        options, rest = self._split(kwargs)
+        state = await _PARTS.load("launch_async")(self, options, args, rest)
+        return cast("AsyncProgramState", state)
+
+    @keeps_parameters
+    async def astream(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
+        """arun with stream=True: returns at once, the body runs beside the caller."""
+        options, rest = self._split(kwargs)
+        state = await _PARTS.load("launch_async")(self, replace(options, stream=True), args, rest)
+        return cast("AsyncProgramState", state)
+
     def _launch(self, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramState:
         return cast("ProgramState", _PARTS.load("launch")(self, options, args, kwargs))
 
+    @runs_batches
     def run_batch(
         self,
         batch_kwargs: Iterable[Any],
@@ -186,6 +275,8 @@ class SglFunction:
         progress_bar: bool = False,
         generator_style: bool = False,
         on_error: str = "raise",
+        ordered: bool = True,
+        resume: str | os.PathLike[str] | None = None,
         **words: Any,
     ) -> Any:
         """Run the program for each item (a dict of arguments, or a tuple or list of them), many at once.
@@ -193,19 +284,13 @@ class SglFunction:
         Gives a list of finished states in input order; with generator_style an iterator of them, which reads
         the items as it goes. on_error="return" puts a failed item's exception in its place; "raise" raises
         the first one in order and cancels the rest. num_threads: how many items may be under way at once.
-        Other words as for run.
+        ordered=False: results come as they end; a state's `index` is its item's place. resume: a folder in
+        which calls are recorded, so that a batch that was interrupted goes on where it was: what was answered
+        is not asked again (the same as cache="rw", cache_dir=...). Other words as for run.
         """
-        if on_error not in ("raise", "return"):
-            raise BadProgram(f'on_error is "raise" or "return", got {on_error!r}')
-        if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
-            raise BadProgram(f'num_threads is "auto" or a number of at least 1, got {num_threads!r}')
-        if unknown := sorted(set(words) - RUN_WORDS):
-            raise TypeError(f"run_batch got unexpected words: {', '.join(unknown)}")
-        if isinstance(batch_kwargs, str | Mapping):
-            raise BadProgram("run_batch takes a list of items, one per run")
-        options = self._options.with_words(words)
-        if options.stream:
-            raise BadProgram("run_batch does not stream; run the items with stream=True instead")
+        if resume is not None:
+            words |= {"cache": "rw", "cache_dir": resume}
+        options = self._batch_options(batch_kwargs, num_threads, on_error, words)
         return _PARTS.load("run_batch")(
             self,
             options,
@@ -214,17 +299,71 @@ class SglFunction:
             lazy=generator_style,
             progress=progress_bar,
             on_error=on_error,
+            ordered=ordered,
+            traced=self._traced,
         )
+
+    @runs_batches_async
+    def arun_batch(
+        self,
+        batch_kwargs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        num_threads: int | str = "auto",
+        progress_bar: bool = False,
+        on_error: str = "raise",
+        ordered: bool = True,
+        resume: str | os.PathLike[str] | None = None,
+        **words: Any,
+    ) -> AsyncIterator[Any]:
+        """run_batch for async code: an async iterator of finished states, of any iterable, async ones too.
+        Items are taken as there is room for them; leaving the loop early cancels what is under way."""
+        if resume is not None:
+            words |= {"cache": "rw", "cache_dir": resume}
+        options = self._batch_options(batch_kwargs, num_threads, on_error, words)
+        made = _PARTS.load("run_batch_async")(
+            self,
+            options,
+            batch_kwargs,
+            limit=num_threads if isinstance(num_threads, int) else None,
+            on_error=on_error,
+            ordered=ordered,
+            progress=progress_bar,
+        )
+        return cast("AsyncIterator[Any]", made)
+
+    def _batch_options(
+        self, items: object, num_threads: int | str, on_error: str, words: dict[str, Any]
+    ) -> Options:
+        """Raises BadProgram, TypeError."""
+        if on_error not in ("raise", "return"):
+            raise BadProgram(f'on_error is "raise" or "return", got {on_error!r}')
+        if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
+            raise BadProgram(f'num_threads is "auto" or a number of at least 1, got {num_threads!r}')
+        if unknown := sorted(set(words) - RUN_WORDS):
+            raise TypeError(f"run_batch got unexpected words: {', '.join(unknown)}")
+        if isinstance(items, str | Mapping):
+            raise BadProgram("run_batch takes a list of items, one per run")
+        options = self._told(words)
+        if options.stream:
+            raise BadProgram("run_batch does not stream; run the items with stream=True instead")
+        return options
 
     # -- compiling -------------------------------------------------------------------------------------------
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """Follow the function once without a backend. Arguments not given stand as "{name}". Raises
-        BadProgram where the function needs a real value to go on."""
-        _, rest = self._split(kwargs)
-        return cast("Program", _PARTS.load("trace")(self, args, rest))
+        BadProgram where the function needs a real value to go on. A backend that is set (run's word, or the
+        default one) compiles the constraints of its generations meanwhile."""
+        options, rest = self._split(kwargs)
+        traced = cast("Program", _PARTS.load("trace")(self, options, args, rest))
+        self._traced = traced
+        return traced
 
     compile = trace
+
+
+@overload
+def function(func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
 
 
 @overload
@@ -232,7 +371,7 @@ def function(func: Callable[..., Any], /) -> SglFunction: ...
 
 
 @overload
-def function(**words: Any) -> Callable[[Callable[..., Any]], SglFunction]: ...
+def function(**words: Any) -> Decorator: ...
 
 
 def function(func: Callable[..., Any] | None = None, /, **words: Any) -> Any:

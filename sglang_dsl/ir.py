@@ -16,15 +16,28 @@ and from_dict give plain JSON data and back.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+
+from sglang_dsl.typed import Typed
+
+if TYPE_CHECKING:
+    import typing_extensions  # has TypeVars with defaults before Python 3.13
+
+    V = typing_extensions.TypeVar("V", covariant=True, default=Any)
+else:
+    V = TypeVar("V", covariant=True)
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _DEMO = _HERE + "demo.py"  # holds programs like a user's
+# Fields that may be pages long; so much of them is shown to people.
+_LONG = frozenset({"json_schema", "ebnf", "structural_tag"})
+_SHOWN = 80
 
 
 class Source(NamedTuple):
@@ -88,7 +101,10 @@ def _said(value: Any) -> list[str]:
         if isinstance(said, Sampling):
             shown += _said(said)
         elif f.name != "src" and said != f.default:
-            shown.append(f"{f.name}={said!r}")
+            text = f"{said!r}"
+            if f.name in _LONG and len(text) > _SHOWN:
+                text = f"{text[:_SHOWN]}..."
+            shown.append(f"{f.name}={text}")
     return shown
 
 
@@ -97,6 +113,26 @@ class Text(Node):
     KIND: ClassVar[str] = "text"
     text: str = ""
     src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Media(Node):
+    """A picture, a video or a sound. `part`: what messages carry for it (sglang_dsl.media), as JSON."""
+
+    KIND: ClassVar[str] = "media"
+    part: str = ""
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+    def label(self) -> str:
+        """The data itself is not shown."""
+        part = json.loads(self.part)
+        url = part[part["type"]]["url"]
+        return f"Media({part['type'].removesuffix('_url')}, {url[:40]}{'...' if len(url) > 40 else ''})"
+
+
+def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
+    """The node of a message's part."""
+    return Media(json.dumps(part), src=src)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +176,10 @@ class Sampling:
     logprob_start_len: int | None = None
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
+    whitespace: str | None = None
+    require_reasoning: bool | None = None
+    max_thinking_tokens: int | None = None
+    skip_special_tokens: bool | None = None
 
     def over(self, base: Sampling) -> Sampling:
         """These words where said, `base`'s elsewhere."""
@@ -148,8 +188,11 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Gen(Node):
-    """A generation. At most one of dtype, regex, json_schema says what it must match."""
+class Gen(Node, Generic[V]):
+    """A generation. To a type checker Gen[int] is one that is read as an int. At most one of dtype, regex, json_schema, ebnf, structural_tag, choices says what it must
+    match; `typed` as what type the text is read, and one of the others then follows from it. `reasoning`: how
+    the model marks its thoughts, where they are to be kept apart from the answer (a name of
+    runtime.formats.reasoning_types, or "auto")."""
 
     KIND: ClassVar[str] = "gen"
     name: str | None = None
@@ -157,7 +200,20 @@ class Gen(Node):
     dtype: str | None = None
     regex: str | None = None
     json_schema: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    choices: tuple[str, ...] | None = None
+    typed: Typed | None = None
+    timeout: float | None = None
+    reasoning: str | None = None
     src: Source | None = field(default=None, compare=False, repr=False)
+
+    def label(self) -> str:
+        """What follows from a type is not shown beside it."""
+        if self.typed is None:
+            return f"Gen({', '.join(_said(self))})"
+        written = dataclasses.replace(self, dtype=None, json_schema=None, choices=None)
+        return f"Gen({', '.join(_said(written))})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +227,7 @@ class Select(Node):
     method: str = "token_length_normalized"
     temperature: float = 0.0
     seed: int | None = None
+    timeout: float | None = None
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
@@ -225,11 +282,14 @@ class Join(Node):
 
 
 def as_node(value: object, src: Source | None = None) -> Node:
-    """A node from what a user may add: text or a node. Anything else is a TypeError that says so."""
+    """A node from what a user may add: text or a node. Anything else is a TypeError that says so, None (often
+    what a function forgot to return) a ValueError."""
     if isinstance(value, str):
         return Text(value, src=src)
     if isinstance(value, Node):
         return value
+    if value is None:
+        raise ValueError("expected text or a node (gen, select, user(...), ...), got None")
     shown = f"{type(value).__name__}: {value!r:.80}"
     raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {shown}")
 
@@ -249,7 +309,8 @@ def flatten(node: Node) -> tuple[Node, ...]:
 
 
 KINDS: dict[str, type[Node]] = {
-    kind.KIND: kind for kind in (Text, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq, Fork, Join)
+    kind.KIND: kind
+    for kind in (Text, Media, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq, Fork, Join)
 }
 
 
@@ -263,6 +324,8 @@ def to_dict(node: Node) -> dict[str, Any]:
         elif isinstance(value, Sampling):
             said = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
             value = {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()}
+        elif isinstance(value, Typed):
+            value = {"name": value.name, "kind": value.kind}
         elif isinstance(value, tuple):
             value = list(value)
         if value is not None:
@@ -283,6 +346,8 @@ def from_dict(data: dict[str, Any]) -> Node:
         said: dict[str, Any] = fields["sampling"]
         words: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
         fields["sampling"] = Sampling(**words)
+    if "typed" in fields:
+        fields["typed"] = Typed(**fields["typed"])
     if "choices" in fields:
         fields["choices"] = tuple(fields["choices"])
     if "src" in fields:

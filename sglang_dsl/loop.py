@@ -84,7 +84,7 @@ class LoopThread:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout_s)
-        except TimeoutError:
+        except BaseException:  # too late, or the waiting was interrupted
             future.cancel()
             raise
 

@@ -13,11 +13,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, get_args, runtime_checkable
 
-from runtime.protocol.constraint import Constraint
+from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind, Whitespace
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams
+from sglang_dsl import typed as types
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Gen, Sampling
@@ -30,9 +32,12 @@ WORDS: dict[str, str] = {f.name: f.name for f in dataclasses.fields(Sampling)} |
 }
 _TUPLES = frozenset({"stop", "stop_token_ids", "stop_regex"})
 _COUNTS = frozenset(
-    {"max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num"}
+    {"max_tokens", "min_tokens", "n", "top_k", "seed", "logprob_start_len", "top_logprobs_num",
+     "max_thinking_tokens"}
+)  # fmt: skip
+_FLAGS = frozenset(
+    {"ignore_eos", "return_logprob", "return_text_in_logprobs", "require_reasoning", "skip_special_tokens"}
 )
-_FLAGS = frozenset({"ignore_eos", "return_logprob", "return_text_in_logprobs"})
 # Fields of Sampling that become fields of SamplingParams, and under which name.
 _TO_PARAMS: dict[str, str] = {
     "max_tokens": "max_new_tokens",
@@ -42,11 +47,11 @@ _TO_PARAMS: dict[str, str] = {
     name: name
     for name in (
         "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
-        "presence_penalty", "repetition_penalty", "ignore_eos", "stop_regex",
+        "presence_penalty", "repetition_penalty", "ignore_eos", "stop_regex", "skip_special_tokens",
     )
 }  # fmt: skip
 # Words that few backends know; they travel as options, and a backend that does not know one refuses.
-_OPTIONS = ("return_text_in_logprobs",)
+_OPTIONS = ("return_text_in_logprobs", "require_reasoning", "max_thinking_tokens")
 
 DTYPES: dict[object, str] = {
     int: "int", float: "float", bool: "bool", str: "str",
@@ -79,6 +84,8 @@ class Lowered:
     logprob_start_len: int
     top_logprobs: int
     options: tuple[tuple[str, Any], ...]
+    peeks: bool = False
+    """max_tokens=0 with return_logprob: the next token is computed for its log-probabilities, not said."""
 
     def call(self, prompt: Prompt, timeout: float | None) -> Call:
         return Call(
@@ -127,6 +134,10 @@ def _checked(name: str, word: str, value: Any) -> Any:
         if name == "stop_regex":
             return tuple(regex(one) for one in values)
         return values
+    if name == "whitespace":
+        if value not in get_args(Whitespace):
+            raise BadProgram(f"{word} is one of {', '.join(get_args(Whitespace))}; got {value!r}")
+        return value
     if name in _FLAGS:
         if not isinstance(value, bool):
             raise BadProgram(f"{word} takes True or False, got {value!r}")
@@ -147,6 +158,8 @@ def _other_ranges(words: Sampling) -> None:
         raise BadProgram(f"top_logprobs_num must be at least 0, got {words.top_logprobs_num}")
     if words.logprob_start_len is not None and words.logprob_start_len < -1:
         raise BadProgram(f"logprob_start_len must be -1 (none) or a position, got {words.logprob_start_len}")
+    if words.max_thinking_tokens is not None and words.max_thinking_tokens < 0:
+        raise BadProgram(f"max_thinking_tokens must be at least 0, got {words.max_thinking_tokens}")
     if words.min_tokens is not None and words.min_tokens < 0:
         raise BadProgram(f"min_tokens must be at least 0, got {words.min_tokens}")
 
@@ -168,21 +181,65 @@ def lower(node: Gen, defaults: Sampling) -> Lowered:
     """`node` under a program's defaults. Raises BadProgram. Remembered: programs ask for the same thing
     again."""
     words = node.sampling.over(defaults)
-    pattern, stops = _BY_DTYPE[node.dtype] if node.dtype is not None else (node.regex, ())
-    constraint = None
-    if pattern is not None:
-        constraint = Constraint("regex", pattern)
-    elif node.json_schema is not None:
-        constraint = Constraint("json_schema", node.json_schema)
+    # What ends a value would end the reasoning before it, too.
+    reasons = node.reasoning is not None or words.require_reasoning
+    stops = () if node.dtype is None or reasons else _BY_DTYPE[node.dtype][1]
+    constraint = _constraint(node, words.whitespace)
+    # The constraint is the answer's: it sleeps while the model thinks.
+    apart = node.reasoning is not None and constraint is not None
+    thinks = (("require_reasoning", True),) if apart else ()
+    peeks = bool(words.return_logprob) and words.max_tokens == 0
     return Lowered(
-        sampling=_params(words, stops),
+        sampling=_params(dataclasses.replace(words, max_tokens=1) if peeks else words, stops),
         constraint=constraint,
         n=words.n if words.n is not None else 1,
         return_logprob=bool(words.return_logprob),
         logprob_start_len=-1 if words.logprob_start_len is None else words.logprob_start_len,
         top_logprobs=words.top_logprobs_num or 0,
-        options=tuple((name, value) for name in _OPTIONS if (value := getattr(words, name))),
+        options=(*_options(words), *thinks),
+        peeks=peeks,
     )
+
+
+def _options(words: Sampling) -> Iterable[tuple[str, Any]]:
+    """Those that are said; a flag that is off is as one not said."""
+    for name in _OPTIONS:
+        value = getattr(words, name)
+        if value is not None and value is not False:
+            yield name, value
+
+
+def _constraint(node: Gen, whitespace: str | None) -> Constraint | None:
+    """The one constraint of a generation; `whitespace` where it may hold JSON."""
+    specs = {
+        "regex": node.regex if node.dtype is None else _BY_DTYPE[node.dtype][0],
+        "json_schema": node.json_schema,
+        "ebnf": node.ebnf,
+        "structural_tag": node.structural_tag,
+        "choices": None if node.choices is None else json.dumps(node.choices, ensure_ascii=False),
+    }
+    for kind, spec in specs.items():
+        if spec is not None:
+            own = cast("Whitespace | None", whitespace if kind in JSON_KINDS else None)
+            return Constraint(cast(ConstraintKind, kind), spec, own)
+    return None
+
+
+def typed(value: object) -> dict[str, Any]:
+    """The fields of a Gen whose text is read as the type `value`. Raises BadProgram, MissingExtra."""
+    try:
+        found = types.describe(value)
+        match found.kind:
+            case "text":
+                return {"typed": found}
+            case "choices":
+                return {"typed": found, "choices": tuple(found.options)}
+            case "json":
+                return {"typed": found, "json_schema": json_schema(value)}
+            case kind:
+                return {"typed": found, "dtype": kind}
+    except ValueError as error:
+        raise BadProgram(str(error)) from error
 
 
 def dtype(value: object) -> str:
@@ -190,7 +247,9 @@ def dtype(value: object) -> str:
     try:
         return DTYPES[value]
     except (KeyError, TypeError):
-        raise BadProgram(f"dtype must be int, float, bool or str, got {value!r}") from None
+        raise BadProgram(
+            f"dtype must be int, float, bool or str, got {value!r}; other types are gen's second argument"
+        ) from None
 
 
 def regex(value: object) -> str:
@@ -213,23 +272,55 @@ def regex(value: object) -> str:
 
 
 def json_schema(value: object) -> str:
-    """A JSON schema as JSON text, from text, a mapping, or a pydantic-like class. Raises BadProgram."""
-    if isinstance(value, type) and isinstance(value, SchemaModel):
-        value = value.model_json_schema()
-    if isinstance(value, Mapping):
+    """A JSON schema as JSON text: from text, a mapping, a type (by pydantic), or any class that has
+    model_json_schema(). Raises BadProgram, MissingExtra."""
+    if types.is_type(value):
+        value = _schema_of(value)
+    return _json_text("json_schema", value, (dict, bool))
+
+
+def structural_tag(value: object) -> str:
+    """A structural tag as JSON text, from text or a mapping; schemas in it may be types. Raises BadProgram,
+    MissingExtra."""
+    return _json_text("structural_tag", value, (dict,))
+
+
+def ebnf(value: object) -> str:
+    """A grammar: EBNF as GBNF writes it (root ::= ...), or Lark. Raises BadProgram."""
+    if not isinstance(value, str) or not value.strip():
+        raise BadProgram(f"ebnf takes the text of a grammar, got {value!r:.80}")
+    return value
+
+
+def _json_text(word: str, value: object, kinds: tuple[type, ...]) -> str:
+    if isinstance(value, Mapping) or (isinstance(value, bool) and bool in kinds):
+        plain = value if isinstance(value, bool) else dict(value)
         try:
-            return json.dumps(dict(value), ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            raise BadProgram(f"json_schema is not JSON: {error}") from error
+            return json.dumps(plain, ensure_ascii=False, allow_nan=False, default=_schema_of)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadProgram(f"{word} is not JSON: {error}") from error
     if not isinstance(value, str):
-        raise BadProgram(f"json_schema takes JSON text or a mapping, got {value!r}")
+        raise BadProgram(f"{word} takes JSON text, a mapping or a type; got {value!r:.80}")
     try:
         parsed = json.loads(value)
-    except ValueError as error:
-        raise BadProgram(f"json_schema is not JSON: {error}") from error
-    if not isinstance(parsed, dict | bool):
-        raise BadProgram(f"json_schema must be a JSON object, got {value!r:.80}")
+    except (ValueError, RecursionError) as error:
+        raise BadProgram(f"{word} is not JSON: {error}") from error
+    if not isinstance(parsed, kinds):
+        raise BadProgram(f"{word} must be a JSON object, got {value!r:.80}")
     return value
+
+
+def _schema_of(value: object) -> dict[str, Any]:
+    if not types.is_type(value):
+        raise TypeError(f"{value!r:.80} is no JSON")
+    try:
+        return types.schema(value)
+    except (MissingExtra, ValueError) as error:
+        if isinstance(value, type) and isinstance(value, SchemaModel):
+            return value.model_json_schema()
+        if isinstance(error, MissingExtra):
+            raise
+        raise BadProgram(str(error)) from error
 
 
 def choices(value: object) -> tuple[str, ...]:
@@ -250,3 +341,12 @@ def name(value: object) -> str | None:
     if value is not None and not (isinstance(value, str) and value):
         raise BadProgram(f"a variable's name is text, got {value!r}")
     return value if value is None else str(value)
+
+
+def timeout(value: object) -> float | None:
+    """Seconds a call may take; None: as long as the run says. Raises BadProgram."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise BadProgram(f"timeout takes seconds above 0, got {value!r}")
+    return float(value)

@@ -28,10 +28,12 @@ def converse(
     *,
     system: str | None = None,
     words: dict[str, Any] | None = None,
+    form: dict[str, Any] | None = None,
     ask: Callable[[str], str] = input,
     out: TextIO | None = None,
 ) -> int:
-    """Read messages and stream answers until the user leaves. A failed answer ends it with status 1."""
+    """Read messages and stream answers until the user leaves. A failed answer ends it with status 1.
+    `form`: what each answer must match, as gen says it (regex=, json_schema=, ...)."""
     out = out or sys.stdout
     print(HELP, file=out)
     state = conversation.options(**(words or {})).run(system, backend=backend, stream=True)
@@ -47,11 +49,13 @@ def converse(
             return 0
         turn += 1
         state += api.user(text)
-        state += api.assistant(api.gen(f"answer{turn}"))
+        state += api.assistant(api.gen(f"answer{turn}", **(form or {})))
         try:
             for piece in state.text_iter(f"answer{turn}"):
                 print(piece, end="", flush=True, file=out)
         except ProgramError as error:
-            print(f"\n{type(error).__name__}: {error}", file=sys.stderr)
+            # Its place in a program would be here, which tells the user nothing.
+            advice = f"\n  {error.hint}" if error.hint else ""
+            print(f"\n{type(error).__name__}: {error.message}{advice}", file=sys.stderr)
             return 1
         print(file=out)

@@ -4,7 +4,10 @@ text that forks start from, the things that wait in a queue, and how a failure g
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
+import functools
+import itertools
 import threading
 import traceback
 import weakref
@@ -12,9 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.errors import BackendError, BadProgram, ProgramCancelled, ProgramError, Timeout
+from sglang_dsl.budgets import Meter
+from sglang_dsl.calls import Calls
+from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramCancelled, ProgramError, Timeout
 from sglang_dsl.feed import Mark, Variable
-from sglang_dsl.ir import Node, Sampling, Source
+from sglang_dsl.ir import Gen, Node, Sampling, Source
+from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
 
 
@@ -26,17 +32,35 @@ class Member(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RunInfo:
-    """What all forks of one run share. `timeout`: seconds per call. `members`: the run's executors that still
-    live."""
+    """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
+    `inline`: whether each addition waits until it is done.
+    `members`: the run's executors that still live."""
 
     program: str
     backend: Backend | None
     defaults: Sampling = field(default_factory=Sampling)
     timeout: float | None = None
     stream: bool = False
+    seed: int | None = None
+    meters: tuple[Meter, ...] = ()
+    record: Record | None = None
+    index: int | None = None
+    inline: bool = False
     ledger: Ledger = field(default_factory=Ledger)
     members: weakref.WeakSet[Member] = field(default_factory=weakref.WeakSet)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @functools.cached_property
+    def calls(self) -> Calls:
+        """How its calls are made."""
+        return Calls(
+            self.program,
+            self.backend,
+            self.ledger,
+            record=self.record,
+            seed=self.seed,
+            index=self.index,
+        )
 
     def enter(self, member: Member) -> None:
         with self.lock:
@@ -47,20 +71,29 @@ class RunInfo:
             return list(self.members)
 
 
-@dataclass(slots=True)
+_NUMBERS = itertools.count()
+# The bodies that the running code is part of, by number.
+_INSIDE: contextvars.ContextVar[tuple[int, ...]] = contextvars.ContextVar("sglang_dsl_inside", default=())
+
+
+@dataclass(slots=True, eq=False)
 class Body:
     """The user's function, where it runs beside the reader (stream). `end` is reached when it has returned
     and all it said has been done."""
 
     end: Mark
-    thread: int | None = None
     done: bool = False
     error: BaseException | None = None
+    number: int = field(default_factory=_NUMBERS.__next__)
+
+    def enter(self) -> None:
+        """From here on, in this context and those that come of it, the code is the body's own."""
+        _INSIDE.set((*_INSIDE.get(), self.number))
 
     @property
     def elsewhere(self) -> bool:
-        """Whether it may still add something, from another thread than the caller's."""
-        return not self.done and self.thread != threading.get_ident()
+        """Whether it may still add something, from other code than the caller's."""
+        return not self.done and self.number not in _INSIDE.get()
 
 
 class Prefix:
@@ -97,13 +130,32 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to do: a leaf node with the place of its `+=` and the variable it sets, or a mark to
-    reach."""
+    """One thing to do: a leaf node with the place of its `+=` and the variable it sets (and the one for its
+    reasoning), a mark to reach, or one to go back to."""
 
     node: Node | None = None
     src: Source | None = None
     variable: Variable | None = None
     mark: Mark | None = None
+    back: Mark | None = None
+    thought: Variable | None = None
+
+
+def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
+    """What a generated text is read as. Raises InvalidValue."""
+    if node.typed is None:
+        return text
+    start = meta.get("answer_start")
+    if node.reasoning is None and isinstance(start, int):
+        text = text[start:]  # the rest is reasoning before it (require_reasoning)
+    try:
+        return node.typed.read(text)
+    except ValueError as error:
+        cut = (meta.get("finish_reason") or {}).get("type") == "length"
+        raise InvalidValue(
+            f"the text is no {node.typed.name}: {error}; it is {text!r:.200}",
+            hint="it was cut: give it more max_tokens" if cut else None,
+        ) from error
 
 
 def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:

@@ -39,6 +39,11 @@ _TOKENIZERS: Registry[Any] = Registry(
 )
 
 
+def get_tokenizer(model_path: str, **words: Any) -> Any:
+    """The tokenizer of a checkpoint's folder, or of a model's name, by transformers."""
+    return _TOKENIZERS.load("auto").from_pretrained(model_path, **words)
+
+
 class Runtime:
     """A running server. Returns when it is ready; raises BackendError, with the end of its log, when it is
     not within `launch_timeout` seconds.
@@ -163,11 +168,11 @@ class Runtime:
         self.generate(prefix, {"max_new_tokens": 0})
 
     def flush_cache(self) -> bool:
-        return background().run(self.endpoint.flush_cache())
+        return self.endpoint.flush_cache()
 
     def get_tokenizer(self) -> Any:
         """The checkpoint's tokenizer, by transformers."""
-        return _TOKENIZERS.load("auto").from_pretrained(self.endpoint.model_info["model_path"])
+        return get_tokenizer(self.endpoint.model_info["model_path"])
 
     async def get_server_info(self) -> dict[str, Any]:
         return await self.endpoint.info()

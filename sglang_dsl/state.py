@@ -7,14 +7,23 @@ compiled. Knows neither.
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from sglang_dsl.core import CONCATENATE, GATHER, Core
+from sglang_dsl import branches
+from sglang_dsl.branches import Vote
+from sglang_dsl.budgets import Budget
+from sglang_dsl.choices import Choice
+from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.executor_view import ExecutorView
 from sglang_dsl.ir import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, caller, concat
+from sglang_dsl.joins import GATHER, join_mode
+from sglang_dsl.loop import in_thread
+from sglang_dsl.partial import Reading
 
 
 class ProgramState:
@@ -24,11 +33,18 @@ class ProgramState:
         self._core = core
         # What the user's function returned, once it has.
         self.ret_value: Any = None
+        # In a batch, the place of its item.
+        self.index: int | None = None
 
     @property
     def core(self) -> Core:
         """What this state stands on; for tools that look at programs."""
         return self._core
+
+    @property
+    def stream_executor(self) -> ExecutorView:
+        """The state under the names that sglang's programs read from its executor."""
+        return ExecutorView(self)
 
     def __iadd__(self, other: object) -> ProgramState:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
@@ -66,11 +82,21 @@ class ProgramState:
         except MissingVariable:
             return default
 
+    def raw(self, name: str) -> Any:
+        """The variable's text as it was generated (a list of them with n > 1), where s[name] is a value read
+        from it; waits. Raises ProgramError where nothing was generated."""
+        return self._core.find(name).text()
+
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """What the backend said about the variable's generation: token counts, finish reason, ...; waits."""
         variable = self._core.find(name)
         variable.wait()
         return copy.deepcopy(variable.meta)
+
+    def choice(self, name: str) -> Choice:
+        """What a select decided: text, index, log-probabilities and probabilities of all options; waits.
+        Raises BadProgram where `name` was not selected."""
+        return choice_of(name, self.get_meta_info(name))
 
     # -- the whole -------------------------------------------------------------------------------------------
 
@@ -112,7 +138,13 @@ class ProgramState:
         display.show(self)
 
     def __repr__(self) -> str:
-        return f"ProgramState({self._core.so_far().text()})"
+        """With the whole text; waits, except on the language's own event loop. After a failure what was said
+        before it."""
+        try:
+            said = self._core.settled()
+        except Exception:  # noqa: BLE001 - to be shown, not to be raised from a debugger
+            said = self._core.so_far()
+        return f"ProgramState({said.text()})"
 
     # -- streaming -------------------------------------------------------------------------------------------
 
@@ -144,6 +176,33 @@ class ProgramState:
                 yield piece.text
         variable.result()
 
+    def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:
+        """The variable's value while its JSON is written: what is known so far, each time there is more, and
+        last the whole.
+
+        Each is plain data, or, where the generation has a type, a value of it that was not validated, with
+        None for what was not written yet; the last one is s[var_name], or the whole data. Nothing shown is
+        taken back: numbers and words appear when they have ended, strings grow. `strings=False`: they appear
+        when they have ended, too. Data of different moments share their finished parts: do not change them.
+        Text that is not JSON (a number, an option of an Enum) is shown when it has ended. Raises ProgramError
+        where the text breaks off.
+        """
+        variable = self._core.find(var_name)
+        reading = Reading(variable, strings)
+        for piece in variable.feed.read(variable.ended):
+            yield from reading.take(piece.text)
+        yield from reading.end()
+
+    async def object_async_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
+        """The same for any event loop."""
+        variable = await self._core.find_async(var_name)
+        reading = Reading(variable, strings)
+        async for piece in variable.feed.read_async(variable.ended):
+            for value in reading.take(piece.text):
+                yield value
+        for value in reading.end():
+            yield value
+
     # -- turns -----------------------------------------------------------------------------------------------
 
     def role(self, role: str, expr: Node | str | None = None) -> Turn:
@@ -166,6 +225,12 @@ class ProgramState:
     def assistant(self, expr: Node | str | None = None) -> Turn:
         return self.role("assistant", expr)
 
+    def developer(self, expr: Node | str | None = None) -> Turn:
+        return self.role("developer", expr)
+
+    def tool(self, expr: Node | str | None = None) -> Turn:
+        return self.role("tool", expr)
+
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
         """Record the text added inside into the variable `name`."""
@@ -178,17 +243,63 @@ class ProgramState:
 
     # -- branches --------------------------------------------------------------------------------------------
 
-    def fork(self, size: int = 1) -> ProgramStateGroup:
-        """`size` states that go on from here, each on its own. They share this text and its variables."""
+    def fork(
+        self,
+        size: int = 1,
+        position_ids_offset: Sequence[int] | None = None,
+        *,
+        budget: Budget | None = None,
+    ) -> ProgramStateGroup:
+        """`size` states that go on from here, each on its own. They share this text and its variables.
+        `budget`: what each of them may use. `position_ids_offset`: one number per branch, as programs for
+        sglang give them; without effect, there as here: positions follow from the text."""
         if type(size) is not int or size < 1:
             raise BadProgram(f"fork takes a number of branches, at least 1; got {size!r}")
+        if position_ids_offset is not None and len(position_ids_offset) != size:
+            raise BadProgram(f"{len(position_ids_offset)} offsets for {size} forks; give one for each")
         src = caller()
-        return ProgramStateGroup(self, [ProgramState(core) for core in self._core.fork(size, src)])
+        return ProgramStateGroup(self, [ProgramState(core) for core in self._core.fork(size, src, budget)])
+
+    def map(self, fn: Callable[[ProgramState, Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Call `fn(fork, item)` for each item, each on a fork of its own, side by side on a bounded number of
+        threads. Gives what the calls return, in order; a call that returns None stands for its fork. Raises
+        the first call's error, in order; the forks are cancelled then."""
+        given = list(items)
+        if not given:
+            return []
+        group = self.fork(len(given))
+
+        def work(index: int) -> Any:
+            made = fn(group[index], given[index])
+            return group[index] if made is None else made
+
+        try:
+            return branches.in_threads(
+                [functools.partial(work, index) for index in range(len(given))], in_thread
+            )
+        except BaseException:
+            group.cancel()
+            raise
+
+    def adopt(self, branch: ProgramState) -> None:
+        """Go on with what a fork said and set, as if it had been said here; waits for it. Raises its
+        ProgramError."""
+        self._core.adopt(branch.core, caller())
+
+    def checkpoint(self) -> Checkpoint:
+        """This moment, for rollback(). Does not wait."""
+        return self._core.checkpoint()
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        """Go back to a moment of this state: what was said, set and went wrong since is forgotten. What is
+        under way is not waited for by readers, but ends before what comes next begins; cancel() first to stop
+        it. Raises BadProgram for another state's checkpoint, or in a stream, which cannot be taken back."""
+        self._core.rollback(checkpoint)
 
     @contextmanager
-    def copy(self) -> Iterator[ProgramState]:
+    def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
         """One branch; at the end of the block its variables come back, each as a list of one."""
-        group = self.fork(1)
+        group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
         except BaseException:
@@ -280,10 +391,76 @@ class ProgramStateGroup:
                 )
 
     def join(self, mode: str = GATHER) -> None:
-        """Wait for all forks and end them. "gather_variable": each variable the forks set becomes, in the
-        parent, the list of their values in order. "concate_and_append": what they said is added to the
-        parent's text, in order. Raises the first fork's ProgramError, in order."""
-        if mode not in (GATHER, CONCATENATE):
-            raise BadProgram(f"unknown join mode {mode!r}; known: {GATHER}, {CONCATENATE}")
+        """Wait for all forks and end them. Raises the first fork's ProgramError, in order. What the parent
+        takes over:
+
+        "gather_variable"     each variable that forks set becomes the list of their values, in order
+        "concate_and_append"  what they said is added to the parent's text, in order
+        "dict"                each variable becomes {fork's number: value}
+        "overwrite"           each variable becomes the last fork's value
+        "error"               each variable becomes its value; one that two forks set, or that the parent had
+                              before, is a BadProgram
+        """
         src = caller()
-        self._parent.core.join([state.core for state in self._states], mode, src)
+        self._parent.core.join([state.core for state in self._states], join_mode(mode), src)
+
+    def cancel(self) -> None:
+        """Stop all forks."""
+        for state in self._states:
+            state.cancel()
+
+    # -- choosing --------------------------------------------------------------------------------------------
+
+    def race(self, timeout: float | None = None) -> ProgramState:
+        """The fork that first has done all that was added to it; the others are cancelled. Raises Timeout
+        (all are cancelled), the first fork's error where all failed."""
+        return self.first_valid(lambda state: True, timeout)
+
+    def first_valid(
+        self, predicate: Callable[[ProgramState], object], timeout: float | None = None
+    ) -> ProgramState:
+        """The first fork to end for which `predicate(fork)` is true; the others are cancelled. Raises
+        NoWinner where there is none, Timeout (seconds), what the predicate raises."""
+        race = branches.Race(self._states)
+        try:
+            for ended in branches.as_they_end(self._states, timeout):
+                if race.take(ended, ended.error is None and bool(predicate(ended.branch))):
+                    break
+        except BaseException:
+            self.cancel()
+            raise
+        return race.result()
+
+    def best_of(self, score: Callable[[ProgramState], float], timeout: float | None = None) -> ProgramState:
+        """The fork for which `score(fork)` is highest, the earliest on a tie; forks that failed, or whose
+        score is NaN, are passed over. Raises as first_valid does."""
+        best = branches.Best(self._states)
+        try:
+            for ended in branches.as_they_end(self._states, timeout):
+                best.take(ended, float(score(ended.branch)) if ended.error is None else 0.0)
+        except BaseException:
+            self.cancel()
+            raise
+        return best.result()
+
+    def vote(self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None) -> Vote:
+        """What most forks have in the variable `name`; `key` says what of a value is compared. Forks that
+        failed do not vote. Raises NoWinner, Timeout."""
+        found: dict[int, Any] = {}
+        try:
+            for ended in branches.as_they_end(self._states, timeout):
+                if ended.error is None:
+                    value = ended.branch[name]
+                    found[ended.index] = value if key is None else key(value)
+        except BaseException:
+            self.cancel()
+            raise
+        return branches.tally([found[index] for index in sorted(found)], len(self._states) - len(found))
+
+
+def choice_of(name: str, meta: dict[str, Any]) -> Choice:
+    """Raises BadProgram."""
+    try:
+        return Choice.of(meta)
+    except KeyError as error:
+        raise BadProgram(f"{name!r} was not set by select(...), or by gen with choices") from error

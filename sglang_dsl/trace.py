@@ -12,13 +12,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_dsl.core import GATHER, Core
+from sglang_dsl.budgets import Budget
+from sglang_dsl.core import Checkpoint, Core
+from sglang_dsl.diagrams import dot, mermaid, program_graph
 from sglang_dsl.errors import MissingVariable
-from sglang_dsl.feed import Variable
+from sglang_dsl.feed import Mark, Signal, Variable
 from sglang_dsl.ir import (
     Fork,
     Gen,
     Join,
+    Media,
     Node,
     RoleBegin,
     RoleEnd,
@@ -32,8 +35,10 @@ from sglang_dsl.ir import (
     from_dict,
     to_dict,
 )
+from sglang_dsl.joins import taken_over
 from sglang_dsl.passes import merge_text, role_after, sets, tidy, variables
 from sglang_dsl.transcript import Transcript
+from sglang_dsl.typed import Typed
 from sglang_dsl.usage import Ledger
 
 
@@ -79,6 +84,14 @@ class Program:
 
     def __str__(self) -> str:
         return self.tree()
+
+    def mermaid(self) -> str:
+        """A flowchart in Mermaid's notation, for notebooks and Markdown."""
+        return mermaid(program_graph(self.name, self.body))
+
+    def dot(self) -> str:
+        """A digraph in Graphviz's notation."""
+        return dot(program_graph(self.name, self.body))
 
     def to_dict(self) -> dict[str, Any]:
         return {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
@@ -152,11 +165,14 @@ class Tracer:
             self._say(leaf)
             if (name := sets(leaf)) is not None and not isinstance(leaf, ScopeEnd):
                 self.set(name, Placeholder(name))
+                self._variables[name].typed = Typed("placeholder", "text")
 
     def _say(self, leaf: Node) -> None:
         match leaf:
             case Text(text=text):
                 self._transcript = self._transcript.say(text)
+            case Media(part=part):
+                self._transcript = self._transcript.show(json.loads(part))
             case RoleBegin(role=role):
                 self._transcript = self._transcript.open(role)
             case RoleEnd():
@@ -172,6 +188,9 @@ class Tracer:
 
     def known(self, name: str) -> bool:
         return name in self._variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._variables)
 
     def find(self, name: str) -> Variable:
         if (variable := self._variables.get(name)) is None:
@@ -191,22 +210,42 @@ class Tracer:
     def open_role(self) -> str | None:
         return self._role
 
-    def fork(self, size: int, src: Source | None) -> Sequence[Core]:
+    def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> Sequence[Core]:
         branches = [Tracer(self.program, parent=self) for _ in range(size)]
         self._nodes.append(_Branching(branches, src))
         return branches
 
     def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
         self._nodes.append(Join(mode, src=src))
-        found: dict[str, list[Any]] = {}
-        for branch in branches:
-            assert isinstance(branch, Tracer)
-            for name, variable in branch._variables.items():
-                if branch._inherited.get(name) is not variable:
-                    found.setdefault(name, []).append(variable.value)
-        if mode == GATHER:
-            for name, values in found.items():
-                self.set(name, values)
+        values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
+        for name, value in taken_over(mode, values, self._variables).items():
+            self.set(name, value)
+
+    def _own(self) -> dict[str, Any]:
+        held = self._variables.items()
+        return {name: found.value for name, found in held if self._inherited.get(name) is not found}
+
+    def adopt(self, branch: Core, src: Source | None) -> None:
+        """As the first branch may win, its variables are there."""
+        assert isinstance(branch, Tracer)
+        for name, value in branch._own().items():
+            self.set(name, value)
+
+    async def adopt_async(self, branch: Core, src: Source | None) -> None:
+        self.adopt(branch, src)
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self, self.watch(Signal()), dict(self._variables), self._role)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        """The nodes stay in the tree: a run makes their calls, whatever it forgets."""
+        self._transcript = checkpoint.mark.transcript
+        self._variables, self._role = dict(checkpoint.variables), checkpoint.role
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        mark.reach(self._transcript, None, 0)
+        return mark
 
     def cancel(self) -> None:
         """Nothing is under way."""
@@ -225,3 +264,12 @@ class Tracer:
 
     def usage(self) -> dict[str, int]:
         return Ledger().total()
+
+    async def settled_async(self) -> Transcript:
+        return self._transcript
+
+    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        self.join(branches, mode, src)
+
+    async def usage_async(self) -> dict[str, int]:
+        return self.usage()

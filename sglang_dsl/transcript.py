@@ -8,42 +8,57 @@ rendered from the messages where the checkpoint is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from runtime.protocol.messages import RAW_ROLE, Message
 from sglang_dsl.backends.base import Prompt
+
+Content: TypeAlias = "str | list[dict[str, Any]]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transcript:
     """One entry and all before it.
 
-    kind     root; text: a piece of text; open: a turn of `value` begins; close: it ends
-    value    the piece, or the role
+    kind     root; text: a piece of text; open: a turn of `value` begins; close: it ends; media: a picture, a
+             video or a sound
+    value    the piece, the role, or what stands for media in plain text
     role     the turn that is open after this entry, None outside
     length   plain-text characters up to here
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
+    part     for media: its part of a message
+    hidden   for a generated piece, what the model thought before it, marks and all, and `thought` without
+             them; the model sees it in its place while the turn is open, and nobody in plain text
     """
 
     EMPTY: ClassVar[Transcript]
 
     prev: Transcript | None = None
-    kind: Literal["root", "text", "open", "close"] = "root"
+    kind: Literal["root", "text", "open", "close", "media"] = "root"
     value: str = ""
     role: str | None = None
     length: int = 0
     chosen: str | None = None
     turn: Message | None = None
     before: Transcript | None = None
+    part: Mapping[str, Any] | None = None
+    hidden: str = ""
+    thought: str = ""
 
-    def say(self, text: str, *, chosen: str | None = None) -> Transcript:
+    def show(self, part: Mapping[str, Any]) -> Transcript:
+        """With media added."""
+        mark = f"<{part['type'].removesuffix('_url')}>"
+        return Transcript(self, "media", mark, self.role, self.length + len(mark), part=part)
+
+    def say(self, text: str, *, chosen: str | None = None, hidden: str = "", thought: str = "") -> Transcript:
         """With `text` added, verbatim."""
         if not text and chosen is None:
             return self
-        return Transcript(self, "text", text, self.role, self.length + len(text), chosen)
+        length = self.length + len(text)
+        return Transcript(self, "text", text, self.role, length, chosen, hidden=hidden, thought=thought)
 
     def open(self, role: str) -> Transcript:
         """With a turn of `role` begun. Raises ValueError inside another turn."""
@@ -57,19 +72,21 @@ class Transcript:
         """With the open turn ended. Raises ValueError where none is open."""
         if self.role is None:
             raise ValueError("no turn is open")
-        begin, content = self._open_turn()
-        turn = Message(role=self.role, content=content)
+        begin, entries = self._open_turn()
+        thoughts = "\n\n".join(entry.thought for entry in entries if entry.thought)
+        turn = Message(role=self.role, content=content_of(entries), reasoning_content=thoughts or None)
         return Transcript(self, "close", self.role, None, self.length + len(CLOSING), None, turn, begin.prev)
 
-    def _open_turn(self) -> tuple[Transcript, str]:
-        """The entry that opened the turn, and what was said in it since."""
-        pieces: list[str] = []
+    def _open_turn(self) -> tuple[Transcript, list[Transcript]]:
+        """The entry that opened the turn, and those since."""
+        entries: list[Transcript] = []
         at = self
         while at.kind != "open":
-            pieces.append(at.value)
+            entries.append(at)
             assert at.prev is not None
             at = at.prev
-        return at, "".join(reversed(pieces))
+        entries.reverse()
+        return at, entries
 
     def entries(self, since: Transcript | None = None) -> list[Transcript]:
         """The entries after `since` (default: all), oldest first."""
@@ -89,7 +106,7 @@ class Transcript:
     def plain(self) -> str:
         """Plain text of this one entry."""
         match self.kind:
-            case "text":
+            case "text" | "media":
                 return self.value
             case "open":
                 return opening(self.value)
@@ -106,8 +123,13 @@ class Transcript:
                     onto = onto.open(entry.value)
                 case "close":
                     onto = onto.close()
+                case "media":
+                    assert entry.part is not None
+                    onto = onto.show(entry.part)
                 case _:
-                    onto = onto.say(entry.value, chosen=entry.chosen)
+                    onto = onto.say(
+                        entry.value, chosen=entry.chosen, hidden=entry.hidden, thought=entry.thought
+                    )
         return onto
 
     def messages(self) -> tuple[Message, ...]:
@@ -117,17 +139,17 @@ class Transcript:
     def _backwards(self) -> Iterator[Message]:
         at: Transcript | None = self
         if self.role is not None:
-            begin, content = self._open_turn()
-            yield Message(role=self.role, content=content, open=True)
+            begin, entries = self._open_turn()
+            yield Message(role=self.role, content=content_of(entries, thinking=True), open=True)
             at = begin.prev
-        raw: list[str] = []
+        raw: list[Transcript] = []
         while at is not None:
-            if at.kind == "text":
-                raw.append(at.value)
+            if at.kind in ("text", "media"):
+                raw.append(at)
                 at = at.prev
                 continue
-            if any(raw):
-                yield Message(role=RAW_ROLE, content="".join(reversed(raw)))
+            if content := content_of(reversed(raw), thinking=True):
+                yield Message(role=RAW_ROLE, content=content)
             raw = []
             if at.turn is not None:
                 yield at.turn
@@ -141,6 +163,25 @@ class Transcript:
             return Prompt((*messages, Message(role=RAW_ROLE, open=True)))
         last = messages[-1]
         return Prompt((*messages[:-1], Message(role=last.role, content=last.content, open=True)))
+
+
+def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Content:
+    """A message's content: text, or its parts in order where there are media. `thinking`: with what the model
+    thought, in its place."""
+    parts: list[dict[str, Any]] = []
+    text: list[str] = []
+    for entry in entries:
+        if entry.part is None:
+            text.append(entry.hidden + entry.value if thinking else entry.value)
+            continue
+        if said := "".join(text):
+            parts.append({"type": "text", "text": said})
+        parts.append(dict(entry.part))
+        text = []
+    said = "".join(text)
+    if not parts:
+        return said
+    return [*parts, {"type": "text", "text": said}] if said else parts
 
 
 Transcript.EMPTY = Transcript()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call. kind: gen or select. branch: () for the program itself, (2,) for its third fork, ..."""
+    """One call. kind: gen or select. branch: () for the program itself, (2,) for its third fork, ...
+    seconds: in all; first_token_s: to the first piece of a stream. replayed: answered from a record."""
 
     kind: str
     name: str | None
@@ -21,6 +23,8 @@ class CallRecord:
     seconds: float
     source: Source | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    first_token_s: float | None = None
+    replayed: bool = False
 
     def count(self, key: str) -> int:
         return int(self.meta.get(key) or 0)
@@ -45,3 +49,27 @@ class Ledger:
         """calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens."""
         records = self.records()
         return {"calls": len(records)} | {key: sum(r.count(key) for r in records) for key in COUNTED}
+
+
+class TokenUsage:
+    """Tokens that a backend was charged for since the last reset; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.prompt_tokens = self.completion_tokens = 0
+
+    def add(self, prompt_tokens: int, completion_tokens: int) -> None:
+        with self._lock:
+            self.prompt_tokens += prompt_tokens
+            self.completion_tokens += completion_tokens
+
+    def count(self, meta: Mapping[str, Any]) -> None:
+        """Add what a call's meta tells."""
+        self.add(int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0))
+
+    def reset(self) -> None:
+        with self._lock:
+            self.prompt_tokens = self.completion_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"TokenUsage(prompt_tokens={self.prompt_tokens}, completion_tokens={self.completion_tokens})"

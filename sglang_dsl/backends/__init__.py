@@ -15,8 +15,16 @@ BACKENDS: Registry[type[Backend]] = Registry(
         "mock": "sglang_dsl.backends.mock:MockBackend",
         "engine": "sglang_dsl.backends.engine:EngineBackend",
         "endpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
+        "openai": "sglang_dsl.backends.openai:OpenAI",
+        "anthropic": "sglang_dsl.backends.anthropic:Anthropic",
+        "gemini": "sglang_dsl.backends.gemini:Gemini",
+        "vertexai": "sglang_dsl.backends.gemini:VertexAI",
+        "litellm": "sglang_dsl.backends.litellm:LiteLLM",
+        "crusoe": "sglang_dsl.backends.crusoe:Crusoe",
     },
 )
+NEED_A_MODEL = frozenset({"openai", "anthropic", "gemini", "vertexai", "litellm", "crusoe"})
+"""Backends that are made for one model: they cannot be had by their name alone."""
 
 
 @runtime_checkable
@@ -45,6 +53,8 @@ def by_name(name: str) -> Backend:
         raise TypeError(
             'the backend "endpoint" needs a server\'s address: pass its URL, or RuntimeEndpoint(url)'
         )
+    if name in NEED_A_MODEL:
+        raise TypeError(f"the backend {name!r} needs a model's name: pass an object made with one")
     return BACKENDS.load(name)()
 
 

@@ -7,13 +7,16 @@ raises Unsupported; it never drops a parameter. It knows no nodes and no program
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
+from sglang_dsl.loop import background
+
+CLOSE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +79,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
-    """Natural-log probabilities of one option's tokens after the boundary that all options share."""
+    """Natural-log probabilities of one option's tokens after the boundary that all options share. `text`: the
+    option; whoever asked fills it in."""
 
     logprobs: tuple[float, ...]
     token_ids: tuple[int, ...] = ()
     unconditional: tuple[float | None, ...] | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,11 @@ class Backend(ABC):
 
     name: str = "backend"
 
+    @property
+    def identity(self) -> str:
+        """What tells this backend's answers from another's in a record: its name, and model or place."""
+        return self.name
+
     @abstractmethod
     async def generate(self, call: Call) -> Completion: ...
 
@@ -112,7 +122,12 @@ class Backend(ABC):
         say."""
         return
 
-    async def flush_cache(self) -> bool:
+    async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
+        """Compile what generations will have to match. Of each, in order: ok, and how it is kept (backend,
+        exact, checked, compile_s, ...) or its error. A backend that compiles nothing answers []."""
+        return []
+
+    async def aflush_cache(self) -> bool:
         """Drop cached prefixes; False where the backend has none or it is in use."""
         return False
 
@@ -123,3 +138,15 @@ class Backend(ABC):
     async def aclose(self) -> None:
         """Release connections and engines this backend started."""
         return
+
+    def flush_cache(self) -> bool:
+        """aflush_cache() for code that is not async; waits."""
+        return background().run(self.aflush_cache(), CLOSE_S)
+
+    def get_server_info(self) -> dict[str, Any]:
+        """info() for code that is not async; waits."""
+        return background().run(self.info(), CLOSE_S)
+
+    def close(self) -> None:
+        """aclose() for code that is not async; waits."""
+        background().run(self.aclose(), CLOSE_S)

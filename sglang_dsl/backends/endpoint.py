@@ -8,16 +8,18 @@ nothing of how the server works.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
 import msgspec
 
-from runtime.formats.chat.registry import get_chat_template
+from runtime.formats.chat import get_chat_template, get_chat_template_by_model_path
 from runtime.formats.chat.render import render_prompt
 from runtime.formats.chat.template import ChatTemplate
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault, from_dict
+from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends.base import (
     Backend,
     Call,
@@ -32,6 +34,7 @@ from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_pro
 from sglang_dsl.backends.transport import HttpFault, Limits, Transport
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 from sglang_dsl.loop import background
+from sglang_dsl.usage import TokenUsage
 
 GRACE_S = 15.0
 """How much longer than a request's own deadline the client waits for the server to say that it is over."""
@@ -77,13 +80,18 @@ class RuntimeEndpoint(Backend):
             True if verify is None else verify,
             Limits(read_s=timeout, retries=retries, connections=max_connections),
         )
-        self.chat_template: ChatTemplate | None = (
+        self._template: ChatTemplate | None = (
             None if chat_template_name is None else get_chat_template(chat_template_name)
         )
+        self.token_usage = TokenUsage()
         self._model_info: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"RuntimeEndpoint({self.base_url!r})"
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}:{self.base_url}"
 
     @property
     def endpoint(self) -> RuntimeEndpoint:
@@ -100,6 +108,22 @@ class RuntimeEndpoint(Backend):
     def get_model_name(self) -> str:
         return str(self.model_info["model_path"])
 
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The template that prompts are rendered with here, once one is set. Before that, to look at: the
+        registered one that is closest to what the server renders with. Raises BackendError."""
+        if self._template is not None:
+            return self._template
+        name = self.model_info.get("template_name")
+        try:
+            return get_chat_template(str(name))
+        except UnknownName:
+            return get_chat_template_by_model_path(self.get_model_name())
+
+    @chat_template.setter
+    def chat_template(self, template: ChatTemplate | None) -> None:
+        self._template = template
+
     # -- the verbs -------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call) -> Completion:
@@ -112,6 +136,7 @@ class RuntimeEndpoint(Backend):
             _raise_error(output)
         metas = [dict(output["meta_info"]) for output in outputs]
         meta = summed(metas) if call.n > 1 else metas[0]
+        self.token_usage.count(meta)
         return Completion(tuple(str(output["text"]) for output in outputs), meta)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
@@ -134,6 +159,8 @@ class RuntimeEndpoint(Backend):
                     output = _event(event)
                     _raise_error(output)
                     piece, meta = growing.take(output)
+                    if meta is not None:
+                        self.token_usage.count(meta)
                     if piece or meta is not None:
                         yield Delta(piece, meta)
         if not growing.finished:
@@ -163,13 +190,24 @@ class RuntimeEndpoint(Backend):
             )
             for one in scored
         )
+        self.token_usage.count(answer["meta_info"])
         return ChoiceScores(tuple(scores), dict(answer["meta_info"]))
 
     async def commit(self, prompt: Prompt) -> None:
         body = {"sampling_params": {"max_new_tokens": 0}, **self._prompt(prompt)}
         _raise_error(await self._post(body, None))
 
-    async def flush_cache(self) -> bool:
+    async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
+        body = {"constraints": msgspec.to_builtins(list(constraints))}
+        try:
+            told = await self._transport.post("/precompile", json.dumps(body).encode(), self.timeout)
+        except HttpFault as fault:
+            if fault.status in (404, 405):
+                return []  # a server that does not know the path compiles when it has to
+            raise _error_of(fault) from fault
+        return [dict(one) for one in told["constraints"]]
+
+    async def aflush_cache(self) -> bool:
         try:
             await self._transport.post("/flush_cache", b"{}", INFO_S)
         except HttpFault as fault:
@@ -180,7 +218,8 @@ class RuntimeEndpoint(Backend):
 
     async def info(self) -> dict[str, Any]:
         told = await self._get("/server_info")
-        return {"backend": self.name, "url": self.base_url, **told}
+        # Not every server has a tokenizer of its own.
+        return {"backend": self.name, "url": self.base_url, "tokenizer_path": told.get("model_path"), **told}
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -197,9 +236,9 @@ class RuntimeEndpoint(Backend):
         body: dict[str, Any] = {"sampling_params": sampling, **self._prompt(call.prompt), **call.options}
         if call.n > 1:
             sampling["n"] = call.n
-        if self.chat_template is not None and call.prompt.plain_text is None:
+        if self._template is not None and call.prompt.plain_text is None:
             # A new list: the caller's own is never touched.
-            own = [stop for stop in self.chat_template.stop_str if stop not in call.sampling.stop]
+            own = [stop for stop in self._template.stop_str if stop not in call.sampling.stop]
             sampling["stop"] = [*call.sampling.stop, *own]
         if call.constraint is not None:
             body["constraint"] = msgspec.to_builtins(call.constraint)
@@ -215,9 +254,9 @@ class RuntimeEndpoint(Backend):
 
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         text = prompt.plain_text
-        if text is None and self.chat_template is not None:
+        if text is None and self._template is not None:
             with _faults(None):
-                text = render_prompt(prompt.messages, self.chat_template)
+                text = render_prompt(prompt.messages, self._template)
         return {"messages": msgspec.to_builtins(prompt.messages)} if text is None else {"text": text}
 
     def _patience(self, timeout: float | None) -> float:

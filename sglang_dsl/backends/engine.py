@@ -8,11 +8,14 @@ hint.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+import msgspec
+
 from runtime.formats.chat.template import ChatTemplate
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, new_rid
 from runtime.protocol.registry import Registry
@@ -29,6 +32,7 @@ from sglang_dsl.backends.base import (
 )
 from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
 from sglang_dsl.errors import BackendError, Unsupported
+from sglang_dsl.usage import TokenUsage
 
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
 
@@ -44,6 +48,7 @@ class EngineBackend(Backend):
         if words and not self._owned:
             raise TypeError("words for an engine need a model to start; this one runs already")
         self._engine = ENGINES.load("Engine")(engine, **words) if self._owned else engine
+        self.token_usage = TokenUsage()
 
     @property
     def engine(self) -> Any:
@@ -65,6 +70,7 @@ class EngineBackend(Backend):
         outputs = await _all([self._submit(request) for request in requests])
         metas = [dict(output.meta) for output in outputs]
         meta = summed(metas) if call.n > 1 else metas[0]
+        self.token_usage.count(meta)
         return Completion(tuple(out.text for out in outputs), meta)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
@@ -80,6 +86,8 @@ class EngineBackend(Backend):
                     # The engine's text is cumulative and never shrinks.
                     text, sent = output.text[sent:], len(output.text)
                     finished = output.meta.get("finish_reason") is not None
+                    if finished:
+                        self.token_usage.count(output.meta)
                     if text or finished:
                         yield Delta(text, dict(output.meta) if finished else None)
 
@@ -101,6 +109,7 @@ class EngineBackend(Backend):
             )
             for scored in output.choices
         )
+        self.token_usage.count(output.meta)
         return ChoiceScores(tuple(scores), dict(output.meta))
 
     async def commit(self, prompt: Prompt) -> None:
@@ -108,7 +117,17 @@ class EngineBackend(Backend):
             GenerateReqInput(sampling_params=SamplingParams(max_new_tokens=0), **_prompt(prompt))
         )
 
-    async def flush_cache(self) -> bool:
+    async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
+        with faults(None):
+            told = await asyncio.to_thread(self._engine.precompile, constraints)
+        return [
+            {"ok": False, "error": one.to_dict()}
+            if isinstance(one, RuntimeFault)
+            else {"ok": True, **msgspec.to_builtins(one)}
+            for one in told
+        ]
+
+    async def aflush_cache(self) -> bool:
         with faults(None):
             return bool(await asyncio.to_thread(self._engine.flush_cache))
 

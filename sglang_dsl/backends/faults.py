@@ -14,7 +14,8 @@ from sglang_dsl.errors import BackendError, ProgramCancelled, ProgramError, Time
 SAMPLED_OPTIONS = frozenset(
     {
         "tools", "template_kwargs", "allow_control_tokens", "priority", "extra_key", "jump_forward", "suffix",
-        "return_text_in_logprobs",
+        "token_healing",
+        "return_text_in_logprobs", "require_reasoning", "max_thinking_tokens",
     }
 )  # fmt: skip
 BAD_OPTIONS_HINT = f"it takes {', '.join(sorted(SAMPLED_OPTIONS))}"

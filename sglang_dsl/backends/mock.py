@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.formats.reasoning_types import split_reasoning
 from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.base import (
     Backend,
@@ -48,6 +49,9 @@ class MockUsage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+
+    def reset(self) -> None:
+        self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
 
 
 @dataclass(eq=False)
@@ -93,6 +97,11 @@ class MockBackend(Backend):
         scripted = not isinstance(self.replies, Mapping) and isinstance(self.replies, Iterable)
         self._script: Iterator[Reply] | None = iter(self.replies) if scripted else None  # type: ignore[arg-type]
         self._seen: set[str] = set()
+
+    @property
+    def token_usage(self) -> MockUsage:
+        """`usage`, under the name that other backends have it."""
+        return self.usage
 
     # -- the verbs -------------------------------------------------------------------------------------------
 
@@ -143,7 +152,7 @@ class MockBackend(Backend):
         self.commits.append(prompt)
         self._seen.add(_flat(prompt))
 
-    async def flush_cache(self) -> bool:
+    async def aflush_cache(self) -> bool:
         self._seen.clear()
         return True
 
@@ -153,8 +162,8 @@ class MockBackend(Backend):
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> int:
-        if call.options:
-            raise Unsupported(f"the mock backend does not know {', '.join(sorted(call.options))}")
+        if unknown := sorted(set(call.options) - {"require_reasoning"}):
+            raise Unsupported(f"the mock backend does not know {', '.join(unknown)}")
         if call.logprob_start_len >= 0 or call.top_logprobs:
             raise Unsupported(
                 "the mock backend has no log-probabilities of prompts and no top log-probabilities"
@@ -176,7 +185,10 @@ class MockBackend(Backend):
         for text in given:
             cut, finish = self._cut(text, call)
             if call.constraint is not None and finish["type"] != "length":
-                _check(call.constraint, text, cut)
+                answers = (text, cut)
+                if call.options.get("require_reasoning"):
+                    answers = (split_reasoning(text, None).answer, split_reasoning(cut, None).answer)
+                _check(call.constraint, *answers)
             texts.append(cut)
             used += self._size(cut)
         meta = self._meta(number, prompt, used, finish)
@@ -222,9 +234,7 @@ class MockBackend(Backend):
                 options = json.loads(constraint.spec)
                 return str(options[digest[0] % len(options)])
             case kind:
-                raise Unsupported(
-                    f"the mock backend cannot make up text for a {kind} constraint", hint="script the reply"
-                )
+                raise Unsupported(f"the mock backend cannot make up text for {kind}", hint="script the reply")
 
     def _cut(self, text: str, call: Call) -> tuple[str, dict[str, Any]]:
         """The text up to the first stop string and the token limit, and why it ended."""

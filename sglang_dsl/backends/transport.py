@@ -130,6 +130,8 @@ class Transport:
                 timeout=timeout,
             )
             self._clients[loop] = client
+            # A backend that is dropped, not closed, leaves no connection open.
+            weakref.finalize(self, _close_later, loop, client).atexit = False
             ours = running()
             if ours is not None and ours.here:
                 ours.close_with(self)
@@ -157,6 +159,27 @@ class Transport:
             retryable=True,
             hint="the server may have stopped; its log says why",
         )
+
+
+def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+    """Close the client on its own loop, from whatever thread; a loop that is gone took its sockets along."""
+    if loop.is_running() and not client.is_closed:
+        loop.call_soon_threadsafe(_closing.run, loop, client)
+
+
+class _Closing:
+    """Holds the tasks that close clients nobody holds any more, until they are done."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+        task = loop.create_task(client.aclose())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_closing = _Closing()
 
 
 class _Answer:

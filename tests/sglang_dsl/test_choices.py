@@ -109,4 +109,4 @@ def test_draw_only_takes_options_with_a_share(figures: list[float], at: float) -
 
 def test_the_table_knows_each_method_by_its_name() -> None:
     assert all(name == method.name for name, method in METHODS.items())
-    assert len(METHODS) == 3
+    assert len(METHODS) == 4

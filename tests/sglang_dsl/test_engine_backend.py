@@ -125,7 +125,9 @@ def test_samples_share_the_prompt_and_differ_in_seed() -> None:
     state = program.run(n=3, seed=5, backend=engine)
     assert state["a"] == ["héllo wörld"] * 3
     assert engine.requests[0].sampling_params.max_new_tokens == 0
-    assert sorted(r.sampling_params.seed or 0 for r in engine.requests[1:]) == [5, 6, 7]
+    # One seed derived from the run's for this call, and one after the other for its samples.
+    first, *others = sorted(r.sampling_params.seed or 0 for r in engine.requests[1:])
+    assert others == [first + 1, first + 2]
     assert state.get_meta_info("a")["completion_tokens"] == 6
     assert len(state.get_meta_info("a")["samples"]) == 3
 

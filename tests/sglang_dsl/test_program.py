@@ -155,8 +155,8 @@ def test_wrong_additions_are_refused_at_once() -> None:
     def program(s: Any, what: Any) -> None:
         s += what
 
-    for what in (None, 3, ["a"]):
-        with pytest.raises(TypeError, match="expected text or a node"):
+    for what, error in ((None, ValueError), (3, TypeError), (["a"], TypeError)):
+        with pytest.raises(error, match="expected text or a node"):
             program.run(what)
 
 
@@ -351,12 +351,13 @@ def test_methods_are_programs() -> None:
 
 
 def test_what_is_no_program() -> None:
-    async def coroutine(s: Any) -> None: ...
+    async def agenerator(s: Any) -> Any:
+        yield
 
     def generator(s: Any) -> Any:
         yield
 
-    for wrong in (coroutine, generator, lambda: None, lambda **k: None):
+    for wrong in (agenerator, generator, lambda: None, lambda **k: None):
         with pytest.raises(BadProgram):
             sgl.function(wrong)
     with pytest.raises(BadProgram):
@@ -374,8 +375,9 @@ def test_without_a_backend_a_generation_is_refused_where_it_is_added() -> None:
     with pytest.raises(NoBackend, match="set_default_backend"):
         qa.run("q")
     assert sgl.function(lambda s: s.__iadd__("text only")).run().text() == "text only"
+    assert sgl.flush_cache() is False
     with pytest.raises(NoBackend):
-        sgl.flush_cache()
+        sgl.get_server_info()
 
 
 def test_the_default_backend_and_admin_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.console import Console
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, Program, gen, select
 from sglang_dsl.__main__ import main
-from sglang_dsl.display import render, show
+from sglang_dsl.display import kept_by, render, show
 from sglang_dsl.repl import converse
 
 SOURCE = """
@@ -150,3 +151,43 @@ def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixt
         raise EOFError
 
     assert converse(mock, ask=end, out=out) == 0
+
+
+def test_the_picture_says_who_kept_what() -> None:
+    @sgl.function
+    def program(s: Any) -> None:
+        s += "free " + gen("a") + " bound " + gen("b")
+
+    told = {"backend": "llguidance", "exact": False, "checked": ["not at #/x"], "ignored": [], "rollbacks": 2}
+    state = program.run(backend=MockBackend(["one", "two"]))
+    state.sync()
+    assert "constraint" not in printed(state)
+    core: Any = state.core
+    core.run.ledger.records()[1].meta["grammar"] = told
+    assert "constraint" in printed(state)
+    assert kept_by({"grammar": told}) == "llguidance; checked by a validator: not at #/x; 2 steps taken back"
+
+
+def test_chat_keeps_answers_to_a_form(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\n"))
+    assert main(["chat", "--backend", "mock", "--regex", "[0-9]{3}x"]) == 0
+    assert re.search(r"[0-9]{3}x", capsys.readouterr().out)
+    (tmp_path / "schema.json").write_text('{"type": }')
+    assert main(["chat", "--backend", "mock", "--json-schema", f"@{tmp_path}/schema.json"]) == 2
+    assert "line 1 column 10" in capsys.readouterr().err
+    assert main(["chat", "--backend", "mock", "--ebnf", "@/no/such/file"]) == 2
+    with pytest.raises(SystemExit):
+        main(["chat", "--regex", "a", "--ebnf", "b"])
+
+
+def test_a_constraint_that_cannot_be_kept_is_told_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = iter(["hello"])
+    code = converse(
+        MockBackend(), form={"ebnf": 'root ::= "a"'}, ask=lambda _: next(asked), out=io.StringIO()
+    )
+    assert code == 1
+    told = capsys.readouterr().err
+    assert "Unsupported: the mock backend cannot make up text for ebnf\n  script the reply" in told
+    assert "program" not in told

@@ -1,0 +1,93 @@
+"""Many pieces of async work at once, on the caller's event loop: bounded, lazy, in order or as they end.
+Knows no programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from sglang_dsl.batch import IN_FLIGHT, bar_of
+
+T = TypeVar("T")
+
+
+async def as_they_end(
+    items: Iterable[Any] | AsyncIterable[Any],
+    work: Callable[[int, Any], Awaitable[T]],
+    *,
+    limit: int | None = None,
+    ordered: bool = True,
+    total: int | None = None,
+    progress: bool = False,
+) -> AsyncIterator[T | Exception]:
+    """What `work(index, item)` gives for each item, or what it raised; at most `limit` at once. The next item
+    is taken only when there is room for it, and with `ordered` not more than four times `limit` results wait
+    behind a slow one. Leaving early cancels what is under way and waits for that."""
+    most = limit or IN_FLIGHT
+    source = _numbered(items)
+    begun: deque[asyncio.Task[T]] = deque()
+    more = True
+    bar = bar_of(total) if progress else None
+    try:
+        while begun or more:
+            running = sum(not task.done() for task in begun)
+            while more and running < most and len(begun) < 4 * most:
+                taken = await anext(source, None)
+                if taken is None:
+                    more = False
+                    break
+                begun.append(asyncio.ensure_future(work(*taken)))
+                running += 1
+            if not begun:
+                return
+            # Room for another item counts as news too, while there are more.
+            first = [begun[0]] if ordered and (not more or len(begun) >= 4 * most) else list(begun)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            done = _ready(begun, ordered)
+            for task in done:
+                begun.remove(task)
+                if bar is not None:
+                    bar.update(1)
+                yield _outcome(task)
+    finally:
+        for task in begun:
+            task.cancel()
+        if begun:
+            await asyncio.wait(begun)
+        if bar is not None:
+            bar.close()
+
+
+def _ready(begun: deque[asyncio.Task[T]], ordered: bool) -> list[asyncio.Task[T]]:
+    """The tasks whose results can be given now."""
+    done = []
+    for task in begun:
+        if task.done():
+            done.append(task)
+        elif ordered:
+            break
+    return done
+
+
+def _outcome(task: asyncio.Task[T]) -> T | Exception:
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if not isinstance(error, Exception):
+        raise error
+    return error
+
+
+async def _numbered(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[tuple[int, Any]]:
+    index = 0
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield index, item
+            index += 1
+        return
+    for item in items:
+        yield index, item
+        index += 1

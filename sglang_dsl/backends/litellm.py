@@ -1,0 +1,194 @@
+"""LiteLLM: many providers through the litellm package, which translates OpenAI's chat API for each of them.
+
+What a provider cannot do raises Unsupported, as litellm finds it; nothing is dropped. It knows no provider.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
+from sglang_dsl.backends.openai import TAKES, wire
+from sglang_dsl.backends.openai_stream import Reply
+from sglang_dsl.backends.remote import (
+    RETRYABLE,
+    Shaped,
+    form_for,
+    options_schema,
+    picked,
+    response_format,
+    room_for,
+    spoken,
+    turns,
+)
+from sglang_dsl.errors import BackendError, Timeout, Unsupported
+from sglang_dsl.usage import TokenUsage
+
+
+class LiteLLM(Backend):
+    """`model_name` as litellm names it ("provider/model").
+
+    api_key, organization, base_url, default_headers  given to litellm; None: what it finds in the environment
+    timeout      seconds a call may take that has no deadline of its own
+    max_retries  how often litellm tries again
+
+    token_usage counts what was charged.
+    """
+
+    name = "litellm"
+
+    def __init__(
+        self,
+        model_name: str,
+        chat_template: None = None,
+        api_key: str | None = None,
+        organization: str | None = None,
+        base_url: str | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 2,
+        default_headers: Mapping[str, str] | None = None,
+    ) -> None:
+        if chat_template is not None:
+            raise Unsupported("messages are sent as such: the API renders them; leave chat_template out")
+        self.model_name, self.timeout = model_name, timeout
+        self.token_usage = TokenUsage()
+        given = {
+            "api_key": api_key,
+            "organization": organization,
+            "base_url": base_url,
+            "extra_headers": dict(default_headers) if default_headers else None,
+        }
+        self._client: dict[str, Any] = {word: value for word, value in given.items() if value is not None}
+        self._client["num_retries"] = max_retries
+        self._package: Any = None
+
+    def __repr__(self) -> str:
+        return f"LiteLLM({self.model_name!r})"
+
+    def get_model_name(self) -> str:
+        return self.model_name
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}:{self.model_name}"
+
+    async def generate(self, call: Call) -> Completion:
+        body, shaped = self._request(call)
+        answer = await self._ask(body, call.timeout)
+        texts, metas = Reply(self.name, chat=True).whole(answer.model_dump(), call.n)
+        self._charge(metas[0])
+        texts = [shaped.whole(text) for text in texts]
+        return Completion(tuple(texts), metas[0] if call.n == 1 else {**metas[0], "samples": metas})
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if call.n != 1:
+            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        body, shaped = self._request(call)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        reply = Reply(self.name, chat=True)
+        chunks = await self._ask(body, call.timeout)
+        async with aclosing(self._guarded(chunks, call.timeout)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if piece := shaped.piece(reply.event(event)):
+                    yield Delta(piece)
+        meta = reply.last()
+        self._charge(meta)
+        yield Delta(shaped.rest(), meta)
+
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        if call.unconditional:
+            raise Unsupported("a chat API gives no probabilities of given texts", backend=self.name)
+        body: dict[str, Any] = {
+            **self._messages(call.prompt),
+            "max_tokens": room_for(call.choices),
+            "response_format": response_format("choice", options_schema(call.choices), strict=True),
+        }
+        answer = await self._ask(body, call.timeout)
+        texts, metas = Reply(self.name, chat=True).whole(answer.model_dump(), 1)
+        self._charge(metas[0])
+        return picked(call, texts[0], metas[0], self.name)
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _request(self, call: Call) -> tuple[dict[str, Any], Shaped]:
+        if call.options or call.logprob_start_len >= 0:
+            words = ", ".join([*sorted(call.options), *["logprob_start_len"] * (call.logprob_start_len >= 0)])
+            raise Unsupported(f"{self.name} does not take {words}", backend=self.name)
+        body: dict[str, Any] = {
+            **self._messages(call.prompt),
+            **spoken(call.sampling, {**TAKES, "top_k": "top_k"}, self.name),
+            "max_tokens": call.sampling.max_new_tokens,
+        }
+        if call.n > 1:
+            body["n"] = call.n
+        if call.return_logprob:
+            body |= {"logprobs": True, "top_logprobs": call.top_logprobs}
+        form = form_for(call, self.name)
+        if form is not None:
+            body["response_format"] = response_format("reply", form.schema, strict=form.strict)
+        return body, Shaped(call, form, body)
+
+    def _messages(self, prompt: Any) -> dict[str, Any]:
+        done, prefill = turns(prompt, self.name)
+        if prefill is not None:
+            raise Unsupported(
+                f"{self.name} cannot go on with a reply that has begun ({str(prefill.content)[:60]!r})",
+                backend=self.name,
+                hint="begin assistant(...) with gen",
+            )
+        return {"messages": [wire(message) for message in done]}
+
+    async def _ask(self, body: dict[str, Any], timeout: float | None) -> Any:
+        litellm = await self._loaded()
+        patience = self.timeout if timeout is None else timeout
+        with self._faults(litellm):
+            work = litellm.acompletion(
+                model=self.model_name, timeout=patience, drop_params=False, **self._client, **body
+            )
+            return await asyncio.wait_for(work, patience)
+
+    async def _guarded(self, chunks: Any, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
+        patience = self.timeout if timeout is None else timeout
+        with self._faults(self._package):
+            deadline = asyncio.get_running_loop().time() + patience
+            iterator = aiter(chunks)
+            while True:
+                left = max(0.0, deadline - asyncio.get_running_loop().time())
+                chunk = await asyncio.wait_for(anext(iterator, None), left)
+                if chunk is None:
+                    return
+                yield chunk.model_dump()
+
+    async def _loaded(self) -> Any:
+        """The package, which takes seconds to import: beside the loop, once."""
+        if self._package is None:
+            try:
+                self._package = await asyncio.to_thread(importlib.import_module, "litellm")
+            except ImportError as error:
+                raise Unsupported(
+                    "the litellm package is not installed", backend=self.name, hint="pip install litellm"
+                ) from error
+        return self._package
+
+    @contextmanager
+    def _faults(self, litellm: Any) -> Any:
+        try:
+            yield
+        except TimeoutError as error:
+            raise Timeout("no answer in time", backend=self.name, retryable=True) from error
+        except litellm.exceptions.UnsupportedParamsError as error:
+            raise Unsupported(str(error), backend=self.name) from error
+        except litellm.exceptions.Timeout as error:
+            raise Timeout(str(error), backend=self.name, retryable=True) from error
+        except importlib.import_module("openai").OpenAIError as error:  # the base of litellm's own
+            status = getattr(error, "status_code", None)
+            raise BackendError(
+                str(error), backend=self.name, status=status, retryable=status in RETRYABLE
+            ) from error
+
+    def _charge(self, meta: Mapping[str, Any]) -> None:
+        self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)

@@ -1,0 +1,369 @@
+"""OpenAI: chat completions and completions, of OpenAI or of any server that speaks their API.
+
+The wire format is that of the API reference at platform.openai.com/docs/api-reference (chat/create,
+completions/create, streaming). Nothing is dropped: what the API cannot say raises Unsupported. It knows no
+model's peculiarities; what a server takes beyond OpenAI's own fields is said with `extensions`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from runtime.protocol.messages import Message
+from sglang_dsl.backends.base import (
+    Backend,
+    Call,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Prompt,
+)
+from sglang_dsl.backends.openai_stream import Reply, pieces_of
+from sglang_dsl.backends.remote import (
+    Shaped,
+    faults,
+    form_for,
+    options_schema,
+    picked,
+    response_format,
+    room_for,
+    spoken,
+    turns,
+)
+from sglang_dsl.backends.transport import Limits, Transport
+from sglang_dsl.errors import BackendError, Unsupported
+from sglang_dsl.usage import TokenUsage
+
+BASE_URL = "https://api.openai.com/v1"
+# Our sampling words -> the API's.
+TAKES = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "frequency_penalty": "frequency_penalty",
+    "presence_penalty": "presence_penalty",
+    "stop": "stop",
+    "seed": "seed",
+    "logit_bias": "logit_bias",
+}
+# What compatible servers often take beside; a user names those that his server knows.
+EXTENSIONS = {
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": "stop_token_ids",
+    "stop_regex": "stop_regex",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "prefill": "continue_final_message",
+    "echo": "echo",
+}
+_HINT = (
+    'use json_schema or choices in a chat, or say extensions=["regex"] or ["ebnf"] where the server takes it'
+)
+
+
+class OpenAI(Backend):
+    """`model_name` at OpenAI's API, or at a compatible one.
+
+    is_chat_model      True: chat completions; False: completions of text; None: turns go to the one, text
+                       without turns to the other
+    is_azure           the Azure form of the API: base_url is the deployment's, api_version is sent
+    api_key, base_url  None: the environment's OPENAI_API_KEY and OPENAI_BASE_URL
+    extensions         names of EXTENSIONS that the server takes; "all" for all of them (the bundled server)
+    max_tokens_field   what bounds the length of a chat reply: "max_completion_tokens", or for older servers
+                       "max_tokens"; one of them is sent, never both
+    retries            how often a request that did not begin is sent again (no connection, 429, 503)
+
+    token_usage counts what was charged. A constraint becomes structured output where a JSON schema says the
+    same (json_schema, choices, the dtypes): strict where the API's strict mode takes the schema, otherwise
+    asked for and then checked here, which needs jsonschema.
+    """
+
+    name = "openai"
+
+    def __init__(
+        self,
+        model_name: str,
+        is_chat_model: bool | None = None,
+        chat_template: None = None,
+        is_azure: bool = False,
+        *,
+        api_key: str | None = None,
+        base_url: str | None = None,
+        organization: str | None = None,
+        project: str | None = None,
+        api_version: str = "2024-10-21",
+        default_headers: Mapping[str, str] | None = None,
+        timeout: float = 600.0,
+        max_retries: int = 3,
+        extensions: Iterable[str] | str = (),
+        max_tokens_field: str = "max_completion_tokens",
+    ) -> None:
+        if chat_template is not None:
+            raise Unsupported("messages are sent as such: the API renders them; leave chat_template out")
+        named = set(EXTENSIONS) if extensions == "all" else {*extensions}
+        if unknown := sorted(named - set(EXTENSIONS)):
+            raise ValueError(f"unknown extensions {', '.join(unknown)}; known: {', '.join(EXTENSIONS)}")
+        self.model_name, self.is_chat_model = model_name, is_chat_model
+        self.token_usage = TokenUsage()
+        self._takes = TAKES | {word: EXTENSIONS[word] for word in named}
+        self._extensions = named
+        self._limit_field = max_tokens_field
+        key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
+        headers = {"api-key": key} if is_azure else {"Authorization": f"Bearer {key}"}
+        if organization is not None:
+            headers["OpenAI-Organization"] = organization
+        if project is not None:
+            headers["OpenAI-Project"] = project
+        url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
+        self._query = f"?api-version={api_version}" if is_azure else ""
+        self._transport = Transport(
+            url.rstrip("/"),
+            ({} if not key and not is_azure else headers) | dict(default_headers or {}),
+            limits=Limits(read_s=timeout, retries=max_retries),
+            name=self.name,
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model_name!r})"
+
+    def get_model_name(self) -> str:
+        return self.model_name
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}:{self.model_name}"
+
+    # -- the verbs -------------------------------------------------------------------------------------------
+
+    async def generate(self, call: Call) -> Completion:
+        path, body, shaped = self._request(call)
+        with faults(self.name):
+            answer = await self._transport.post(path, json.dumps(body).encode(), call.timeout)
+        reply = Reply(self.name, chat=path.startswith("/chat"))
+        texts, metas = reply.whole(answer, call.n)
+        self._charge(metas[0])
+        texts = [shaped.whole(text) for text in texts]
+        meta = metas[0] if call.n == 1 else {**metas[0], "samples": metas}
+        return Completion(tuple(texts), meta)
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if call.n != 1:
+            raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        path, body, shaped = self._request(call)
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        with faults(self.name):
+            events = self._transport.events(path, json.dumps(body).encode(), call.timeout)
+            reply = Reply(self.name, chat=path.startswith("/chat"))
+            async with aclosing(pieces_of(events, reply)) as deltas:  # type: ignore[type-var]
+                async for delta in deltas:
+                    if delta.meta is None:
+                        if piece := shaped.piece(delta.text):
+                            yield Delta(piece)
+                        continue
+                    self._charge(delta.meta)
+                    yield Delta(shaped.rest(), delta.meta)
+
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        text = None if self.is_chat_model else call.prompt.plain_text
+        if text is not None:
+            return await self._echoed(text, call)
+        if call.unconditional:
+            raise Unsupported(
+                "a chat API gives no probabilities of texts without their prompt",
+                backend=self.name,
+                hint="use token_length_normalized, or a completion model",
+            )
+        return await self._chosen(call)
+
+    async def info(self) -> dict[str, Any]:
+        with faults(self.name):
+            told = await self._transport.get(f"/models/{self.model_name}{self._query}", 30.0)
+        return {
+            "backend": self.name,
+            "url": self._transport.base_url,
+            **(told if isinstance(told, dict) else {}),
+        }
+
+    async def aclose(self) -> None:
+        await self._transport.aclose()
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def _request(self, call: Call) -> tuple[str, dict[str, Any], Shaped]:
+        """Path, body, and how to read the constraint's text from the reply."""
+        if call.options:
+            raise Unsupported(
+                f"{self.name} does not take {', '.join(sorted(call.options))}", backend=self.name
+            )
+        if call.logprob_start_len >= 0:
+            raise Unsupported(f"{self.name} gives no log-probabilities of the prompt", backend=self.name)
+        body: dict[str, Any] = {"model": self.model_name, **spoken(call.sampling, self._takes, self.name)}
+        if call.n > 1:
+            body["n"] = call.n
+        text = None if self.is_chat_model else call.prompt.plain_text
+        if text is not None:
+            return self._completion(call, text, body)
+        if self.is_chat_model is False:
+            raise Unsupported(
+                "a completion model takes text; this prompt has turns", hint="leave is_chat_model out"
+            )
+        return self._chat(call, body)
+
+    def _completion(self, call: Call, text: str, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
+        body |= {"prompt": text, "max_tokens": call.sampling.max_new_tokens}
+        if call.return_logprob:
+            body["logprobs"] = max(call.top_logprobs, 1)
+        return f"/completions{self._query}", body, self._constrain(call, body, chat=False)
+
+    def _chat(self, call: Call, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
+        body |= self._messages(call.prompt)
+        body[self._limit_field] = call.sampling.max_new_tokens
+        if call.return_logprob:
+            body |= {"logprobs": True, "top_logprobs": call.top_logprobs}
+        return f"/chat/completions{self._query}", body, self._constrain(call, body, chat=True)
+
+    def _messages(self, prompt: Prompt) -> dict[str, Any]:
+        done, prefill = turns(prompt, self.name)
+        body: dict[str, Any] = {"messages": [wire(message) for message in done]}
+        if prefill is not None:
+            if "prefill" not in self._extensions:
+                raise Unsupported(
+                    f"{self.name} cannot go on with a reply that has begun ({str(prefill.content)[:60]!r})",
+                    backend=self.name,
+                    hint='begin assistant(...) with gen, or say extensions=["prefill"] where the server '
+                    "takes continue_final_message",
+                )
+            body["messages"].append(wire(prefill))
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
+        return body
+
+    def _constrain(self, call: Call, body: dict[str, Any], *, chat: bool) -> Shaped:
+        constraint = call.constraint
+        if constraint is not None and constraint.kind in self._extensions:
+            body[EXTENSIONS[constraint.kind]] = constraint.spec
+            return Shaped(call, None, body)
+        if constraint is not None and not chat:
+            raise Unsupported(
+                f"completions cannot be held to {constraint.kind}", backend=self.name, hint=_HINT
+            )
+        form = form_for(call, self.name, _HINT)
+        if form is not None:
+            body["response_format"] = response_format("reply", form.schema, strict=form.strict)
+        return Shaped(call, form, body)
+
+    def _charge(self, meta: Mapping[str, Any]) -> None:
+        self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)
+
+    # -- choices ---------------------------------------------------------------------------------------------
+
+    async def _echoed(self, text: str, call: ChoiceCall) -> ChoiceScores:
+        """Scores by the log-probabilities of prompt + option, which the server gives back."""
+        if "echo" not in self._extensions:
+            raise Unsupported(
+                f"{self.name} gives no log-probabilities of given text",
+                backend=self.name,
+                hint='say extensions=["echo"] where the server takes echo with logprobs, or use a chat model',
+            )
+        asked = [text + choice for choice in call.choices]
+        answers = await self._echo(asked, call.timeout)
+        starts = [_first_after(answer, len(text)) for answer in answers]
+        offset = min(answer["text_offset"][at] for answer, at in zip(answers, starts, strict=True))
+        scores: list[tuple[float, ...]] = []
+        for answer, whole in zip(answers, asked, strict=True):
+            spans = zip(answer["token_logprobs"], answer["text_offset"], strict=True)
+            scores.append(tuple(lp for lp, at in spans if offset <= at < len(whole) and lp is not None))
+        priors: list[tuple[float | None, ...] | None] = [None] * len(asked)
+        if call.unconditional:
+            bare = await self._echo(list(call.choices), call.timeout)
+            priors = [
+                tuple(answer["token_logprobs"][: len(score)])
+                for answer, score in zip(bare, scores, strict=True)
+            ]
+        made = (ChoiceScore(score, (), prior) for score, prior in zip(scores, priors, strict=True))
+        return ChoiceScores(tuple(made), {"exact": True})
+
+    async def _echo(self, prompts: Sequence[str], timeout: float | None) -> list[dict[str, Any]]:
+        body = {
+            "model": self.model_name,
+            "prompt": list(prompts),
+            "echo": True,
+            "logprobs": 1,
+            "max_tokens": 0,
+            "temperature": 0,
+        }
+        with faults(self.name):
+            data = json.dumps(body).encode()
+            answer = await self._transport.post(f"/completions{self._query}", data, timeout)
+        match answer:
+            case {"choices": list(choices)} if len(choices) == len(prompts):
+                found = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
+            case _:
+                raise BackendError(f"the API's answer is no completion: {str(answer)[:200]!r}")
+        usage = answer.get("usage") or {}
+        self.token_usage.add(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0)
+        if not all(isinstance(one, dict) and one.get("token_logprobs") for one in found):
+            raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
+        return found
+
+    async def _chosen(self, call: ChoiceCall) -> ChoiceScores:
+        """One reply held to the options; see picked()."""
+        body: dict[str, Any] = {
+            "model": self.model_name,
+            **self._messages(call.prompt),
+            self._limit_field: room_for(call.choices),
+            "response_format": response_format("choice", options_schema(call.choices), strict=True),
+        }
+        with faults(self.name):
+            data = json.dumps(body).encode()
+            answer = await self._transport.post(f"/chat/completions{self._query}", data, call.timeout)
+        texts, metas = Reply(self.name, chat=True).whole(answer, 1)
+        self._charge(metas[0])
+        return picked(call, texts[0], metas[0], self.name)
+
+
+def _first_after(answer: Mapping[str, Any], length: int) -> int:
+    """Index of the first token that ends beyond `length` characters."""
+    offsets = answer["text_offset"]
+    ends = [*offsets[1:], math.inf]
+    return next(at for at, end in enumerate(ends) if end > length)
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
+    match part:
+        case {"type": "audio_url", "audio_url": {"url": str(url)}}:
+            found = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+            if found is None:
+                return dict(part)
+            name = {"mpeg": "mp3"}.get(found[1], found[1])
+            return {"type": "input_audio", "input_audio": {"data": found[2], "format": name}}
+        case _:
+            return dict(part)
+
+
+def wire(message: Message) -> dict[str, Any]:
+    """A turn as the chat API takes it."""
+    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str):
+        made["content"] = [_part(part) for part in message.content]
+    if message.name is not None:
+        made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return made

@@ -1,0 +1,296 @@
+"""Calls of a backend, as a run makes them: within deadlines and budgets, seeded, recorded or replayed, told
+to hooks and written into the ledger. Knows no nodes' meaning and no transcript.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from sglang_dsl.backends.base import (
+    Backend,
+    Call,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+)
+from sglang_dsl.budgets import Meter
+from sglang_dsl.errors import BackendError, ReplayMiss
+from sglang_dsl.hooks import CallEvent, hooks
+from sglang_dsl.ir import Source
+from sglang_dsl.record import Record, key_of
+from sglang_dsl.usage import CallRecord, Ledger
+
+T = TypeVar("T")
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which call of a run this is. `meters`: those of the run and of the branches it stands in. `timeout`:
+    seconds it may take."""
+
+    kind: str
+    name: str | None
+    branch: tuple[int, ...]
+    step: int
+    source: Source | None = None
+    timeout: float | None = None
+    meters: tuple[Meter, ...] = ()
+
+
+@dataclass
+class _Clock:
+    began: float = field(default_factory=time.monotonic)
+    first: float | None = None
+    replayed: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Calls:
+    """All calls of one run. backend None: everything is replayed. `seed`: calls that have none of their own
+    get one each, derived from it by program, item, branch and step."""
+
+    def __init__(
+        self,
+        program: str,
+        backend: Backend | None,
+        ledger: Ledger,
+        *,
+        record: Record | None = None,
+        seed: int | None = None,
+        index: int | None = None,
+    ) -> None:
+        self.program, self.backend, self.ledger = program, backend, ledger
+        self.record, self.seed, self.index = record, seed, index
+
+    def derived(self, where: Where) -> int | None:
+        """The seed of a call that has none of its own."""
+        if self.seed is None:
+            return None
+        place = json.dumps([self.seed, self.program, self.index, where.branch, where.step])
+        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
+
+    async def generate(
+        self,
+        where: Where,
+        call: Call,
+        before: Callable[[Backend], Awaitable[None]],
+        piece: Callable[[Delta], None] | None = None,
+    ) -> Completion:
+        """`before` prepares the backend; `piece` is given the stream's pieces as they come."""
+        if call.sampling.seed is None and (seed := self.derived(where)) is not None:
+            call = dataclasses.replace(call, sampling=msgspec.structs.replace(call.sampling, seed=seed))
+
+        drawn = not call.sampling.greedy and call.sampling.seed is None
+        return await self._made(where, _Generation(call, before, piece), drawn)
+
+    async def score(
+        self, where: Where, call: ChoiceCall, before: Callable[[Backend], Awaitable[None]]
+    ) -> ChoiceScores:
+        return await self._made(where, _Scoring(call, before), drawn=False)
+
+    async def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
+        # All are asked before any counts. The calls of a run are made on one loop: none comes between.
+        for meter in where.meters:
+            meter.check()
+        for meter in where.meters:
+            meter.count()
+        clock, number = _Clock(), next(_NUMBERS)
+        self._tell("begin", number, where, clock)
+        try:
+            done = await self._answered(where, asked, drawn, clock)
+        except BaseException as error:
+            self._tell("error", number, where, clock, error=error)
+            raise
+        meta: dict[str, Any] = done.meta  # type: ignore[attr-defined]
+        for meter in where.meters:
+            meter.charge(meta)
+        told = CallRecord(where.kind, where.name, where.branch, clock.seconds, where.source, meta)
+        self.ledger.add(dataclasses.replace(told, first_token_s=clock.first, replayed=clock.replayed))
+        self._tell("end", number, where, clock, meta=meta)
+        return done
+
+    async def _answered(self, where: Where, asked: _Asked[T], drawn: bool, clock: _Clock) -> T:
+        """By the record, or by the backend."""
+        record, backend = self.record, self.backend
+        if record is None:
+            assert backend is not None
+            return await _in_time(where, asked, backend, clock)
+        request = asked.request()
+        if drawn:
+            request["place"] = [self.program, self.index, list(where.branch), where.step]
+        key, identity = key_of(request), None if backend is None else backend.identity
+        found = record.find(key, identity)
+        if found is not None:
+            clock.replayed = True
+            return asked.read(found, told=False)
+        if record.mode == "ro" or backend is None:
+            raise ReplayMiss(
+                "this call is not in the record",
+                hint="the program, its prompts or its sampling have changed since; record again with "
+                'cache="rw"',
+            )
+        reply = asked.write(await _in_time(where, asked, backend, clock))
+        # As a replay would give it, so that both runs see the same.
+        plain: dict[str, Any] = json.loads(json.dumps(reply, default=str))
+        record.keep(key, backend.identity, request, plain)
+        return asked.read(plain, told=True)
+
+    def _tell(
+        self,
+        phase: Any,
+        number: int,
+        where: Where,
+        clock: _Clock,
+        meta: dict[str, Any] | None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        if not hooks:
+            return
+        hooks.tell(
+            CallEvent(
+                phase=phase,
+                number=number,
+                program=self.program,
+                kind=where.kind,
+                name=where.name,
+                branch=where.branch,
+                step=where.step,
+                index=self.index,
+                backend=None if self.backend is None else self.backend.name,
+                source=where.source,
+                seconds=clock.seconds,
+                first_token_s=clock.first,
+                replayed=clock.replayed,
+                meta=meta or {},
+                error=error,
+            )
+        )
+
+
+class _Asked(Protocol[T]):
+    """One call, ready to be made or replayed. These are objects and not closures, because a failed frame
+    keeps its function's closure alive as long as the error is kept."""
+
+    def request(self) -> dict[str, Any]: ...
+    async def make(self, backend: Backend, clock: _Clock) -> T: ...
+    def write(self, done: T) -> dict[str, Any]: ...
+    def read(self, reply: dict[str, Any], *, told: bool) -> T:
+        """The answer that write() wrote; `told`: its pieces were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    call: Call
+    before: Callable[[Backend], Awaitable[None]]
+    piece: Callable[[Delta], None] | None
+
+    def request(self) -> dict[str, Any]:
+        return _plain(self.call)
+
+    async def make(self, backend: Backend, clock: _Clock) -> Completion:
+        await self.before(backend)
+        if self.piece is None:
+            done = await backend.generate(self.call)
+        else:
+            done = await self._streamed(backend, self.piece, clock)
+        if len(done.texts) != self.call.n:
+            said = f"the backend answered {len(done.texts)} texts where {self.call.n} were asked for"
+            raise BackendError(said)
+        return done
+
+    async def _streamed(self, backend: Backend, piece: Callable[[Delta], None], clock: _Clock) -> Completion:
+        pieces: list[str] = []
+        meta: dict[str, Any] = {}
+        deltas: Any = backend.stream(self.call)
+        # Closed here and now when this task is cancelled, so that the backend stops too.
+        async with aclosing(deltas):
+            async for delta in deltas:
+                if clock.first is None:
+                    clock.first = clock.seconds
+                pieces.append(delta.text)
+                meta = delta.meta or meta
+                piece(delta)
+        return Completion(("".join(pieces),), meta)
+
+    def write(self, done: Completion) -> dict[str, Any]:
+        return {"texts": list(done.texts), "meta": done.meta}
+
+    def read(self, reply: dict[str, Any], *, told: bool) -> Completion:
+        done = Completion(tuple(reply["texts"]), reply["meta"])
+        if self.piece is not None and not told:
+            self.piece(Delta(done.texts[0], done.meta))
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Scoring:
+    call: ChoiceCall
+    before: Callable[[Backend], Awaitable[None]]
+
+    def request(self) -> dict[str, Any]:
+        return _plain(self.call)
+
+    async def make(self, backend: Backend, clock: _Clock) -> ChoiceScores:
+        await self.before(backend)
+        found = await backend.score(self.call)
+        if len(found.scores) != len(self.call.choices):
+            said = f"the backend scored {len(found.scores)} of {len(self.call.choices)} choices"
+            raise BackendError(said)
+        return found
+
+    def write(self, done: ChoiceScores) -> dict[str, Any]:
+        return {"scores": [dataclasses.asdict(score) for score in done.scores], "meta": done.meta}
+
+    def read(self, reply: dict[str, Any], *, told: bool) -> ChoiceScores:
+        return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
+
+
+async def _in_time(where: Where, asked: _Asked[T], backend: Backend, clock: _Clock) -> T:
+    """Its result within the call's own deadline and its budgets'. Raises TimeoutError, BudgetExceeded."""
+    limited = [(left, meter) for meter in where.meters if (left := meter.left_s) is not None]
+    shortest = min(limited, key=lambda pair: pair[0], default=None)
+    if shortest is None or (where.timeout is not None and where.timeout <= shortest[0]):
+        async with asyncio.timeout(where.timeout):
+            return await asked.make(backend, clock)
+    try:
+        async with asyncio.timeout(max(0.0, shortest[0])):
+            return await asked.make(backend, clock)
+    except TimeoutError as error:
+        raise shortest[1].late() from error
+
+
+def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
+    """All that an answer depends on, as JSON data."""
+    made: dict[str, Any] = {
+        "kind": type(call).__name__,
+        "messages": msgspec.to_builtins(call.prompt.messages),
+    }
+    for name in (f.name for f in dataclasses.fields(call) if f.name not in ("prompt", "timeout")):
+        made[name] = msgspec.to_builtins(getattr(call, name))
+    return made
+
+
+def _score(told: dict[str, Any]) -> ChoiceScore:
+    prior: Sequence[float | None] | None = told["unconditional"]
+    return ChoiceScore(
+        tuple(told["logprobs"]), tuple(told["token_ids"]), None if prior is None else tuple(prior)
+    )

@@ -1,0 +1,284 @@
+"""For type checkers alone, never loaded by a program: which words `gen` takes, and how a program's methods
+keep the parameters of its function.
+
+A call without run's words is checked against the function's own signature; with one of them (a ParamSpec
+cannot have keywords added to it) only what comes back is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from os import PathLike
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from sglang_dsl.budgets import Budget
+from sglang_dsl.choices import ChoiceMethod
+
+if TYPE_CHECKING:
+    from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.function import SglFunction
+    from sglang_dsl.state import ProgramState
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+Made = TypeVar("Made", covariant=True)
+
+
+class Words(TypedDict, total=False):
+    """gen's sampling words, without `n`, which decides what comes back."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Iterable[str] | None
+    stop_token_ids: int | Iterable[int] | None
+    stop_regex: str | Iterable[str] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+    repetition_penalty: float | None
+    seed: int | None
+    whitespace: str | None
+    require_reasoning: bool | None
+    max_thinking_tokens: int | None
+    skip_special_tokens: bool | None
+    timeout: float | None
+
+
+class Forms(Words, total=False):
+    """And what the text must match, where it stays a text."""
+
+    dtype: type | str | None
+    regex: str | None
+    json_schema: str | Mapping[str, Any] | type | None
+    ebnf: str | None
+    structural_tag: str | Mapping[str, Any] | None
+
+
+class AllWords(Forms, total=False):
+    n: int | None
+    choices: Iterable[str] | None
+    choices_method: ChoiceMethod | str | None
+    typed: Any
+
+
+class Runs(Protocol[P, Made]):
+    """A way to run a program that gives `Made`."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, backend: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stream: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, timeout: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, budget: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, cache: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, cache_dir: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, use_thread: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, frequency_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, ignore_eos: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, logprob_start_len: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_new_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_thinking_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_new_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_p: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, n: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, presence_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, repetition_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, require_reasoning: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, return_logprob: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, return_text_in_logprobs: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, seed: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, skip_special_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop_regex: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop_token_ids: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, temperature: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_k: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_logprobs_num: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_p: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, whitespace: Any, **kwargs: Any) -> Made: ...
+
+class Method(Protocol[Made]):
+    """A method of a program that takes its function's parameters."""
+
+    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, Made]: ...
+
+
+class Calling(Protocol):
+    """A program called as a function: an async one gives something to await."""
+
+    @overload
+    def __get__(
+        self, program: SglFunction[P, Coroutine[Any, Any, Any]], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncProgramState]]: ...
+    @overload
+    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, ProgramState]: ...
+
+
+class Decorator(Protocol):
+    """@function(temperature=0)"""
+
+    @overload
+    def __call__(self, func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
+    @overload
+    def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
+
+
+class BatchWords(TypedDict, total=False):
+    """run_batch's words, and run's, but for those that decide what comes back."""
+
+    num_threads: int | Literal["auto"]
+    progress_bar: bool
+    ordered: bool
+    resume: str | PathLike[str] | None
+    backend: Any
+    stream: bool
+    budget: Budget | None
+    cache: Literal["rw", "ro", "off"]
+    cache_dir: str | PathLike[str] | None
+    use_thread: bool
+    n: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+
+
+class AllBatchWords(BatchWords, Words, total=False):
+    pass
+
+
+class Batches(Protocol):
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[AllBatchWords],
+    ) -> list[ProgramState]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["return"],
+        **words: Unpack[AllBatchWords],
+    ) -> list[ProgramState | BaseException]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[AllBatchWords],
+    ) -> Iterator[ProgramState]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["return"],
+        **words: Unpack[AllBatchWords],
+    ) -> Iterator[ProgramState | BaseException]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: bool = False,
+        on_error: str = "raise",
+        **words: Any,
+    ) -> Any: ...
+
+
+class AsyncBatches(Protocol):
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[AllBatchWords],
+    ) -> AsyncIterator[AsyncProgramState]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_error: Literal["return"],
+        **words: Unpack[AllBatchWords],
+    ) -> AsyncIterator[AsyncProgramState | Exception]: ...
+
+
+# What function.py decorates the methods of a program with; there they do nothing.
+
+
+def keeps_parameters(method: Callable[..., Made]) -> Method[Made]:
+    raise NotImplementedError
+
+
+def calls_as_it_runs(method: Callable[..., Any]) -> Calling:
+    raise NotImplementedError
+
+
+def runs_batches(method: Callable[..., Any]) -> Batches:
+    raise NotImplementedError
+
+
+def runs_batches_async(method: Callable[..., Any]) -> AsyncBatches:
+    raise NotImplementedError

@@ -1,0 +1,98 @@
+"""Hooks: functions that are told of every call of a backend, before and after. Knows no backends.
+
+with hooks.subscribed(print):
+    program.run(...)
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from sglang_dsl.errors import ProgramError
+from sglang_dsl.ir import Source
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CallEvent:
+    """One call of a backend.
+
+    phase     "begin", "end" (meta is set) or "error" (error is set)
+    number    the same in both events of a call, unique in this process
+    kind      gen or select; `name` is its variable
+    branch    () for the program itself, (2,) for its third fork, ...; index: the item's place in a batch
+    step      how many calls its branch had made before
+    seconds   from begin to end, monotonic; first_token_s: to the first piece of a stream
+    replayed  whether the answer came from a record
+    """
+
+    phase: Literal["begin", "end", "error"]
+    number: int
+    program: str
+    kind: str
+    name: str | None
+    branch: tuple[int, ...]
+    step: int
+    index: int | None = None
+    backend: str | None = None
+    source: Source | None = None
+    seconds: float = 0.0
+    first_token_s: float | None = None
+    replayed: bool = False
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    error: ProgramError | BaseException | None = None
+
+
+Hook: TypeAlias = Callable[[CallEvent], object]
+
+
+class Hooks:
+    """The hooks of this process. They run on the language's event loop: they must not block. What one raises
+    is logged, and changes nothing."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._hooks: tuple[Hook, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._hooks)
+
+    def subscribe(self, hook: Hook) -> Callable[[], None]:
+        """Call `hook` for every event from now on; gives the function that ends this."""
+        with self._lock:
+            self._hooks = (*self._hooks, hook)
+
+        def end() -> None:
+            with self._lock:
+                kept = list(self._hooks)
+                if hook in kept:
+                    kept.remove(hook)
+                self._hooks = tuple(kept)
+
+        return end
+
+    @contextmanager
+    def subscribed(self, hook: Hook) -> Iterator[None]:
+        """subscribe for the length of a block."""
+        end = self.subscribe(hook)
+        try:
+            yield
+        finally:
+            end()
+
+    def tell(self, event: CallEvent) -> None:
+        for hook in self._hooks:
+            try:
+                hook(event)
+            except Exception:
+                log.exception("a hook failed")
+
+
+hooks = Hooks()
+subscribe, subscribed = hooks.subscribe, hooks.subscribed

@@ -1,0 +1,16 @@
+"""`lang.choices`: how select picks, as sglang's programs import it. Holds no code of its own."""
+
+from __future__ import annotations
+
+from sglang_dsl.choices import ChoiceMethod as ChoicesSamplingMethod
+from sglang_dsl.choices import Decision as ChoicesDecision
+from sglang_dsl.choices import (
+    greedy_token_selection,
+    token_length_normalized,
+    unconditional_likelihood_normalized,
+)
+
+__all__ = [
+    "ChoicesDecision", "ChoicesSamplingMethod", "greedy_token_selection", "token_length_normalized",
+    "unconditional_likelihood_normalized",
+]  # fmt: skip

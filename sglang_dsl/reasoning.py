@@ -1,0 +1,43 @@
+"""A generation's text on its way to its readers: thoughts to one variable, the answer to the other, as they
+come. Knows no backends.
+"""
+
+from __future__ import annotations
+
+from runtime.formats.reasoning_types import ReasoningSplitter, Split, reasoning_type, split_reasoning
+from sglang_dsl.backends.base import Delta
+from sglang_dsl.feed import Feed, Variable
+from sglang_dsl.ir import Gen
+
+
+class Telling:
+    """For one generation. `thought`: the variable of its reasoning; `whole`: the feed of the program's text,
+    in which thoughts do not stand."""
+
+    def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Feed) -> None:
+        self._variable, self._thought, self._whole = variable, thought, whole
+        self._apart = node.reasoning is not None
+        self._kind = reasoning_type(node.reasoning) if node.reasoning is not None else None
+        self._splitter = ReasoningSplitter(self._kind) if self._apart else None
+
+    def piece(self, delta: Delta) -> None:
+        """A piece of the stream."""
+        if self._splitter is None:
+            self._tell("", delta.text, delta)
+        else:
+            self._tell(*self._splitter.feed(delta.text), delta)
+
+    def end(self) -> None:
+        """The stream is over: what was held back is told."""
+        if self._splitter is not None:
+            self._tell(*self._splitter.end(), Delta(""))
+
+    def _tell(self, thought: str, answer: str, delta: Delta) -> None:
+        if thought and self._thought is not None:
+            self._thought.feed.put(thought)
+        self._variable.feed.put(answer, delta.meta)
+        self._whole.put(answer)
+
+    def split(self, text: str) -> Split:
+        """The whole text taken apart; all of it is answer where nothing was asked for."""
+        return split_reasoning(text, self._kind) if self._apart else Split("", "", text)

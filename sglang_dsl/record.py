@@ -1,0 +1,128 @@
+"""Record: a log of calls and their answers, by content, so that a run can be repeated byte for byte without
+the backend. One SQLite file in a folder, safe for several processes. Knows no backends and no programs.
+
+A call's key is all that its answer depends on: the prompt, the sampling, the constraint. Where chance decides
+(no seed, temperature above 0), also where the call stands: program, item, branch and step.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from sglang_dsl.errors import BadProgram
+
+Mode: TypeAlias = Literal["rw", "ro", "off"]
+MODES = ("rw", "ro", "off")
+VERSION = 1
+BUSY_S = 10.0
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS calls (
+    key TEXT NOT NULL,
+    identity TEXT NOT NULL,
+    request TEXT NOT NULL,
+    reply TEXT NOT NULL,
+    PRIMARY KEY (key, identity)
+) WITHOUT ROWID
+"""
+
+
+def key_of(request: Mapping[str, Any]) -> str:
+    """The name of a call in the log; equal for equal requests, in this version of the format."""
+    text = json.dumps([VERSION, request], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+class Record:
+    """The log in `folder`, made where it is missing (mode "rw"). Raises BadProgram for a folder that cannot
+    be used."""
+
+    def __init__(self, folder: str | os.PathLike[str], mode: Mode = "rw") -> None:
+        if mode not in ("rw", "ro"):
+            raise BadProgram(f'a record is "rw" or "ro", got {mode!r}')
+        self.path = Path(folder) / "calls.sqlite"
+        self.mode: Mode = mode
+        self.hits = self.misses = self.written = 0
+        self._lock = threading.Lock()
+        try:
+            if mode == "rw":
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                address = f"file:{_quoted(self.path)}"
+            else:
+                if not self.path.is_file():
+                    raise BadProgram(f"there is no record in {os.fspath(folder)!r}; make one with cache='rw'")
+                address = f"file:{_quoted(self.path)}?mode=ro"
+            self._base = sqlite3.connect(address, timeout=BUSY_S, uri=True, check_same_thread=False)
+            if mode == "rw":
+                self._base.execute("PRAGMA journal_mode=WAL")
+                self._base.execute("PRAGMA synchronous=NORMAL")
+                self._base.execute(_TABLE)
+        except (OSError, sqlite3.Error) as error:
+            raise BadProgram(f"the record {os.fspath(folder)!r} cannot be used: {error}") from error
+
+    def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
+        """The reply to a call, by the backend called `identity`; None: by whichever one, if only one
+        answered."""
+        with self._lock:
+            if identity is None:
+                rows = self._base.execute("SELECT reply FROM calls WHERE key = ? LIMIT 2", (key,)).fetchall()
+            else:
+                query = "SELECT reply FROM calls WHERE key = ? AND identity = ?"
+                rows = self._base.execute(query, (key, identity)).fetchall()
+            if len(rows) != 1:
+                self.misses += 1
+                return None
+            self.hits += 1
+        found: dict[str, Any] = json.loads(rows[0][0])
+        return found
+
+    def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
+        """Write an answer down. The first one stays."""
+        row = (key, identity, *(json.dumps(one, ensure_ascii=False) for one in (request, reply)))
+        with self._lock, self._base:
+            self._base.execute("INSERT OR IGNORE INTO calls VALUES (?, ?, ?, ?)", row)
+            self.written += 1
+
+    def __len__(self) -> int:
+        with self._lock:
+            return int(self._base.execute("SELECT count(*) FROM calls").fetchone()[0])
+
+    def close(self) -> None:
+        with self._lock:
+            self._base.close()
+
+
+def _quoted(path: Path) -> str:
+    return path.absolute().as_posix().replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
+class Records:
+    """The open logs of this process: one per folder and mode, so that programs share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[tuple[str, str], Record] = {}
+
+    def at(self, folder: str | os.PathLike[str], mode: Mode) -> Record:
+        name = (os.path.abspath(folder), mode)
+        with self._lock:
+            if name not in self._open:
+                self._open[name] = Record(folder, mode)
+            return self._open[name]
+
+    def close(self) -> None:
+        """Close all of them; they are opened anew when asked for."""
+        with self._lock:
+            for record in self._open.values():
+                record.close()
+            self._open.clear()
+
+
+records = Records()

@@ -1,0 +1,134 @@
+"""A JSON schema as one regular expression, for programs that give `regex=` what sglang made of their models.
+
+Objects hold all their properties, in order, after the marks of compact JSON with one space. Where a schema
+asks for more than that (other order, `pattern`, recursion), json_schema= is the word to use. Knows no backend.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.patterns import REGEX_STR
+
+_HINT = "use json_schema= instead, which takes the whole schema"
+_BLANK = "[ ]?"
+_INT = r"-?(0|[1-9][0-9]*)"
+_SCALARS: dict[str, str] = {
+    "string": REGEX_STR,
+    "integer": _INT,
+    "number": _INT + r"(\.[0-9]+)?([eE][+-]?[0-9]+)?",
+    "boolean": "(true|false)",
+    "null": "null",
+}
+# Keywords that say nothing about the text, and those that are spelt out below.
+_SILENT = frozenset({"title", "description", "default", "examples", "$schema", "$id", "$defs", "definitions"})
+_SPELT: dict[str, frozenset[str]] = {
+    "string": frozenset({"minLength", "maxLength"}),
+    "array": frozenset({"items", "minItems", "maxItems"}),
+    "object": frozenset({"properties", "required", "additionalProperties"}),
+}
+
+
+def regex_of_schema(schema: Mapping[str, Any]) -> str:
+    """The expression of the JSON texts that `schema` describes. Raises BadProgram for a keyword that is not
+    spelt out here, with its place."""
+    return _Writer(schema).write(schema, "#", ())
+
+
+def build_regex_from_object(source: object) -> str:
+    """The same for a class that describes itself (pydantic's models do), JSON text, or a mapping."""
+    describe: Callable[[], Mapping[str, Any]] | None = getattr(source, "model_json_schema", None)
+    if describe is not None:
+        return regex_of_schema(describe())
+    if isinstance(source, str):
+        try:
+            source = json.loads(source)
+        except ValueError as error:
+            raise BadProgram(f"the schema is no JSON: {error}") from error
+    if not isinstance(source, Mapping):
+        raise BadProgram(f"a schema is a mapping, JSON text or a model, got {source!r:.80}")
+    return regex_of_schema(source)
+
+
+class _Writer:
+    """Writes one document's schemas. `within`: the references that are being followed."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._document = document
+
+    def write(self, schema: Any, place: str, within: tuple[str, ...]) -> str:
+        if not isinstance(schema, Mapping):
+            raise BadProgram(f"{place}: {schema!r:.40} is no schema that can be written as a regex; {_HINT}")
+        said = {key: value for key, value in schema.items() if key not in _SILENT}
+        match said:
+            case {"$ref": str(target), **rest} if not rest:
+                return self._followed(target, place, within)
+            case {"enum": list(values), **rest} if not rest.keys() - {"type"} and values:
+                return "(" + "|".join(_literal(value) for value in values) + ")"
+            case {"const": value, **rest} if not rest.keys() - {"type"}:
+                return _literal(value)
+            case {"anyOf": list(options), **rest} | {"allOf": [_] as options, **rest} if not rest and options:
+                written = [self.write(one, f"{place}/{at}", within) for at, one in enumerate(options)]
+                return f"({'|'.join(written)})"
+            case {"type": str(kind), **rest} if not rest.keys() - _SPELT.get(kind, frozenset()):
+                return self._typed(kind, rest, place, within)
+        raise BadProgram(
+            f"{place}: {', '.join(map(repr, said)) or 'any value'} is not written as a regex; {_HINT}"
+        )
+
+    def _followed(self, target: str, place: str, within: tuple[str, ...]) -> str:
+        if target in within:
+            raise BadProgram(f"{place}: {target} holds itself; {_HINT}")
+        found: Any = self._document
+        for step in target.removeprefix("#").strip("/").split("/"):
+            try:
+                found = found[step.replace("~1", "/").replace("~0", "~")]
+            except (KeyError, TypeError):
+                raise BadProgram(f"{place}: {target} is nowhere") from None
+        return self.write(found, target, (*within, target))
+
+    def _typed(self, kind: str, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
+        match kind:
+            case "object":
+                return self._object(said, place, within)
+            case "array":
+                item = self.write(said.get("items", {}), f"{place}/items", within)
+                return (
+                    rf"\[{_BLANK}{_repeated(item, said.get('minItems', 0), said.get('maxItems'))}{_BLANK}\]"
+                )
+            case "string" if said:
+                least, most = said.get("minLength", 0), said.get("maxLength", "")
+                return REGEX_STR.replace(")*", f"){{{least},{most}}}")
+            case _ if kind in _SCALARS:
+                return _SCALARS[kind]
+            case _:
+                raise BadProgram(f"{place}: the type {kind!r} is not written as a regex; {_HINT}")
+
+    def _object(self, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
+        properties = said.get("properties", {})
+        if (
+            set(said.get("required", properties)) != set(properties)
+            or said.get("additionalProperties") is True
+        ):
+            raise BadProgram(f"{place}: properties that may be left out are not written as a regex; {_HINT}")
+        pairs = [
+            f"{_literal(name)}{_BLANK}:{_BLANK}{self.write(value, f'{place}/properties/{name}', within)}"
+            for name, value in properties.items()
+        ]
+        return rf"\{{{_BLANK}{f'{_BLANK},{_BLANK}'.join(pairs)}{_BLANK}\}}"
+
+
+def _repeated(item: str, least: int, most: int | None) -> str:
+    """`least` to `most` items with commas between them."""
+    if most == 0:
+        return ""
+    more = f"({_BLANK},{_BLANK}{item}){{{max(0, least - 1)},{'' if most is None else most - 1}}}"
+    return f"({item}{more}){'' if least else '?'}"
+
+
+def _literal(value: Any) -> str:
+    return re.escape(json.dumps(value, ensure_ascii=False)).replace("\\ ", " ")

@@ -1,0 +1,1 @@
+"""Where programs written for sglang import the regex of a model from."""

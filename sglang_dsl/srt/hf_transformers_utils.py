@@ -1,0 +1,8 @@
+"""`srt.hf_transformers_utils`: a checkpoint's tokenizer, as sglang's programs load it. Holds no code of its
+own."""
+
+from __future__ import annotations
+
+from sglang_dsl.server_process import get_tokenizer
+
+__all__ = ["get_tokenizer"]

@@ -1,0 +1,98 @@
+"""OpenTelemetry: a span for every call of a backend, after the semantic conventions for generative AI
+(opentelemetry.io/docs/specs/semconv/gen-ai). Needs opentelemetry-api; where the spans go is the SDK's matter.
+
+    stop = telemetry.instrument()
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from runtime.protocol.registry import MissingExtra
+from sglang_dsl.hooks import CallEvent, subscribe
+
+
+def instrument(tracer_provider: Any = None) -> Callable[[], None]:
+    """Begin to make spans; gives the function that ends it. `tracer_provider` None: the process's own. Raises
+    MissingExtra where opentelemetry is not installed.
+
+    No prompt and no generated text is put into spans.
+    """
+    try:
+        trace: Any = importlib.import_module("opentelemetry.trace")
+    except ImportError as error:
+        raise MissingExtra("spans need opentelemetry: pip install 'sglang-dsl[otel]'") from error
+    return subscribe(Spans(trace, trace.get_tracer("sglang_dsl", tracer_provider=tracer_provider)))
+
+
+class Spans:
+    """A hook that turns events into spans."""
+
+    def __init__(self, trace: Any, tracer: Any) -> None:
+        self._trace, self._tracer = trace, tracer
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[Any, int]] = {}
+
+    def __call__(self, event: CallEvent) -> None:
+        if event.phase == "begin":
+            began = time.time_ns()
+            span = self._tracer.start_span(
+                f"{event.kind} {event.name or ''}".strip(),
+                kind=self._trace.SpanKind.CLIENT,
+                attributes=_attributes(event),
+                start_time=began,
+            )
+            with self._lock:
+                self._open[event.number] = span, began
+            return
+        with self._lock:
+            held = self._open.pop(event.number, None)
+        if held is None:  # begun before we listened
+            return
+        span, began = held
+        for key, value in _results(event).items():
+            span.set_attribute(key, value)
+        if event.error is not None:
+            span.set_attribute("error.type", type(event.error).__name__)
+            span.set_status(self._trace.StatusCode.ERROR, str(event.error)[:200])
+        span.end(end_time=began + int(event.seconds * 1e9))
+
+
+def _attributes(event: CallEvent) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.system": event.backend or "none",
+        "sglang_dsl.program": event.program,
+        "sglang_dsl.node": event.kind,
+        "sglang_dsl.variable": event.name or "",
+        "sglang_dsl.branch": ".".join(map(str, event.branch)),
+        "sglang_dsl.step": event.step,
+    }
+    if event.index is not None:
+        made["sglang_dsl.item"] = event.index
+    if event.source is not None:
+        made["code.file.path"], made["code.line.number"] = event.source.file, event.source.line
+    return made
+
+
+def _results(event: CallEvent) -> dict[str, Any]:
+    meta = event.meta
+    told = {
+        "gen_ai.usage.input_tokens": meta.get("prompt_tokens"),
+        "gen_ai.usage.output_tokens": meta.get("completion_tokens"),
+        "gen_ai.response.id": meta.get("id"),
+        "gen_ai.response.model": meta.get("model"),
+        "sglang_dsl.cached_tokens": meta.get("cached_tokens"),
+        "sglang_dsl.jumped_tokens": meta.get("jumped_tokens"),
+        "sglang_dsl.first_token_s": event.first_token_s,
+    }
+    finish = meta.get("finish_reason")
+    if isinstance(finish, dict) and finish.get("type"):
+        told["gen_ai.response.finish_reasons"] = (str(finish["type"]),)
+    if event.replayed:
+        told["sglang_dsl.replayed"] = True
+    return {key: value for key, value in told.items() if value is not None}

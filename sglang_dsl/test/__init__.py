@@ -1,0 +1,1 @@
+"""Where programs written for sglang import their command-line helpers from."""

@@ -1,0 +1,263 @@
+"""Python types as forms of text: what a generation must match so that its text is a value of the type, how
+that is read, and how it looks while it is still being written. Knows no nodes and no backends.
+
+    int float bool          as with dtype=, and the value is converted
+    str                     any text
+    Literal, Enum of texts  one of the options, written bare
+    anything else           JSON by the type's own schema, read and validated by pydantic's TypeAdapter:
+                            models, dataclasses, TypedDict, Annotated, unions, lists, ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from runtime.protocol.registry import MissingExtra, Registry
+
+_TYPES: Registry[Any] = Registry(
+    "reader of types",
+    {"JSON": "pydantic:TypeAdapter", "TypedDict": "typing_extensions:TypedDict"},
+    extras={"JSON": "typed", "TypedDict": "typed"},
+)
+T = TypeVar("T")
+_PLAIN: dict[object, str] = {int: "int", float: "float", bool: "bool", str: "text"}
+_MEMBERS = ("properties", "$defs", "patternProperties")
+_INNER = ("items", "additionalProperties", "anyOf", "oneOf", "prefixItems")
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A type, by name and kind ("int", "float", "bool", "text", "choices" or "json"). What only the running
+    Python has (`annotation`, `adapter`, `options`) takes no part in equality and is not written to JSON; a
+    node read back from JSON then gives plain data."""
+
+    name: str
+    kind: str
+    annotation: Any = field(default=None, compare=False)
+    adapter: Any = field(default=None, compare=False)
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def read(self, text: str) -> Any:
+        """The value of a whole text. Raises ValueError: the text is no value of the type, and why."""
+        match self.kind:
+            case "int":
+                return int(text)
+            case "float":
+                return float(text)
+            case "bool":
+                if text not in ("True", "False"):
+                    raise ValueError("it is neither True nor False")
+                return text == "True"
+            case "text":
+                return text
+            case "choices":
+                if self.options and text not in self.options:
+                    raise ValueError(f"it is none of {', '.join(map(repr, self.options))}")
+                return self.options.get(text, text)
+            case _:
+                return json.loads(text) if self.adapter is None else self._validated(text)
+
+    def _validated(self, text: str) -> Any:
+        import pydantic  # installed: an adapter was made
+
+        try:
+            return self.adapter.validate_json(text)
+        except pydantic.ValidationError as error:
+            faults = error.errors(include_url=False, include_input=False)
+            raise ValueError(
+                "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in faults)
+            ) from error
+
+    def partial(self, data: Any) -> Any:
+        """A value of the type that is not whole yet: `data` is the JSON read so far. Models and dataclasses
+        are made without validation, with None where nothing was written; unions of them stay plain data."""
+        return _partial(self.annotation, data) if self.adapter is not None else data
+
+
+def is_type(value: object) -> bool:
+    """Whether `value` is a type as annotations have them."""
+    return (
+        isinstance(value, type | types.UnionType | typing.TypeVar)
+        or get_origin(value) is not None
+        or value is Any
+        or type(value).__name__ == "TypeAliasType"
+    )
+
+
+def describe(annotation: Any) -> Typed:
+    """The form of a type. Raises ValueError for what is none or has no schema, MissingExtra where it needs
+    pydantic, which is not installed."""
+    return _kept(_describe, annotation)
+
+
+def schema(annotation: Any) -> dict[str, Any]:
+    """The JSON schema of a type; not to be changed. An object has the members its type names and no others,
+    unless the type says otherwise. Raises ValueError, MissingExtra."""
+    return _kept(_schema, annotation)
+
+
+def _kept(made: Callable[[Any], T], annotation: Any) -> T:
+    """What was made of the type before: programs name the same types again and again."""
+    try:
+        hash(annotation)
+    except TypeError:  # an Annotated with a list in it
+        return made.__wrapped__(annotation)  # type: ignore[attr-defined, no-any-return]
+    return made(annotation)
+
+
+@functools.lru_cache(maxsize=256)
+def _describe(annotation: Any) -> Typed:
+    name = _name(annotation)
+    plain = _PLAIN.get(annotation) if isinstance(annotation, type) else None
+    if plain is not None:
+        return Typed(name, plain, annotation)
+    options = _options(annotation)
+    if options:
+        return Typed(name, "choices", annotation, options=options)
+    if not is_type(annotation):
+        raise ValueError(f"expected a type, got {annotation!r:.80}")
+    return Typed(name, "json", annotation, adapter=_adapter(annotation, name))
+
+
+@functools.lru_cache(maxsize=256)
+def _schema(annotation: Any) -> dict[str, Any]:
+    name = _name(annotation)
+    adapter = _adapter(annotation, name)
+    try:
+        made: dict[str, Any] = adapter.json_schema()
+    except Exception as error:
+        raise ValueError(f"{name} has no JSON schema: {error}") from error
+    _close(made)
+    return made
+
+
+def _adapter(annotation: Any, name: str) -> Any:
+    try:
+        make = _TYPES.load("JSON")
+    except MissingExtra as error:
+        raise MissingExtra(f"{name}: {error}") from error
+    try:
+        return make(_readable(annotation))
+    except Exception as error:
+        raise ValueError(f"{name} is no type that can be read from JSON: {error}") from error
+
+
+def _readable(annotation: Any) -> Any:
+    """The same with typing's TypedDicts, which pydantic refuses before Python 3.12, as typing_extensions'."""
+    if sys.version_info >= (3, 12):
+        return annotation
+    if typing.is_typeddict(annotation):
+        fields: dict[str, Any] = {}
+        for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+            left_out = name in annotation.__optional_keys__
+            if (said := get_origin(hint)) in (typing.Required, typing.NotRequired):
+                left_out, hint = said is typing.NotRequired, get_args(hint)[0]
+            inner = _readable(hint)
+            fields[name] = typing.NotRequired[inner] if left_out else inner
+        return _TYPES.load("TypedDict")(annotation.__name__, fields)
+    origin, given = get_origin(annotation), get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_readable, given))]  # noqa: UP007 - of a computed tuple
+    if origin in (list, dict, tuple):
+        return origin[tuple(map(_readable, given))]
+    return annotation
+
+
+def _name(annotation: Any) -> str:
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        return annotation.__name__
+    return repr(annotation).replace("typing.", "")
+
+
+def _options(annotation: Any) -> dict[str, Any]:
+    """Text -> value of a Literal or an Enum whose values are all texts; else empty."""
+    if get_origin(annotation) is Literal:
+        found = {value: value for value in get_args(annotation)}
+    elif isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        found = {member.value: member for member in annotation}
+    else:
+        return {}
+    return found if all(type(text) is str and text for text in found) else {}
+
+
+def _close(node: Any) -> None:
+    """Objects that say nothing of further members take none. Under allOf several schemas speak of one
+    object, and none of them alone."""
+    if not isinstance(node, dict):
+        return
+    if "properties" in node and "allOf" not in node:
+        node.setdefault("additionalProperties", False)
+    for inner in _below(node):
+        _close(inner)
+
+
+def _below(node: dict[str, Any]) -> Iterator[Any]:
+    for word in _MEMBERS:
+        if isinstance(node.get(word), dict):
+            yield from node[word].values()
+    for word in _INNER:
+        inner = node.get(word)
+        yield from inner if isinstance(inner, list) else (inner,)
+
+
+def _partial(annotation: Any, data: Any) -> Any:
+    origin, given = get_origin(annotation), get_args(annotation)
+    match data:
+        case list() if origin is list and given:
+            return [_partial(given[0], item) for item in data]
+        case dict() if origin is dict and len(given) == 2:
+            return {name: _partial(given[1], item) for name, item in data.items()}
+    if origin is typing.Annotated:
+        return _partial(given[0], data)
+    if origin in (typing.Union, types.UnionType):
+        others = [one for one in given if one is not types.NoneType]
+        return _partial(others[0], data) if len(others) == 1 and data is not None else data
+    if isinstance(annotation, type) and origin is None:
+        return _instance(annotation, data)
+    return data
+
+
+def _instance(kind: type, data: Any) -> Any:
+    import pydantic  # installed: an adapter was made
+
+    if issubclass(kind, pydantic.RootModel):
+        return kind.model_construct(_partial(kind.model_fields["root"].annotation, data))
+    if not isinstance(data, dict):
+        return data
+    if issubclass(kind, pydantic.BaseModel):
+        said = {name: one.validation_alias or one.alias or name for name, one in kind.model_fields.items()}
+        return kind.model_construct(
+            **{
+                name: _partial(kind.model_fields[name].annotation, data[key])
+                if isinstance(key, str) and key in data
+                else None
+                for name, key in said.items()
+            }
+        )
+    if dataclasses.is_dataclass(kind):
+        made = object.__new__(kind)
+        hints = _hints(kind)
+        for one in dataclasses.fields(kind):
+            value = _partial(hints.get(one.name), data[one.name]) if one.name in data else None
+            object.__setattr__(made, one.name, value)
+        return made
+    return data
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(kind, include_extras=True)
+    except NameError:  # names of a function's own scope: what is inside stays plain data
+        return {}

@@ -1,0 +1,237 @@
+"""Small helpers that programs written for sglang import: files of JSON lines, states as text, downloads, a
+server in a process of its own, streams. Knows no programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+MAX_DOWNLOAD_BYTES = 4 << 30
+CONNECT_S, READ_S = 10.0, 60.0
+
+
+# -- files ---------------------------------------------------------------------------------------------------
+
+
+def read_jsonl(filename: str | os.PathLike[str]) -> list[Any]:
+    """The values of a file of JSON lines. Empty lines, and lines that begin with "#", are passed over. Raises
+    ValueError with the line's number for a line that is no JSON."""
+    values = []
+    with open(filename, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            try:
+                values.append(json.loads(line))
+            except ValueError as error:
+                raise ValueError(f"{filename}:{number} is no JSON: {error}") from error
+    return values
+
+
+def dump_state_text(filename: str | os.PathLike[str], states: Iterable[Any], mode: str = "w") -> None:
+    """Write the text of each state (or text) into a file, with a line before each that numbers it."""
+    with open(filename, mode, encoding="utf-8") as out:
+        for number, state in enumerate(states):
+            text = state if isinstance(state, str) else _text_of(state)
+            out.write(f"{'=' * 40} {number} {'=' * 40}\n{text}\n\n")
+
+
+def _text_of(state: Any) -> str:
+    return str(state.text()) if callable(getattr(state, "text", None)) else str(state)
+
+
+def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = None) -> str:
+    """The path of what `url` gives, fetched once; `filename` None: a file of the temporary folder. Raises
+    httpx.HTTPError; a part of a file is never left under the name."""
+    if filename is None:
+        name = hashlib.sha256(url.encode()).hexdigest()[:16] + "-" + Path(urlsplit(url).path).name
+        filename = Path(tempfile.gettempdir()) / name
+    path = Path(filename)
+    if path.is_file():
+        return str(path)
+    from tqdm import tqdm  # only who waits for a download needs a bar
+
+    timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+    with httpx.stream("GET", url, timeout=timeout, follow_redirects=True) as answer:
+        answer.raise_for_status()
+        total = int(answer.headers.get("content-length") or 0) or None
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with partial.open("wb") as out, tqdm(total=total, unit="B", unit_scale=True) as bar:
+                for piece in answer.iter_bytes():
+                    if out.tell() > MAX_DOWNLOAD_BYTES:
+                        raise ValueError(f"{url} gives more than {MAX_DOWNLOAD_BYTES} bytes")
+                    out.write(piece)
+                    bar.update(len(piece))
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    return str(path)
+
+
+def load_image(source: Any) -> tuple[Any, tuple[int, int]]:
+    """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image. Needs
+    Pillow."""
+    import io
+
+    from PIL import Image
+
+    if isinstance(source, str) and source.startswith(("http://", "https://")):
+        source = download_and_cache_file(source)
+    elif isinstance(source, bytes):
+        source = io.BytesIO(source)
+    picture = source if isinstance(source, Image.Image) else Image.open(source)
+    return picture, picture.size
+
+
+# -- HTTP and servers ----------------------------------------------------------------------------------------
+
+
+def normalize_base_url(host: str, port: int | str | None = None) -> str:
+    """An address with scheme and without a slash at its end: "127.0.0.1", 30000 -> "http://127.0.0.1:30000".
+    A port in `host` stays."""
+    url = host.rstrip("/")
+    if "://" not in url:
+        url = f"http://{url}"
+    return url if port is None or urlsplit(url).port is not None else f"{url}:{port}"
+
+
+class Answer:
+    """What http_request gives: `status_code`, `text`, `json()`, and the lines of a stream by iter_lines()."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._response = response
+        self.status_code = response.status_code
+
+    @property
+    def text(self) -> str:
+        return self._response.text
+
+    def json(self) -> Any:
+        return self._response.json()
+
+    def iter_lines(self) -> Iterator[bytes]:
+        return (line.encode() for line in self._response.iter_lines())
+
+
+def http_request(
+    url: str,
+    json: Any = None,
+    stream: bool = False,
+    api_key: str | None = None,
+    verify: bool | str | None = None,
+    method: str | None = None,
+    timeout: float = READ_S,
+) -> Answer:
+    """One request: a GET, or a POST of `json`. `timeout`: seconds between two pieces. Raises httpx.HTTPError
+    where no answer comes; an answer with an error status is an answer. `stream`: lines can be iterated."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    verb = method or ("GET" if json is None else "POST")
+    limits = httpx.Timeout(timeout, connect=CONNECT_S)
+    with httpx.Client(verify=True if verify is None else verify, timeout=limits) as client:
+        return Answer(client.request(verb, url, json=json, headers=headers))
+
+
+def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = None) -> tuple[Any, int]:
+    """Start `python -m runtime serve` with the arguments of `command` (a command line whose module name may
+    be sglang's) in a process of its own. Gives the process and its port; wait_for_server() waits for it."""
+    import shlex
+
+    words = shlex.split(command)
+    flags = words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
+    chosen = port if port is not None else free_port(host)
+    own = [sys.executable, "-m", "runtime", "serve", *flags, "--host", host, "--port", str(chosen)]
+    return subprocess.Popen(own, start_new_session=True), chosen
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_server(base_url: str, timeout: float | None = 300.0, process: Any = None) -> None:
+    """Wait until the server is healthy. Raises TimeoutError, or RuntimeError when `process` has ended."""
+    deadline = time.monotonic() + (300.0 if timeout is None else timeout)
+    while True:
+        try:
+            if httpx.get(f"{base_url.rstrip('/')}/health", timeout=5.0).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        if process is not None and process.poll() is not None:
+            raise RuntimeError(f"the server ended with exit code {process.returncode}")
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{base_url} is not healthy after {timeout:g} s")
+        time.sleep(0.1)
+
+
+def terminate_process(process: Any, timeout: float = 20.0) -> None:
+    """End a server's process and all that it started."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout)
+
+
+# -- text ----------------------------------------------------------------------------------------------------
+
+
+def print_highlight(text: object) -> None:
+    """Print so that it stands out, in a terminal and in a notebook."""
+    from rich import print as show
+    from rich.panel import Panel
+
+    show(Panel(str(text), border_style="yellow"))
+
+
+def trim_overlap(existing_text: str, new_chunk: str) -> str:
+    """`new_chunk` without the part at its begin that `existing_text` ends with."""
+    for size in range(min(len(existing_text), len(new_chunk)), 0, -1):
+        if existing_text.endswith(new_chunk[:size]):
+            return new_chunk[size:]
+    return new_chunk
+
+
+def stream_and_merge(llm: Any, prompt: Any, sampling_params: Mapping[str, Any]) -> str:
+    """The whole text of an Engine's stream."""
+    text = ""
+    for chunk in llm.generate(prompt, sampling_params, stream=True):
+        text += _new_in(chunk, text)
+    return text
+
+
+async def async_stream_and_merge(
+    llm: Any, prompt: Any, sampling_params: Mapping[str, Any]
+) -> AsyncIterator[str]:
+    """The pieces of an Engine's stream."""
+    text = ""
+    async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
+        piece = _new_in(chunk, text)
+        text += piece
+        yield piece
+
+
+def _new_in(chunk: Any, text: str) -> str:
+    told = chunk["text"] if isinstance(chunk, Mapping) else chunk.text
+    return str(told[len(text) :]) if str(told).startswith(text) else trim_overlap(text, str(told))
