@@ -283,6 +283,10 @@ class Engine:
         """The ids the engine would see for this prompt."""
         return self._pipeline.model.tokenizer.encode(text, add_special_tokens)
 
+    def prompt_ids(self, request: GenerateReqInput) -> list[int]:
+        """The ids the engine would see for a request's prompt, text or conversation. Raises BadRequest."""
+        return self._pipeline.door.prompt_ids(request)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._pipeline.model.tokenizer.decode(ids, skip_special_tokens)
 

@@ -5,14 +5,17 @@ Byte-level: a matcher follows the bytes of the output. It does not know the prom
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from runtime.grammar.closing import Found, search
 from runtime.grammar.first_bytes import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.vocabulary import Vocabulary
 
 
@@ -28,7 +31,7 @@ class Origin:
     why       why this backend, where several could
     compile_s seconds its compilation took, whoever asked for it; cached: it was ready when asked for
     shortest  the shortest whole output that was found when it was compiled, as ids without eos; searched:
-              whether one was looked for
+              whether one was looked for. completion: looks for one when it is needed
     """
 
     backend: str
@@ -40,6 +43,7 @@ class Origin:
     shortest: tuple[int, ...] | None = None
     searched: bool = False
     narrowed: tuple[str, ...] = ()
+    completion: Completion | None = field(default=None, compare=False, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -148,6 +152,54 @@ class Matcher(ABC):
 
 FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 4096, 0.5
 """What the search for the first completion may come to: ids, places looked at, seconds."""
+QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 32, 0.005, 16
+"""The same where it is made for every constraint: what is found with so little is short enough."""
+
+
+def quick_completion(matcher: Matcher) -> Found:
+    """A short whole output of a fresh matcher, or that there certainly is none, as far as a glance tells."""
+    if type(matcher).closing is not Matcher.closing or matcher.vocabulary is None:
+        return Found(None)
+    if matcher.may_stop():
+        return Found(())
+    return search(matcher, matcher.vocabulary, QUICK_IDS, work=QUICK_WORK, seconds=QUICK_SECONDS)
+
+
+class Completion:
+    """The shortest whole output of a constraint that is found, looked for when somebody needs it. Shared by
+    all matchers of the constraint; any thread may ask.
+
+    `later`: does a piece of work on another thread, some time; None: it is only done by whoever waits.
+    """
+
+    def __init__(self, start: Matcher, later: Callable[[Callable[[], object]], None] | None = None) -> None:
+        self._start, self._later = start, later
+        self._lock = threading.Lock()
+        self._asked = False
+        self.ready = False
+        self._ids: tuple[int, ...] | None = None
+
+    def want(self) -> None:
+        """Have it looked for: elsewhere, where that can be."""
+        if self.ready or self._asked:
+            return
+        self._asked = True
+        if self._later is None:
+            self.get()
+        else:
+            self._later(self.get)
+
+    def get(self) -> tuple[int, ...] | None:
+        """The ids, without eos; None where none was found. Looks for them where nobody has yet."""
+        with self._lock:
+            if not self.ready:
+                try:
+                    self._ids = first_completion(self._start).ids
+                except RuntimeFault:
+                    self._ids = None  # a limit of the backend was met: nothing is known
+                finally:
+                    self.ready = True
+            return self._ids
 
 
 def first_completion(matcher: Matcher) -> Found:

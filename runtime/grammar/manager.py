@@ -7,21 +7,24 @@ and keeps its thread, in whose place another begins. It does not know requests, 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from runtime.grammar.base import GrammarBackend, Matcher, first_completion
+from runtime.grammar.base import Completion, GrammarBackend, Matcher, quick_completion
 from runtime.grammar.table import make_backend
 from runtime.grammar.tally import COMPILE_S, Histogram
 from runtime.grammar.turns import ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.vocabulary import Vocabulary
+
+log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
 BYTES_PER_CHARACTER = 100
@@ -72,6 +75,7 @@ class GrammarManager:
         self._bytes = 0
         self._jobs: dict[Constraint, _Job] = {}  # waiting for a worker, or being compiled, late ones too
         self._queue: deque[_Job] = deque()
+        self._tasks: deque[Callable[[], object]] = deque()
         self._closed = False
         self._hits = self._misses = self._timeouts = self._late = 0
         self._refused: Counter[str] = Counter()
@@ -196,13 +200,23 @@ class GrammarManager:
                         job.running = True
                         return job
                     self._jobs.pop(job.constraint, None)
-                self._lock.wait()
+                if not self._tasks:
+                    self._lock.wait()
+                    continue
+                task = self._tasks.popleft()
+                self._lock.release()
+                try:
+                    task()
+                except Exception:
+                    log.exception("work beside compiling failed")
+                finally:
+                    self._lock.acquire()
         return None
 
     def _compile(self, constraint: Constraint) -> tuple[Matcher | None, RuntimeFault]:
         try:
             with ShortTurns():
-                return _proven(self._backend.compile(constraint.verify()), constraint), _closing()
+                return self._proven(self._backend.compile(constraint.verify()), constraint), _closing()
         except RuntimeFault as error:
             return None, error
         except MemoryError:
@@ -212,6 +226,27 @@ class GrammarManager:
         except BaseException as error:  # noqa: BLE001 - told to the user; what a Rust library panics with, too
             text = f"the grammar backend {self._backend.name!r} failed: {type(error).__name__}: {error}"
             return None, InternalFault(text, where=constraint.kind)
+
+    def _proven(self, matcher: Matcher, constraint: Constraint) -> Matcher:
+        """`matcher` with a short whole output of it, or with what looks for one. Raises BadConstraint where
+        there certainly is none."""
+        found = quick_completion(matcher)
+        if found.empty:
+            raise BadConstraint(
+                "nothing can match it", where=constraint.kind, hint="its parts contradict each other"
+            )
+        if found.ids is not None:
+            matcher.origin = replace(matcher.origin, shortest=found.ids, searched=True)
+        else:
+            completion = Completion(matcher.copy(), self._soon)
+            matcher.origin = replace(matcher.origin, completion=completion)
+        return matcher
+
+    def _soon(self, task: Callable[[], object]) -> None:
+        """Do it on a worker, when no compilation waits for one."""
+        with self._lock:
+            self._tasks.append(task)
+            self._lock.notify_all()
 
     def _keep(self, constraint: Constraint, kept: _Kept) -> None:
         before = self._compiled.pop(constraint, None)
@@ -255,17 +290,6 @@ class GrammarManager:
                 job.replaced = True
                 self._add_worker()
         return waiting
-
-
-def _proven(matcher: Matcher, constraint: Constraint) -> Matcher:
-    """`matcher` with a whole output of it, where one was found. Raises BadConstraint where there is none."""
-    found = first_completion(matcher)
-    if found.empty:
-        raise BadConstraint(
-            "nothing can match it", where=constraint.kind, hint="its parts contradict each other"
-        )
-    matcher.origin = replace(matcher.origin, shortest=found.ids, searched=True)
-    return matcher
 
 
 def _fresh(kept: _Kept, *, cached: bool = False) -> Matcher:

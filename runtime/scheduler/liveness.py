@@ -5,12 +5,13 @@ Going back. A language that is wider than its constraint may lead to a place whe
 follow. Then the steps that led there are undone in the matcher, the output and the KV, what was taken there
 is forbidden, and generation goes on. How often, and how many tokens in all, is bounded (SchedulerConfig).
 
-Budget. A request holds ids that would complete its output, known to fit into what is left of max_new_tokens
-when they were found. Whether there still are such ids is asked again after a quarter of the tokens to spare:
-rarely while there are many, at every token in the end. Usually the ids held, or an end of them, are still
-good and no search is needed. Where none is found, and there is room, is asked again after 2, 4, 8 ... tokens.
-Where room is short the output is cut back to where a completion was known, or to a later place from which
-one is found at once, and that is appended without asking the model.
+Budget. From half of max_new_tokens on (streams and small budgets: from the start) a request holds ids that
+would complete its output, known to fit into what is left when they were found. Whether there still are such
+ids is asked again after a quarter of the tokens to spare: rarely while there are many, at every token in the
+end. Usually the ids held, or an end of them, are still good and no search is needed. Where none is found, and
+there is room, is asked again after 2, 4, 8 ... tokens. Where room is short the output is cut back to where a
+completion was known, or to a later place from which one is found at once, and that is appended without asking
+the model.
 
 What was told cannot be taken back. A request that streams is asked after every token besides, and only tokens
 before the last place with a known completion are told; where none is found the stream lags behind by up to
@@ -39,11 +40,12 @@ from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.request import Request
 from runtime.scheduler.stop import STOP
 
+SMALL = 48  # max_new_tokens below which a completion is wanted from the start
 SPARE = 4  # the share of the tokens to spare after which is asked again
 TIGHT = 16  # fewer tokens than this, besides twice those of the completion held, are a short room
 PATIENCE = 16  # tokens after which is asked again when no completion was found, at most, or a quarter of all
 SEARCH_SECONDS = 0.5  # CPU time that searches for one request may take while it runs
-LATER = 4  # places from which a completion is looked for, when none is found from the last one
+LATER = 2  # places from which a completion is looked for, when none is found from the last one
 _KEPT = 256
 
 Stopped = Callable[[Request, int, bool], FinishReason | None]
@@ -69,8 +71,39 @@ class Liveness:
 
     def begin(self, request: Request) -> None:
         """The request has its matcher, at its start. Without a completion that fits nothing is promised."""
-        if self._config.liveness and request.source.constraint is not None and not request.ending:
+        if not self._config.liveness or request.source.constraint is None or request.ending:
+            return
+        assert request.matcher is not None
+        later = request.matcher.origin.completion
+        if later is None or request.source.require_reasoning or request.heal is not None:
             self._from_start(request, request.source.constraint)
+            return
+        # Most outputs end by themselves: nothing is looked for before half of the tokens are used, and of
+        # small budgets at once. What streams is checked before it is told.
+        request.completion = later
+        many = request.params.max_new_tokens
+        request.check_at = many // 2 if many >= SMALL else 0
+        if request.stream:
+            ids = later.get()
+            request.sure_held = ids if ids is not None and len(ids) <= many else ()
+            if not request.sure_held:
+                request.completion = None
+
+    def _wake(self, request: Request, *, here: bool = True) -> None:
+        """A completion is wanted now: from `here`, or else the one from the start."""
+        later, request.completion = request.completion, None
+        matcher = request.matcher
+        if later is None or matcher is None:
+            return
+        room = request.remaining - len(request.owed)
+        ids = self._searched(request, matcher, (), room) if here and room > 0 else None
+        if ids is not None:
+            request.held, request.held_at = ids, len(request.marks)
+            request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            return
+        ids = later.get()
+        fits = ids is not None and len(ids) <= request.params.max_new_tokens
+        request.held, request.held_at, request.check_at = (ids if fits else None), 0, request.produced
 
     def _from_start(self, request: Request, constraint: Constraint) -> None:
         assert request.matcher is not None
@@ -92,12 +125,22 @@ class Liveness:
     def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
         """A step of the request was appended, with what it forces; `reason`: why it would end now. Why it
         does."""
-        if request.held is None or (reason is not None and reason.type != "length"):
+        if reason is not None and reason.type != "length":
             return reason
         matcher = request.matcher
-        assert matcher is not None
+        if matcher is None:
+            return reason
+        if request.completion is not None:
+            if reason is None and request.produced < request.check_at:
+                if request.stream and request.sure_at < len(request.marks):
+                    self._tell(request, matcher)
+                return None
+            self._wake(request)
+        if request.held is None:
+            return reason
         if reason is not None:
-            return reason if matcher.may_stop() and not request.owed else self._close(request)
+            whole = matcher.may_stop() and not request.owed
+            return reason if whole else self._close(request) or reason
         if request.produced >= request.check_at and (end := self._check(request, matcher)) is not None:
             return end
         if request.stream and max(request.held_at, request.sure_at) < len(request.marks):
@@ -129,7 +172,7 @@ class Liveness:
             return
         room = request.remaining - len(request.owed)
         held, at = request.held or (), request.held_at
-        if request.sure_at > at:
+        if request.held is None or request.sure_at > at:
             held, at = request.sure_held, request.sure_at
         ids = self._followed(request, matcher, held, at, room)
         if ids is None:
@@ -171,14 +214,18 @@ class Liveness:
                 return ids
         return None
 
-    def _close(self, request: Request) -> FinishReason:
-        """Cut back to where a completion is known, and append it."""
+    def _close(self, request: Request) -> FinishReason | None:
+        """Cut back to where a completion is known, and append it. None where too much was told already:
+        nothing can be promised any more."""
         matcher = request.matcher
         assert matcher is not None
         if request.sure_at > request.held_at:
             request.held, request.held_at = request.sure_held, request.sure_at
         self._hold_later(request, matcher)
         back = len(request.marks) - request.held_at
+        if back and request.length_before(back) < request.prompt_len + request.said:
+            request.held = None
+            return None
         if back:
             matcher.rollback(back)
         self._cut(request, back)
@@ -226,8 +273,10 @@ class Liveness:
         spent = request.rollbacks >= self._config.max_rejections or request.taken_back >= most
         told = way.back > 0 and request.length_before(way.back) < request.prompt_len + request.said
         if spent or told or way.back == 0:
-            if request.held is not None and request.held_at <= len(request.marks):
-                return self._close(request)
+            self._wake(request, here=False)
+            known = request.held is not None and request.held_at <= len(request.marks)
+            if known and (end := self._close(request)) is not None:
+                return end
             raise self._hopeless(request, way, told=told and not spent)
         if way.rejection is not None:
             matcher.retract(way.rejection)
@@ -282,3 +331,14 @@ class Liveness:
             if exact
             else "try another seed, or a schema that says the same with fewer conditions on whole values",
         )
+
+
+def completion_ready(request: Request, matcher: Matcher) -> bool:
+    """Whether `request` can begin: the completion of its constraint is known, if it needs one from the start.
+    Has it looked for."""
+    later = matcher.origin.completion
+    needs = request.stream or request.params.max_new_tokens < SMALL or request.source.require_reasoning
+    if later is None or not needs:
+        return True
+    later.want()
+    return later.ready

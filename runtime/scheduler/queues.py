@@ -13,6 +13,7 @@ from runtime.cache.none import NoCache
 from runtime.grammar.base import Matcher
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, InternalFault, RuntimeFault, UnsupportedConstraint
+from runtime.scheduler.liveness import completion_ready
 from runtime.scheduler.policies import Order
 from runtime.scheduler.request import Request
 
@@ -27,10 +28,11 @@ class Grammars(Protocol):
 
 
 class GrammarQueue:
-    """Requests whose grammar is being compiled; everybody else goes on meanwhile."""
+    """Requests whose grammar is being compiled; everybody else goes on meanwhile. `liveness`: whether those
+    that need a completion from the start (scheduler.liveness) wait for that as well."""
 
-    def __init__(self, grammars: Grammars | None) -> None:
-        self._grammars = grammars
+    def __init__(self, grammars: Grammars | None, *, liveness: bool = False) -> None:
+        self._grammars, self._liveness = grammars, liveness
         self._queue: dict[int, Request] = {}
 
     def __len__(self) -> int:
@@ -62,8 +64,11 @@ class GrammarQueue:
             future = request.future
             if future is None or not future.done():
                 continue
+            outcome = _outcome(future)
+            if self._liveness and isinstance(outcome, Matcher) and not completion_ready(request, outcome):
+                continue
             del self._queue[request.seq]
-            yield request, _outcome(future)
+            yield request, outcome
 
     def remove(self, request: Request) -> None:
         """Nothing happens when it is not in."""

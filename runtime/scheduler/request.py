@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from runtime.cache.manager import Lease
-from runtime.grammar.base import Matcher, Origin
+from runtime.grammar.base import Completion, Matcher, Origin
 from runtime.grammar.healing import Healing
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, GrammarInfo, TokenizedGenerateReqInput, TokenOutput
@@ -61,6 +61,7 @@ class Request:
     skip      so many bytes of the first output id's text are the prompt's
     stuck     its matcher has come to where nothing may follow; the step under way gives it no token
     barred    ids that led there, by how many steps were before them: of a matcher that cannot itself forbid
+    completion looks for a completion from the start; None: that was done, or none is wanted
     held      ids that end the output as its constraint wants after `held_at` steps; None: none are known.
               Checked again when `check_at` ids are produced. `sure_held`, `sure_at`, `tell_at`: the same for
               what a stream tells
@@ -68,9 +69,9 @@ class Request:
 
     __slots__ = (
         "added_at", "added_tick", "admitted_at", "arrival", "barred", "cached", "check_at",
-        "closed_by_budget", "computed", "decode_steps", "ending", "first_at", "future", "goal", "grammar_s",
-        "heal", "healed", "held", "held_at", "hidden", "ids", "input_ids_logprobs", "input_logprobs",
-        "input_top", "jumped", "lease", "limit", "marks", "matcher", "misses", "origin",
+        "closed_by_budget", "completion", "computed", "decode_steps", "ending", "first_at", "future", "goal",
+        "grammar_s", "heal", "healed", "held", "held_at", "hidden", "ids", "input_ids_logprobs",
+        "input_logprobs", "input_top", "jumped", "lease", "limit", "marks", "matcher", "misses", "origin",
         "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain", "preemptions",
         "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions", "return_logprob", "rid",
         "rollbacks", "rule", "said", "scored", "searched_s", "seen", "seq", "silent", "skip", "source",
@@ -126,6 +127,7 @@ class Request:
         self.searched_s = 0.0  # CPU time of searches for completions
         self.barred: dict[int, frozenset[int]] = {}
         self.held: tuple[int, ...] | None = None
+        self.completion: Completion | None = None
         self.held_at = self.check_at = self.misses = 0
         self.sure_held: tuple[int, ...] = ()
         self.sure_at = self.tell_at = self.silent = 0
@@ -270,7 +272,7 @@ class Request:
         """Output ids that will not be taken back."""
         if self.matcher is None or not self.marks:
             return self.produced
-        if self.held is not None:
+        if self.held is not None or self.completion is not None:
             back = len(self.marks) - max(self.held_at, self.sure_at)
         else:
             back = min(self.matcher.undoable(), len(self.marks))

@@ -74,7 +74,7 @@ class Scheduler:
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
-        self._grammar = GrammarQueue(grammar)
+        self._grammar = GrammarQueue(grammar, liveness=config.liveness)
         self._constrained = Constrained(self._grammar, self._progress, reasoning)
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
         self._sessions = Sessions(self.manager, config.max_sessions)

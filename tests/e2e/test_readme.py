@@ -43,11 +43,16 @@ def test_a_client_of_openais_runs_as_printed(tmp_path: Path, shared_server: Any)
 
 
 def test_the_program_runs_on_servers_as_printed(tmp_path: Path, shared_server: Any) -> None:
-    first, _, third = blocks("python")
+    first, _, third, _ = blocks("python")
     defined = first[: first.index("state = ")]
     printed = run(defined + third.replace(ADDRESS, shared_server.url), tmp_path).splitlines()
     assert printed[0] == "Sarn. positive"
     assert re.fullmatch(r"[A-Z][a-z]+\.", printed[1])
+
+
+def test_the_language_runs_as_printed(tmp_path: Path) -> None:
+    program = "import sglang_dsl as sgl\n" + blocks("python")[3]
+    assert re.fullmatch(r"(Ostrel|Karsk|Hesper) 4\n", run(program, tmp_path))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
