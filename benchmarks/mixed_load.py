@@ -179,12 +179,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Plan:
-    """free, others: clients of each kind; each free one sends `each` requests of `tokens` tokens."""
+    """free, others: clients of each kind; each free one sends `each` requests of `tokens` tokens. distinct:
+    how many constraints there are; None: each is a new one."""
 
     free: int = 20
     others: int = 20
     each: int = 4
     tokens: int = 96
+    distinct: int | None = None
 
 
 Send = Callable[[int], Awaitable[int]]
@@ -215,10 +217,11 @@ async def one_round(engine: Engine, plan: Plan, base: int, twins: dict[int, int]
     async def other() -> None:
         while not done.is_set():
             number = next(numbers)
-            dice = random.Random(number)
+            which = number if plan.distinct is None else number % plan.distinct
+            dice = random.Random(which)
             params: Fields = {"max_new_tokens": 64, "temperature": 1.0, "seed": number}
             if twins is None:
-                params.update(list(KINDS.values())[number % len(KINDS)](dice, number))
+                params.update(list(KINDS.values())[which % len(KINDS)](dice, which))
             else:
                 params.update(max_new_tokens=max(1, twins.get(number, usual)), ignore_eos=True)
             request = GenerateReqInput(text=PROMPTS[number % len(PROMPTS)], sampling_params=params)
@@ -299,8 +302,9 @@ def report(name: str, plan: Plan, constrained: list[Round], unconstrained: list[
         f"{plan.free} free and {plan.others} other requests at a time on {name} (one Engine, "
         f"{os.cpu_count()}-core {platform.machine()} CPU, Python {platform.python_version()}), written by "
         "`python benchmarks/mixed_load.py --write`. Each free client sends "
-        f"{plan.each} requests of {plan.tokens} tokens. The others: {', '.join(KINDS)}, in turn, every "
-        "constraint a new one. Beside free ones: the same prompts without constraints, as long as the "
+        f"{plan.each} requests of {plan.tokens} tokens. The others: {', '.join(KINDS)}, in turn, "
+        f"{'every constraint a new one' if plan.distinct is None else f'{plan.distinct} in all'}. "
+        "Beside free ones: the same prompts without constraints, as long as the "
         "constrained answers were. "
         f"{len(ratios)} rounds of each kind in turn, the machine's load average at the end "
         f"{os.getloadavg()[0]:.1f}.",
@@ -328,8 +332,11 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="also into benchmarks/results")
     parser.add_argument("--quick", action="store_true", help="one short round of each kind")
     parser.add_argument("--model", choices=MODELS, default="pocket")
+    parser.add_argument("--distinct", type=int, help="so many constraints, again and again")
     options = parser.parse_args()
-    plan, rounds = (Plan(3, 5, 1, 16), 1) if options.quick else (Plan(), options.rounds)
+    plan, rounds = (
+        (Plan(3, 5, 1, 16), 1) if options.quick else (Plan(distinct=options.distinct), options.rounds)
+    )
     name, find = MODELS[options.model]
     text = report(
         name, plan, *measure(find(), plan, rounds, lambda line: print(line, file=sys.stderr, flush=True))

@@ -30,7 +30,7 @@ def main() -> None:
         for result in ask.run_batch(items, backend=engine, on_error="return"):
             if isinstance(result, ProgramError):
                 print(f"{type(result).__name__}: {result.message}")
-            else:
+            elif isinstance(result, ProgramState):
                 print(result["answer"])
 
         print("\nas it is written: ", end="")

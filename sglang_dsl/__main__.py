@@ -55,13 +55,20 @@ def parser() -> argparse.ArgumentParser:
             help="engine (the default), mock, the address of a running server (its API key is read from "
             f"{KEY}), or with --model an API: {', '.join(sorted(NEED_A_MODEL))}",
         )
-        verb.add_argument("--model", default=None, help="a name or a folder; an API's name of it")
-        verb.add_argument("--max-tokens", type=int, default=None, metavar="N")
-        verb.add_argument("--temperature", type=float, default=None, metavar="T")
+        verb.add_argument("--model", default=None, help="a model: pocket, a folder, or its name at the API")
+        verb.add_argument(
+            "--max-tokens", type=int, default=None, metavar="N", help="tokens per generation at most"
+        )
+        verb.add_argument(
+            "--temperature", type=float, default=None, metavar="T", help="0: the likeliest token, always"
+        )
     run.add_argument("--stream", action="store_true", help="print the text as it comes")
     trace.add_argument("--json", action="store_true", help="print the program as JSON")
     trace.add_argument(
-        "--form", choices=("tree", "mermaid", "dot"), default="tree", help="print the program as a diagram"
+        "--form",
+        choices=("tree", "mermaid", "dot"),
+        default="tree",
+        help="how to print it: a tree, or a diagram as Mermaid or Graphviz text",
     )
     chat.add_argument("--system", default=None, help="text of the system turn")
     forms = chat.add_mutually_exclusive_group()

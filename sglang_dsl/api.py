@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from runtime.formats.reasoning_types import reasoning_type
 from runtime.protocol.messages import RAW_ROLE
@@ -23,10 +23,28 @@ from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, Select, Seq, as_
 from sglang_dsl.settings import global_config
 from sglang_dsl.typed import is_type
 
+if TYPE_CHECKING:
+    import types
+    import typing
+
+    from sglang_dsl.checked import AllForms, Forms, Words
+
+T = TypeVar("T")
+
 # What starts the event loop is loaded when it is needed.
 _PARTS: Registry[Any] = Registry(
     "part of the language",
     {"loop": "sglang_dsl.loop:background", "part_of": "sglang_dsl.media:part_of"},
+)
+# More words that programs written for sglang import from this module.
+_LATE: Registry[Any] = Registry(
+    "word",
+    {
+        "Engine": "runtime.api:Engine",
+        "Runtime": "sglang_dsl.server_process:Runtime",
+        "function": "sglang_dsl.function:function",
+    },
+    extras={"Engine": "runtime"},
 )
 
 
@@ -63,6 +81,8 @@ def _gen(
     require_reasoning: bool | None = None,
     max_thinking_tokens: int | None = None,
     skip_special_tokens: bool | None = None,
+    no_stop_trim: bool | None = None,
+    logit_bias: Mapping[int, float] | None = None,
     typed: Any = None,
     timeout: float | None = None,
 ) -> Gen | Select:
@@ -112,6 +132,8 @@ def _gen(
         "require_reasoning": require_reasoning,
         "max_thinking_tokens": max_thinking_tokens,
         "skip_special_tokens": skip_special_tokens,
+        "no_stop_trim": no_stop_trim,
+        "logit_bias": logit_bias,
     }
     forms: dict[str, Any] = {
         "a type": typed, "dtype": dtype, "regex": regex, "json_schema": json_schema, "ebnf": ebnf,
@@ -166,18 +188,19 @@ def gen(
 
 
 @overload
-def gen(
-    name: str | None = None,
-    max_tokens: int | None = None,
+def gen(  # type: ignore[overload-overlap]
+    _name: str | None = None,
+    _max_tokens: int | None = None,
+    /,
     *,
     n: Literal[1] | None = None,
-    **words: Unpack[PlainForms],
+    **words: Unpack[Forms],
 ) -> Gen[str]: ...
 
 
 @overload
 def gen(
-    name: str | None = None, max_tokens: int | None = None, *, n: int, **words: Unpack[PlainForms]
+    _name: str | None = None, _max_tokens: int | None = None, /, *, n: int, **words: Unpack[Forms]
 ) -> Gen[list[str]]: ...
 
 
@@ -194,11 +217,27 @@ def gen(
 
 @overload
 def gen(
-    name: str | None = None, *sampling: Any, choices: Iterable[str] | None, **words: Unpack[Forms]
+    _name: str | None,
+    _max_tokens: int | None,
+    _min_tokens: int | None,
+    /,
+    *sampling: Any,
+    **words: Unpack[AllForms],
 ) -> Gen[Any] | Select: ...
 
 
-def gen(*args: Any, **words: Any) -> Gen | Select:
+@overload
+def gen(
+    name: str | None = None,
+    *,
+    choices: Iterable[str] | None,
+    temperature: float | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+) -> Gen[Any] | Select: ...
+
+
+def gen(*args: Any, **words: Any) -> Gen[Any] | Select:
     if len(args) < 2 or args[1] is None or isinstance(args[1], int):
         return _gen(*args, **words)
     name, typed, *others = args
@@ -212,12 +251,12 @@ functools.update_wrapper(gen, _gen, ("__doc__",), ())
 _gen.__name__ = _gen.__qualname__ = "gen"  # for errors about words it does not take
 
 
-def gen_int(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen:
+def gen_int(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
     """Generate a whole number; takes gen's sampling words."""
     return _typed("gen_int", int, name, max_tokens, words)
 
 
-def gen_string(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen:
+def gen_string(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
     """Generate a quoted string, escapes as in JSON; takes gen's sampling words."""
     return _typed("gen_string", str, name, max_tokens, words)
 
@@ -225,7 +264,7 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **words: 
 def _typed(word: str, dtype: type, name: str | None, max_tokens: int | None, words: dict[str, Any]) -> Gen:
     if unknown := sorted(set(words) - set(lower.WORDS)):
         raise TypeError(f"{word} got unexpected words: {', '.join(unknown)}")
-    return cast(Gen, gen(name, max_tokens, dtype=dtype, **words))
+    return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **words))
 
 
 def select(
@@ -343,34 +382,42 @@ def role(name: str, expr: Node | str | None = None) -> Seq:
 
 
 def role_begin(name: str) -> RoleBegin:
+    """Opens a turn of any role; role_end(name) closes it."""
     return RoleBegin(name, src=caller())
 
 
 def role_end(name: str) -> RoleEnd:
+    """Closes the turn of this role."""
     return RoleEnd(name, src=caller())
 
 
 def system_begin() -> RoleBegin:
+    """Opens a turn of the system; system_end() closes it."""
     return RoleBegin("system", src=caller())
 
 
 def system_end() -> RoleEnd:
+    """Closes the turn that system_begin() opened."""
     return RoleEnd("system", src=caller())
 
 
 def user_begin() -> RoleBegin:
+    """Opens a turn of the user; user_end() closes it."""
     return RoleBegin("user", src=caller())
 
 
 def user_end() -> RoleEnd:
+    """Closes the turn that user_begin() opened."""
     return RoleEnd("user", src=caller())
 
 
 def assistant_begin() -> RoleBegin:
+    """Opens a turn of the assistant; assistant_end() closes it."""
     return RoleBegin("assistant", src=caller())
 
 
 def assistant_end() -> RoleEnd:
+    """Closes the turn that assistant_begin() opened."""
     return RoleEnd("assistant", src=caller())
 
 
@@ -399,3 +446,9 @@ def get_server_info(backend: Any = None) -> dict[str, Any]:
     """What the backend says of itself. Asks the backend and waits."""
     chosen = _backend_or_default(backend)
     return dict(_PARTS.load("loop")().run(chosen.info(), global_config.timeout_s))
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Engine", "Runtime", "function"):
+        return _LATE.load(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

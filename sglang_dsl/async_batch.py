@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from typing import Any, TypeVar
 
 from sglang_dsl.batch import IN_FLIGHT, bar_of
+from sglang_dsl.errors import ProgramCancelled
 
 T = TypeVar("T")
 
@@ -57,6 +58,8 @@ async def as_they_end(
             task.cancel()
         if begun:
             await asyncio.wait(begun)
+            for task in begun:
+                task.cancelled() or task.exception()  # nobody will ask for these
         if bar is not None:
             bar.close()
 
@@ -73,6 +76,9 @@ def _ready(begun: deque[asyncio.Task[T]], ordered: bool) -> list[asyncio.Task[T]
 
 
 def _outcome(task: asyncio.Task[T]) -> T | Exception:
+    if task.cancelled():
+        # By its own doing: when this batch is cancelled nobody asks.
+        return ProgramCancelled("the item's own code was cancelled")
     error = task.exception()
     if error is None:
         return task.result()

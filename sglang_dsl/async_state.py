@@ -13,9 +13,9 @@ import asyncio
 import copy
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -23,9 +23,10 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.core import AsyncCore, Checkpoint
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
-from sglang_dsl.ir import Node, caller
+from sglang_dsl.ir import Gen, Node, Select, caller
 from sglang_dsl.joins import GATHER, join_mode
-from sglang_dsl.state import ProgramState, ProgramStateGroup, Turn, choice_of
+from sglang_dsl.reads import checked, choice_of, name_of
+from sglang_dsl.state import ProgramState, ProgramStateGroup, Turn
 
 T = TypeVar("T")
 
@@ -62,6 +63,7 @@ class AsyncProgramState:
 
     @property
     def core(self) -> AsyncCore:
+        """What this state stands on; for tools that look at programs."""
         return self._core
 
     @property
@@ -91,18 +93,23 @@ class AsyncProgramState:
         return AsyncTurn(self, self._sync.role(role, expr))
 
     def system(self, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn of the system: added at once with `expr`; without, for a `with`."""
         return self.role("system", expr)
 
     def user(self, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn of the user: added at once with `expr`; without, for a `with`."""
         return self.role("user", expr)
 
     def assistant(self, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn of the assistant: added at once with `expr`; without, for a `with`."""
         return self.role("assistant", expr)
 
     def developer(self, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn of the developer: added at once with `expr`; without, for a `with`."""
         return self.role("developer", expr)
 
     def tool(self, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn of a tool: added at once with `expr`; without, for a `with`."""
         return self.role("tool", expr)
 
     @contextmanager
@@ -115,6 +122,7 @@ class AsyncProgramState:
         self._core.set(name, value)
 
     def set_var(self, name: str, value: Any) -> None:
+        """s[name] = value."""
         self[name] = value
 
     def cancel(self) -> None:
@@ -127,10 +135,25 @@ class AsyncProgramState:
         """Whether some node sets `name`, done or not; does not wait."""
         return isinstance(name, str) and self._core.known(name)
 
-    def __getitem__(self, name: str) -> Pending[Any]:
-        """The variable's value, to be awaited. Raises ProgramError where its node failed, MissingVariable
-        where no node sets it."""
-        return Pending(f"s[{name!r}]", lambda: self._value(name))
+    @overload
+    def __getitem__(self, name: Gen[T]) -> Pending[T]: ...
+
+    @overload
+    def __getitem__(self, name: Select) -> Pending[str]: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Pending[Any]: ...
+
+    def __getitem__(self, name: str | Gen[Any] | Select) -> Pending[Any]:
+        """The variable's value, to be awaited; by its name, or by the gen or select that sets it: a type
+        checker then knows what it is. Raises ProgramError where its node failed, MissingVariable where no
+        node sets it."""
+        said = name if isinstance(name, str) else name_of(name)
+        return Pending(f"s[{said!r}]", lambda: self._value(said))
+
+    async def value(self, name: str, kind: type[T]) -> T:
+        """s[name], which must be of the type `kind`; see ProgramState.value()."""
+        return checked(await self._core.find_async(name), await self._value(name), kind)
 
     async def _value(self, name: str) -> Any:
         variable = await self._core.find_async(name)
@@ -138,6 +161,7 @@ class AsyncProgramState:
         return variable.result()
 
     async def get_var(self, name: str) -> Any:
+        """await s[name]."""
         return await self._value(name)
 
     async def get(self, name: str, default: Any = None) -> Any:
@@ -194,6 +218,7 @@ class AsyncProgramState:
     def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
+        """text_iter(), or with `return_meta_data` pairs (piece, what the backend said with it)."""
         return self._sync.text_async_iter(var_name, return_meta_data)
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
@@ -202,6 +227,11 @@ class AsyncProgramState:
 
     def __repr__(self) -> str:
         return f"AsyncProgramState({self._core.so_far().text()})"
+
+    def _repr_html_(self) -> str:
+        from sglang_dsl import html  # for notebooks alone
+
+        return html.page(self._sync, wait=False)
 
     # -- branches --------------------------------------------------------------------------------------------
 
@@ -323,9 +353,11 @@ class AsyncProgramStateGroup:
         race = branches.Race(self._states)
         self._joined = True
         try:
-            async for ended in branches.as_they_end_async(self._states, timeout):
-                if race.take(ended, ended.error is None and bool(await _settled(predicate(ended.branch)))):
-                    break
+            async with aclosing(branches.as_they_end_async(self._states, timeout)) as ends:
+                async for ended in ends:
+                    good = ended.error is None and bool(await _settled(predicate(ended.branch)))
+                    if race.take(ended, good):
+                        break
         except BaseException:
             self.cancel()
             raise
@@ -360,7 +392,8 @@ class AsyncProgramStateGroup:
         except BaseException:
             self.cancel()
             raise
-        return branches.tally([found[index] for index in sorted(found)], len(self._states) - len(found))
+        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
+        return branches.tally(values, failed, branches.place_of(self._states))
 
     def cancel(self) -> None:
         """Stop all forks."""

@@ -11,15 +11,16 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sglang_dsl.errors import ProgramError, again
 from sglang_dsl.executor import Executor
 from sglang_dsl.feed import Mark, Signal
 from sglang_dsl.loop import background
+from sglang_dsl.run import stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
+from sglang_dsl.threads import Threads
 
 IN_FLIGHT = 256
 
@@ -35,9 +36,11 @@ class Job:
         self._signal = signal
         self._finished = finished
         self._task: asyncio.Task[Any] | None = None
+        self._stop_body = stop_here()
 
     def run(self, make: Callable[[], ProgramState]) -> None:
         """On a pool thread: run the body; the rest is waited for on the loop."""
+        self._stop_body.inside()
         try:
             self.state = make()
         except BaseException as error:  # noqa: BLE001 - kept for whoever reads the result
@@ -48,9 +51,13 @@ class Job:
     async def run_async(self, make: Callable[[], Awaitable[ProgramState]]) -> None:
         """The same on the loop, for a body that is a coroutine."""
         self._task = asyncio.current_task()
+        self._stop_body.inside()
+        if self.dropped:
+            self._finish(None)
+            return
         try:
             self.state = await make()
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - kept for whoever reads the result
+        except BaseException as error:  # noqa: BLE001 - kept for whoever reads the result
             self._finish(error)
             return
         finally:
@@ -86,6 +93,7 @@ class Job:
     def drop(self) -> None:
         """Nobody wants it any more."""
         self.dropped = True
+        self._stop_body.cancel()
         if self.state is not None:
             self.state.cancel()
         if self._task is not None:
@@ -120,7 +128,7 @@ def in_order(
     bar = bar_of(total) if progress else None
     shown = 0
     threads = limit or global_config.max_threads
-    pool = None if on_loop else ThreadPoolExecutor(threads, thread_name_prefix="sglang-dsl-batch")
+    pool = None if on_loop else Threads(threads, "sglang-dsl-batch")
 
     def room() -> bool:
         return more and started - len(finished) < most and not (lazy and len(begun) >= 4 * most)
@@ -138,7 +146,7 @@ def in_order(
                 if pool is None:
                     background().start(functools.partial(job.run_async, make))
                 else:
-                    pool.submit(contextvars.copy_context().run, job.run, make)
+                    pool.submit(functools.partial(contextvars.copy_context().run, job.run, make))
             if not begun:
                 break
             signal.wait(lambda: (begun[0].done if ordered else any(job.done for job in begun)) or room())
@@ -156,7 +164,7 @@ def in_order(
             job.drop()
         # Where all is done the threads are idle, and gone when the caller goes on.
         if pool is not None:
-            pool.shutdown(wait=not begun, cancel_futures=True)
+            pool.close(wait=not begun)
         if bar is not None:
             bar.close()
 

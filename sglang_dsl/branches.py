@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_dsl.core import Core
 from sglang_dsl.errors import BadProgram, NoWinner, ProgramError, Timeout, again
 from sglang_dsl.feed import Mark, Signal
+from sglang_dsl.ir import caller
 
 
 class Branch(Protocol):
@@ -48,12 +49,18 @@ class Vote:
 
     @property
     def count(self) -> int:
+        """How many branches said `value`."""
         return self.counts[0][1]
 
     @property
     def share(self) -> float:
         """Part of the branches that voted, 0 to 1."""
         return self.count / sum(count for _, count in self.counts)
+
+
+def place_of(branches: Sequence[Branch]) -> dict[str, Any]:
+    """Program and line, for an error."""
+    return {"program": branches[0].core.program, "source": caller()}
 
 
 class _Watch(Generic[B]):
@@ -64,6 +71,7 @@ class _Watch(Generic[B]):
             raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
         self.signal = Signal()
         self._timeout = timeout
+        self._place = place_of(branches)
         self._until = None if timeout is None else time.monotonic() + timeout
         self._left: dict[int, tuple[B, Mark]] = {
             index: (branch, branch.core.watch(self.signal)) for index, branch in enumerate(branches)
@@ -93,6 +101,7 @@ class _Watch(Generic[B]):
             f"{len(self._left)} branches had not ended within {self._timeout:g} s",
             retryable=True,
             hint="give them more time with timeout=...",
+            **self._place,
         )
 
 
@@ -105,7 +114,9 @@ def as_they_end(branches: Sequence[B], timeout: float | None = None) -> Iterator
         yield from watch.news()
 
 
-async def as_they_end_async(branches: Sequence[B], timeout: float | None = None) -> AsyncIterator[Ended[B]]:
+async def as_they_end_async(
+    branches: Sequence[B], timeout: float | None = None
+) -> AsyncGenerator[Ended[B], None]:
     watch = _Watch(branches, timeout)
     while not watch.over:
         if not await watch.signal.wait_for_async(watch.ready, watch.patience):
@@ -150,12 +161,11 @@ class Race(Generic[B]):
         said = f"{len(self._refused)} were refused"
         if self._failed:
             said += f", {len(self._failed)} failed"
-        raise NoWinner(f"none of {len(self.branches)} branches was accepted: {said}") from next(
-            iter(self._failed.values()), None
-        )
+        said = f"none of {len(self.branches)} branches was accepted: {said}"
+        raise NoWinner(said, **place_of(self.branches)) from next(iter(self._failed.values()), None)
 
 
-def tally(values: Sequence[Any], failed: int) -> Vote:
+def tally(values: Sequence[Any], failed: int, place: Mapping[str, Any] | None = None) -> Vote:
     """The vote of these values, in the branches' order. They are compared by ==. Raises NoWinner for none."""
     counts: list[tuple[Any, int]] = []
     for value in values:
@@ -166,7 +176,7 @@ def tally(values: Sequence[Any], failed: int) -> Vote:
         else:
             counts.append((value, 1))
     if not counts:
-        raise NoWinner(f"no branch has a value to vote with: {failed} failed")
+        raise NoWinner(f"no branch has a value to vote with: {failed} failed", **place or {})
     counts.sort(key=lambda pair: -pair[1])  # stable: the earliest first on a tie
     return Vote(counts[0][0], tuple(counts), failed)
 

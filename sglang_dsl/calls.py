@@ -9,9 +9,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -27,7 +28,7 @@ from sglang_dsl.backends.base import (
     Delta,
 )
 from sglang_dsl.budgets import Meter
-from sglang_dsl.errors import BackendError, ReplayMiss
+from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.ir import Source
 from sglang_dsl.record import Record, key_of
@@ -102,9 +103,15 @@ class Calls:
         return await self._made(where, _Generation(call, before, piece), drawn)
 
     async def score(
-        self, where: Where, call: ChoiceCall, before: Callable[[Backend], Awaitable[None]]
+        self,
+        where: Where,
+        call: ChoiceCall,
+        before: Callable[[Backend], Awaitable[None]],
+        drawn: bool = False,
     ) -> ChoiceScores:
-        return await self._made(where, _Scoring(call, before), drawn=False)
+        """`drawn`: one of the choices will be drawn by chance; meta["draw"] is then a seed to do it with, so
+        that a replay draws the same one."""
+        return await self._made(where, _Scoring(call, before, drawn), drawn)
 
     async def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
         # All are asked before any counts. The calls of a run are made on one loop: none comes between.
@@ -221,14 +228,21 @@ class _Generation:
         pieces: list[str] = []
         meta: dict[str, Any] = {}
         deltas: Any = backend.stream(self.call)
+        ended = False
         # Closed here and now when this task is cancelled, so that the backend stops too.
-        async with aclosing(deltas):
+        async with aclosing(deltas) if hasattr(deltas, "aclose") else nullcontext():
             async for delta in deltas:
                 if clock.first is None:
                     clock.first = clock.seconds
                 pieces.append(delta.text)
-                meta = delta.meta or meta
+                if delta.meta is not None:
+                    meta, ended = delta.meta, True
                 piece(delta)
+        if not ended:
+            raise BackendError(
+                "the stream broke off: it ended without its last piece, which tells why it ended",
+                retryable=True,
+            )
         return Completion(("".join(pieces),), meta)
 
     def write(self, done: Completion) -> dict[str, Any]:
@@ -245,6 +259,7 @@ class _Generation:
 class _Scoring:
     call: ChoiceCall
     before: Callable[[Backend], Awaitable[None]]
+    drawn: bool
 
     def request(self) -> dict[str, Any]:
         return _plain(self.call)
@@ -255,6 +270,10 @@ class _Scoring:
         if len(found.scores) != len(self.call.choices):
             said = f"the backend scored {len(found.scores)} of {len(self.call.choices)} choices"
             raise BackendError(said)
+        if self.drawn:
+            # Not from `random`, whose sequence is the user's own.
+            draw = int.from_bytes(os.urandom(8), "big") >> 1
+            return ChoiceScores(found.scores, {**found.meta, "draw": draw})
         return found
 
     def write(self, done: ChoiceScores) -> dict[str, Any]:
@@ -269,13 +288,20 @@ async def _in_time(where: Where, asked: _Asked[T], backend: Backend, clock: _Clo
     limited = [(left, meter) for meter in where.meters if (left := meter.left_s) is not None]
     shortest = min(limited, key=lambda pair: pair[0], default=None)
     if shortest is None or (where.timeout is not None and where.timeout <= shortest[0]):
-        async with asyncio.timeout(where.timeout):
-            return await asked.make(backend, clock)
+        limit, meter = where.timeout, None
+    else:
+        limit, meter = max(0.0, shortest[0]), shortest[1]
+    deadline = asyncio.timeout(limit)
     try:
-        async with asyncio.timeout(max(0.0, shortest[0])):
+        async with deadline:
             return await asked.make(backend, clock)
     except TimeoutError as error:
-        raise shortest[1].late() from error
+        if not deadline.expired():
+            # The backend's own: a deadline of its connection, say.
+            raise Timeout(f"{type(error).__name__}: {error}".rstrip(": "), retryable=True) from error
+        if meter is None:
+            raise
+        raise meter.late() from error
 
 
 def _plain(call: Call | ChoiceCall) -> dict[str, Any]:

@@ -60,12 +60,15 @@ class Words(TypedDict, total=False):
     require_reasoning: bool | None
     max_thinking_tokens: int | None
     skip_special_tokens: bool | None
+    no_stop_trim: bool | None
+    logit_bias: Mapping[int, float] | None
     timeout: float | None
 
 
 class Forms(Words, total=False):
     """And what the text must match, where it stays a text."""
 
+    name: str | None
     dtype: type | str | None
     regex: str | None
     json_schema: str | Mapping[str, Any] | type | None
@@ -73,11 +76,10 @@ class Forms(Words, total=False):
     structural_tag: str | Mapping[str, Any] | None
 
 
-class AllWords(Forms, total=False):
+class AllForms(Forms, total=False):
     n: int | None
     choices: Iterable[str] | None
     choices_method: ChoiceMethod | str | None
-    typed: Any
 
 
 class Runs(Protocol[P, Made]):
@@ -100,9 +102,15 @@ class Runs(Protocol[P, Made]):
     @overload
     def __call__(self, *args: Any, use_thread: Any, **kwargs: Any) -> Made: ...
     @overload
+    def __call__(self, *args: Any, no_stop_trim: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, num_api_spec_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
     def __call__(self, *args: Any, frequency_penalty: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, ignore_eos: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, logit_bias: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, logprob_start_len: Any, **kwargs: Any) -> Made: ...
     @overload
@@ -150,6 +158,7 @@ class Runs(Protocol[P, Made]):
     @overload
     def __call__(self, *args: Any, whitespace: Any, **kwargs: Any) -> Made: ...
 
+
 class Method(Protocol[Made]):
     """A method of a program that takes its function's parameters."""
 
@@ -176,26 +185,28 @@ class Decorator(Protocol):
     def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
 
 
-class BatchWords(TypedDict, total=False):
-    """run_batch's words, and run's, but for those that decide what comes back."""
+class RunWords(Words, total=False):
+    """run's words, which are those of @function, too."""
 
-    num_threads: int | Literal["auto"]
-    progress_bar: bool
-    ordered: bool
-    resume: str | PathLike[str] | None
     backend: Any
     stream: bool
     budget: Budget | None
     cache: Literal["rw", "ro", "off"]
     cache_dir: str | PathLike[str] | None
     use_thread: bool
+    num_api_spec_tokens: int | None
     n: int | None
     max_new_tokens: int | None
     min_new_tokens: int | None
 
 
-class AllBatchWords(BatchWords, Words, total=False):
-    pass
+class BatchWords(RunWords, total=False):
+    """And run_batch's, but for those that decide what comes back."""
+
+    num_threads: int | Literal["auto"]
+    progress_bar: bool
+    ordered: bool
+    resume: str | PathLike[str] | None
 
 
 class Batches(Protocol):
@@ -206,7 +217,7 @@ class Batches(Protocol):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[AllBatchWords],
+        **words: Unpack[BatchWords],
     ) -> list[ProgramState]: ...
     @overload
     def __call__(
@@ -215,8 +226,8 @@ class Batches(Protocol):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
-        **words: Unpack[AllBatchWords],
-    ) -> list[ProgramState | BaseException]: ...
+        **words: Unpack[BatchWords],
+    ) -> list[ProgramState | Exception]: ...
     @overload
     def __call__(
         self,
@@ -224,7 +235,7 @@ class Batches(Protocol):
         *,
         generator_style: Literal[True],
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[AllBatchWords],
+        **words: Unpack[BatchWords],
     ) -> Iterator[ProgramState]: ...
     @overload
     def __call__(
@@ -233,17 +244,17 @@ class Batches(Protocol):
         *,
         generator_style: Literal[True],
         on_error: Literal["return"],
-        **words: Unpack[AllBatchWords],
-    ) -> Iterator[ProgramState | BaseException]: ...
+        **words: Unpack[BatchWords],
+    ) -> Iterator[ProgramState | Exception]: ...
     @overload
     def __call__(
         self,
         batch_kwargs: Iterable[Any],
         *,
         generator_style: bool = False,
-        on_error: str = "raise",
-        **words: Any,
-    ) -> Any: ...
+        on_error: Literal["raise", "return"] = "raise",
+        **words: Unpack[BatchWords],
+    ) -> list[Any] | Iterator[Any]: ...
 
 
 class AsyncBatches(Protocol):
@@ -253,7 +264,7 @@ class AsyncBatches(Protocol):
         batch_kwargs: Iterable[Any] | AsyncIterable[Any],
         *,
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[AllBatchWords],
+        **words: Unpack[BatchWords],
     ) -> AsyncIterator[AsyncProgramState]: ...
     @overload
     def __call__(
@@ -261,7 +272,7 @@ class AsyncBatches(Protocol):
         batch_kwargs: Iterable[Any] | AsyncIterable[Any],
         *,
         on_error: Literal["return"],
-        **words: Unpack[AllBatchWords],
+        **words: Unpack[BatchWords],
     ) -> AsyncIterator[AsyncProgramState | Exception]: ...
 
 

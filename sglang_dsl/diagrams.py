@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from sglang_dsl.ir import (
@@ -51,10 +51,13 @@ class Graph:
         return number
 
 
-def program_graph(title: str, body: Seq) -> Graph:
-    """The nodes of a program in order, branches side by side between a fork and its join."""
+def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ()) -> Graph:
+    """The nodes of a program in order, branches side by side between a fork and its join; programs that it
+    `called` stand beside it."""
     graph = Graph(title)
     _sequence(graph, body.nodes, [])
+    for name, other in called:
+        _sequence(graph, other.nodes, [graph.box(f"calls {name}", "role", [])])
     return graph
 
 

@@ -6,7 +6,7 @@ asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -15,19 +15,35 @@ from rich.table import Table
 from rich.text import Text as RichText
 from rich.tree import Tree
 
+from sglang_dsl.diagrams import calls_graph, dot, mermaid
+from sglang_dsl.errors import BadProgram
 from sglang_dsl.executor import Executor
-from sglang_dsl.feed import Mark
+from sglang_dsl.outline import Block, Branches, outline
 from sglang_dsl.state import ProgramState
-from sglang_dsl.transcript import Transcript
 from sglang_dsl.usage import COUNTED
 
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green"}
 _CHOSEN = "bold yellow"
 
 
-def show(state: ProgramState, console: Console | None = None) -> None:
-    """Print a state; waits for what it has queued. A failure is printed too, below what came before it."""
-    (console or Console()).print(render(state))
+FORMS = ("tree", "mermaid", "dot")
+
+
+def show(state: ProgramState, console: Console | None = None, form: str = "tree") -> None:
+    """Print a state; waits for what it has queued. "tree": what was said, a failure below what came before
+    it, and usage; "mermaid" and "dot": its calls as a diagram. Raises BadProgram for another form."""
+    if form not in FORMS:
+        raise BadProgram(f"form is one of {', '.join(map(repr, FORMS))}; got {form!r}")
+    if form == "tree":
+        (console or Console()).print(render(state))
+        return
+    state.error()
+    core = state.core
+    records = core.run.ledger.records() if isinstance(core, Executor) else ()
+    graph = calls_graph(core.run.program if isinstance(core, Executor) else "", records)
+    made = mermaid(graph) if form == "mermaid" else dot(graph)
+    # As it is, for other programs to read: not wrapped, no styles.
+    (console or Console()).print(made, end="", markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
 def render(state: ProgramState) -> RenderableType:
@@ -35,7 +51,7 @@ def render(state: ProgramState) -> RenderableType:
     error = state.error()
     core = state.core
     joined = core.joined if isinstance(core, Executor) else []
-    parts = _parts(core.so_far(), Transcript.EMPTY, joined)
+    parts = _parts(outline(core.so_far(), joined=joined))
     if error is not None:
         parts.append(Panel(str(error), title=type(error).__name__, border_style="red"))
     if isinstance(core, Executor):
@@ -43,54 +59,28 @@ def render(state: ProgramState) -> RenderableType:
     return Group(*parts)
 
 
-def _parts(
-    transcript: Transcript,
-    since: Transcript,
-    joined: list[tuple[Mark, list[tuple[Transcript, Transcript]]]],
-) -> list[RenderableType]:
+def _parts(parts: Sequence[Block | Branches]) -> list[RenderableType]:
     """Turns and loose text in order, with the branches where they were joined."""
-    parts: list[RenderableType] = []
-    text = RichText()
-    role: str | None = None
-    waiting = list(joined)
-
-    def release() -> None:
-        nonlocal text
-        if text.plain:
-            style = _ROLES.get(role or "", "white")
-            parts.append(Panel(text, title=role, title_align="left", border_style=style) if role else text)
+    made: list[RenderableType] = []
+    for part in parts:
+        if isinstance(part, Branches):
+            made.append(_branches(part))
+            continue
         text = RichText()
-
-    def branches_here(at: Transcript) -> None:
-        while waiting and waiting[0][0].transcript is at:
-            release()
-            parts.append(_branches(waiting.pop(0)[1]))
-
-    branches_here(since)
-    for entry in transcript.entries(since):
-        match entry.kind:
-            case "open":
-                release()
-                role = entry.value
-            case "close":
-                release()
-                role = None
-            case _:
-                piece = RichText(entry.value, style=_CHOSEN if entry.chosen is not None else "")
-                text.append_text(piece)
-                if entry.chosen:
-                    text.append(f" ⟵ {entry.chosen}", style="dim")
-        branches_here(entry)
-    release()
-    for _, rest in waiting:
-        parts.append(_branches(rest))
-    return parts
+        for entry in part.entries:
+            text.append(entry.value, style=_CHOSEN if entry.chosen is not None else "")
+            if entry.chosen:
+                text.append(f" ⟵ {entry.chosen}", style="dim")
+        style = _ROLES.get(part.role or "", "white")
+        framed = Panel(text, title=part.role, title_align="left", border_style=style)
+        made.append(text if part.role is None else framed)
+    return made
 
 
-def _branches(branches: list[tuple[Transcript, Transcript]]) -> Tree:
-    tree = Tree(f"fork, {len(branches)} branches", style="blue")
-    for index, (begin, end) in enumerate(branches):
-        tree.add(Group(RichText(f"branch {index}", style="blue"), *_parts(end, begin, [])))
+def _branches(fork: Branches) -> Tree:
+    tree = Tree(f"fork, {len(fork.branches)} branches", style="blue")
+    for index, parts in enumerate(fork.branches):
+        tree.add(Group(RichText(f"branch {index}", style="blue"), *_parts(parts)))
     return tree
 
 

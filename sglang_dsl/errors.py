@@ -20,8 +20,7 @@ An error is raised where the value is read. It does not hold the state alive.
 
 from __future__ import annotations
 
-import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_dsl.ir import Source
 
@@ -127,8 +126,20 @@ class ProgramCancelled(ProgramError):
     """Cancelled before it was done."""
 
 
+E = TypeVar("E", bound=ProgramError)
+
+
 def again(error: ProgramError) -> ProgramError:
     """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own."""
-    fresh = copy.copy(error)
+    fresh = copied(error)
     fresh.__cause__ = error.__cause__
+    return fresh
+
+
+def copied(error: E) -> E:
+    """The same error once more, with no traceback and no cause. Its class may be anybody's, and take other
+    arguments than it keeps: it is not called."""
+    fresh = type(error).__new__(type(error), *error.args)
+    fresh.args = error.args
+    vars(fresh).update(vars(error))
     return fresh

@@ -15,11 +15,12 @@ import json
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl import lower
-from sglang_dsl.backends.base import Backend, ChoiceCall
+from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
 from sglang_dsl.budgets import Budget, Meter
 from sglang_dsl.calls import Where
 from sglang_dsl.choices import METHODS, told
@@ -45,13 +46,15 @@ from sglang_dsl.ir import (
     Select,
     Source,
     Text,
+    caller,
     flatten,
 )
 from sglang_dsl.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.loop import background
 from sglang_dsl.passes import merge_text, role_after, sets
-from sglang_dsl.reasoning import Telling
+from sglang_dsl.reasoning import Split, Telling
 from sglang_dsl.run import Body, Item, Prefix, RunInfo, forget_frames, placed, typed_value
+from sglang_dsl.speculation import Speculation
 from sglang_dsl.transcript import Transcript
 
 
@@ -73,6 +76,7 @@ class Executor:
         self.run, self.branch, self.body = run, branch, body
         self.meters = (*(run.meters if meters is None else meters),)
         self._step = 0
+        self._ahead = Speculation.of(run.speculation, run.backend)
         self.transcript = Transcript.EMPTY
         self.start = Transcript.EMPTY
         self.variables = variables if variables is not None else {}
@@ -89,12 +93,18 @@ class Executor:
         self._lock = threading.Lock()
         self._active = False
         self._task: asyncio.Task[Any] | None = None
-        self._cancelled = False
+        # Which item of the queue is being done, counted from 0; those before `_cancel_to` are cancelled.
+        self._at, self._cancel_to, self._waits_since = -1, 0, 0
+        self._src: Source | None = None  # where it was forked
         self._changed = Signal()
         self._scopes: dict[str, Transcript] = {}
         self._children: weakref.WeakSet[Executor] = weakref.WeakSet()
         self._forks = 0
         run.enter(self)
+
+    @property
+    def program(self) -> str:
+        return self.run.program
 
     # -- adding ----------------------------------------------------------------------------------------------
 
@@ -168,25 +178,31 @@ class Executor:
         body = self.body
         if body is not None and body.elsewhere:
             self._changed.wait(lambda: name in self.variables or body.done)
-        return self._found(name)
+        return self._wanted(self._found(name))
 
     async def find_async(self, name: str) -> Variable:
         body = self.body
         if body is not None and body.elsewhere:
             await self._changed.wait_async(lambda: name in self.variables or body.done)
-        return self._found(name)
+        return self._wanted(self._found(name))
+
+    def _wanted(self, variable: Variable) -> Variable:
+        """Somebody is going to read it: what is held back for the rest of its turn is asked for now."""
+        if self._ahead is not None and not variable.done:
+            self.mark()
+        return variable
 
     def _found(self, name: str) -> Variable:
         variable = self.variables.get(name)
         if variable is not None:
             return variable
         if self.body is not None and self.body.error is not None:
-            raise self.body.error
+            raise _fresh(self.body.error)
         if self.error is not None:
             raise again(self.error)
-        known = ", ".join(repr(known) for known in self.variables) or "none"
+        known = ", ".join(map(repr, list(self.variables))) or "none"
         raise MissingVariable(
-            f"no variable {name!r}; known: {known}", program=self.run.program, variable=name
+            f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
         )
 
     def mark(self) -> Mark:
@@ -207,7 +223,7 @@ class Executor:
             body.end.wait()
         transcript = self.mark().wait()
         if body is not None and body.error is not None:
-            raise body.error
+            raise _fresh(body.error)
         return transcript
 
     async def settled_async(self) -> Transcript:
@@ -218,7 +234,7 @@ class Executor:
         await mark.signal.wait_async(lambda: mark.done)
         transcript = mark.result()
         if body is not None and body.error is not None:
-            raise body.error
+            raise _fresh(body.error)
         return transcript
 
     def so_far(self) -> Transcript:
@@ -234,16 +250,17 @@ class Executor:
         yield from (piece.text for piece in self.feed.read(lambda: end.index) if piece.text)
         end.result()
 
-    async def pieces_async(self) -> AsyncIterator[str]:
+    async def pieces_async(self) -> AsyncGenerator[str, None]:
         if not self.run.stream:
             mark = self.mark()
             await mark.signal.wait_async(lambda: mark.done)
             yield mark.result().text()
             return
         end = self._stream_end()
-        async for piece in self.feed.read_async(lambda: end.index):
-            if piece.text:
-                yield piece.text
+        async with aclosing(self.feed.read_async(lambda: end.index)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece.text
         end.result()
 
     def _stream_end(self) -> Mark:
@@ -288,8 +305,9 @@ class Executor:
                 )
                 for index in range(size)
             ]
-        for child in children:
-            self._children.add(child)
+            for child in children:
+                child._src = src
+                self._children.add(child)
         return children
 
     def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
@@ -367,18 +385,35 @@ class Executor:
 
     def cancel(self) -> None:
         """Stop what is under way, here and in the branches; readers get ProgramCancelled. Without effect when
-        idle."""
-        for child in list(self._children):
+        idle, but for a stream whose function has not returned: what that goes on to add is not done."""
+        body = self.body
+        if body is not None and body.elsewhere and not body.stop.stopped:
+            body.stop.cancel()  # this executor too
+            return
+        with self._lock:
+            children = list(self._children)
+        for child in children:
             child.cancel()
         with self._lock:
+            # What is queued by now: what is added later is not meant.
+            self._cancel_to = self._at + 1 + len(self._queue)
             if not self._active:
                 return
-            self._cancelled = True
         background().call(self._cancel_task)
 
     def _cancel_task(self) -> None:
-        if self._task is not None:
+        # By now what was to be stopped may have ended, and what was added later have begun.
+        if self._task is not None and self._at < self._cancel_to:
             self._task.cancel()
+
+    def _is_cancelled(self, item: Item) -> bool:
+        """Whether what is to be done now is not to be done. Text costs nothing: it is said, so that a rollback
+        finds its checkpoint."""
+        held = self._ahead is not None and bool(self._ahead.held)
+        if not held:
+            self._waits_since = self._at
+        cancelled = self.run.stop.stopped or self._waits_since < self._cancel_to
+        return cancelled and (held or isinstance(item.node, Gen | Select))
 
     # -- on the loop -----------------------------------------------------------------------------------------
 
@@ -386,9 +421,11 @@ class Executor:
         """Begin the coroutine unless it runs. The lock is held."""
         if self._active:
             return
-        if self._begun and all(item.node is None for item in self._queue):
+        waits = self._ahead is not None and bool(self._ahead.held)
+        if self._begun and not waits and all(item.node is None for item in self._queue):
             # Nothing to wait for: the marks are reached here and now.
             while self._queue:
+                self._at += 1
                 self._reach(self._queue.popleft())
             return
         self._active = True
@@ -402,23 +439,31 @@ class Executor:
                     self._active, self._task = False, None
                     return
                 item = self._queue.popleft()
+                self._at += 1
             try:
                 if not self._begun:
                     await self._begin()
-                if self._cancelled and self.error is None:
+                if self.error is None and self._is_cancelled(item):
                     raise asyncio.CancelledError
-                if self.error is None and item.node is not None:
+                if self.error is None and self._ahead is not None:
+                    await self._ahead.fold(item, self)
+                elif self.error is None and item.node is not None:
                     await self._fold(item.node, item)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - answered to whoever reads
+            except BaseException as error:  # noqa: BLE001 - answered to whoever reads; SystemExit too
                 self._fail(error, item)
-            for made in (item.variable, item.thought):
-                if self.error is not None and made is not None and not made.done:
-                    made.fail(self.error)
+            if self.error is not None:
+                for made in (item.variable, item.thought):
+                    if made is not None and not made.done:
+                        made.fail(self.error)
+                if self._ahead is not None:
+                    self._ahead.drop(self.error)
             self._reach(item)
 
     def _reach(self, item: Item) -> None:
+        if item.back is not None and self._ahead is not None:
+            self._ahead.ahead.forget()
         if item.back is not None and item.back.error is None:
-            self.transcript, self.error, self._cancelled = item.back.transcript, None, False
+            self.transcript, self.error = item.back.transcript, None
             length = self.transcript.length
             self._scopes = {name: begin for name, begin in self._scopes.items() if begin.length <= length}
         if item.mark is not None:
@@ -469,16 +514,26 @@ class Executor:
 
     async def _generate(self, node: Gen, item: Item) -> None:
         assert item.variable is not None
-        variable, where = item.variable, self._where("gen", node.name, item, node.timeout)
         ready = lower.lower(node, self.run.defaults)
-        call = ready.call(self.transcript.prompt(), where.timeout)
-        streamed = self.run.stream and call.n == 1 and not ready.peeks
-
-        told = Telling(node, variable, item.thought, self.feed)
-        done = await self.run.calls.generate(where, call, self._warm, told.piece if streamed else None)
+        streamed = self.run.stream and ready.n == 1 and not ready.peeks
+        told = Telling(node, item.variable, item.thought, self.feed)
+        if self._ahead is not None and not ready.peeks and self._ahead.goes_on(self.transcript):
+            done = await self._ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
+        else:
+            where = self._where("gen", node.name, item, node.timeout)
+            call = ready.call(self.transcript.prompt(), where.timeout)
+            done = await self.run.calls.generate(where, call, self._warm, told.piece if streamed else None)
         if streamed:
             told.end()
         splits = [told.split("" if ready.peeks else text) for text in done.texts]
+        self._settle(node, item, done, splits, streamed)
+
+    def _settle(
+        self, node: Gen, item: Item, done: Completion, splits: Sequence[Split], streamed: bool = False
+    ) -> None:
+        """Say what was generated, and tell it to the readers."""
+        assert item.variable is not None
+        variable, one = item.variable, len(splits) == 1
         first, answers = splits[0], [split.answer for split in splits]
         self.transcript = self.transcript.say(
             first.answer, chosen=node.name or "", hidden=first.head, thought=first.reasoning
@@ -487,19 +542,21 @@ class Executor:
             self.feed.put(first.answer)
         if item.thought is not None:
             thoughts = [split.reasoning for split in splits]
-            item.thought.settle(thoughts[0] if call.n == 1 else thoughts, streamed=streamed)
-        variable.raw, variable.meta = answers[0] if call.n == 1 else answers, done.meta
+            item.thought.settle(thoughts[0] if one else thoughts, streamed=streamed)
+        variable.raw, variable.meta = answers[0] if one else answers, done.meta
         values = [typed_value(node, text, done.meta) for text in answers]
-        variable.settle(values[0] if call.n == 1 else values, done.meta, streamed=streamed)
+        variable.settle(values[0] if one else values, done.meta, streamed=streamed)
 
     async def _select(self, node: Select, item: Item) -> None:
         assert item.variable is not None
         variable, where = item.variable, self._where("select", node.name, item, node.timeout)
         method = METHODS[node.method]
         call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
-        found = await self.run.calls.score(where, call, self._warm)
+        seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+        drawn = node.temperature > 0 and seed is None
+        found = await self.run.calls.score(where, call, self._warm, drawn)
         try:
-            seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+            seed = found.meta["draw"] if drawn else seed
             pairs = zip(found.scores, node.choices, strict=True)
             scores = [dataclasses.replace(score, text=option) for score, option in pairs]
             decision = method.decide(scores, node.temperature, seed)
@@ -528,7 +585,7 @@ class Executor:
             return
         place: dict[str, Any] = {
             "program": self.run.program,
-            "source": item.src,
+            "source": item.src or self._src,
             "node": f"{item.node.label():.200}" if item.node is not None else None,
             "variable": item.variable.name if item.variable is not None else None,
             "backend": self.run.backend.name if self.run.backend is not None else None,
@@ -542,3 +599,7 @@ def _set_by(branch: Executor) -> dict[str, Any]:
     """name -> value of every variable that a branch set itself. All are there already."""
     own = branch.variables.items()
     return {name: found.wait() for name, found in own if branch.inherited.get(name) is not found}
+
+
+def _fresh(error: BaseException) -> BaseException:
+    return again(error) if isinstance(error, ProgramError) else error

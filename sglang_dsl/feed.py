@@ -11,9 +11,10 @@ Knows no nodes and no backends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, NamedTuple
 
 from sglang_dsl.errors import ProgramError, SglError, again
@@ -57,8 +58,14 @@ class Signal:
                 return True
             left = None if until is None else until - time.monotonic()
             if not event.wait(left):
+                self._forget(event.set)
                 return ready()
         return True
+
+    def _forget(self, waker: Callable[[], object]) -> None:
+        """Who has left waits no more: a signal that never comes does not collect them."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._wakers.remove(waker)
 
     async def wait_for_async(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """wait_for() for a coroutine on any event loop."""
@@ -80,14 +87,18 @@ class Signal:
                     woken.set_result(None)
 
             def wake(loop: asyncio.AbstractEventLoop = loop, then: Callable[[], None] = set_result) -> None:
-                if not loop.is_closed():
+                with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
                     loop.call_soon_threadsafe(then)
 
             with self._lock:
                 self._wakers.append(wake)
             if ready():
                 return
-            await woken
+            try:
+                await woken
+            finally:
+                if not woken.done() or woken.cancelled():
+                    self._forget(wake)
 
 
 class Piece(NamedTuple):
@@ -124,7 +135,7 @@ class Feed:
             if stop is not None and cursor >= stop:
                 return
 
-    async def read_async(self, end: Callable[[], int | None]) -> AsyncIterator[Piece]:
+    async def read_async(self, end: Callable[[], int | None]) -> AsyncGenerator[Piece, None]:
         cursor = 0
         while True:
             at = cursor

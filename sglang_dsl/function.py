@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
 
 from runtime.protocol.registry import Registry
 from sglang_dsl import lower
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
 
     from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.budgets import Price
     from sglang_dsl.checked import (
         Decorator,
+        RunWords,
         calls_as_it_runs,
         keeps_parameters,
         runs_batches,
         runs_batches_async,
     )
+    from sglang_dsl.planning import Plan
     from sglang_dsl.state import ProgramState
     from sglang_dsl.trace import Program
 
@@ -58,6 +61,7 @@ class Options:
     cache: str = "off"
     cache_dir: str | None = None
     use_thread: bool = True
+    num_api_spec_tokens: int | None = None
 
     def with_words(self, words: Mapping[str, Any]) -> Options:
         """These options with run's words over them. Raises BadProgram."""
@@ -69,6 +73,9 @@ class Options:
         budget = words.get("budget", self.budget)
         if budget is not None and not isinstance(budget, Budget):
             raise BadProgram(f"budget takes a Budget(...), got {budget!r}")
+        ahead = words.get("num_api_spec_tokens", self.num_api_spec_tokens)
+        if ahead is not None and not (type(ahead) is int and ahead >= 1):
+            raise BadProgram(f"num_api_spec_tokens takes a number of at least 1, or None; got {ahead!r}")
         folder = words.get("cache_dir", self.cache_dir)
         cache = words.get("cache", "rw" if "cache_dir" in words and folder is not None else self.cache)
         if cache not in MODES:
@@ -84,12 +91,16 @@ class Options:
             cache,
             None if folder is None else os.fspath(folder),
             bool(words.get("use_thread", self.use_thread)),
+            ahead,
         )
 
 
 RUN_WORDS = frozenset(
-    {"backend", "stream", "timeout", "budget", "cache", "cache_dir", "use_thread", *lower.WORDS}
-)
+    {
+        "backend", "stream", "timeout", "budget", "cache", "cache_dir", "use_thread", "num_api_spec_tokens",
+        *lower.WORDS,
+    }
+)  # fmt: skip
 MODES = ("rw", "ro", "off")
 
 
@@ -102,12 +113,15 @@ _PARTS: Registry[Any] = Registry(
         "run_batch": "sglang_dsl.launch:run_batch",
         "run_batch_async": "sglang_dsl.launch:run_batch_async",
         "trace": "sglang_dsl.launch:trace",
+        "cache": "sglang_dsl.launch:cache",
+        "plan": "sglang_dsl.launch:plan",
     },
 )
 
 
 class SglFunction(Generic[P, R]):
-    """A program: of a function with the parameters P behind the state, which returns R. Calling it runs it. Works as a method too: the state is the first parameter after `self`."""
+    """A program, of a function that takes P besides the state and returns R. Calling it runs it. Works as a
+    method too: the state is the first parameter after `self`."""
 
     def __init__(
         self,
@@ -141,6 +155,7 @@ class SglFunction(Generic[P, R]):
 
     @property
     def name(self) -> str:
+        """The function's qualified name, as errors, seeds and records have it."""
         return str(getattr(self._func, "__qualname__", repr(self._func)).replace("<locals>.", ""))
 
     @property
@@ -181,12 +196,13 @@ class SglFunction(Generic[P, R]):
                 raise BadProgram(f"{self.name} takes no argument {', '.join(unknown)}; known: {known}")
         return self._copy(bound=self._bound | arguments)
 
-    def options(self, **words: Any) -> SglFunction[P, R]:
+    def options(self, **words: Unpack[RunWords]) -> SglFunction[P, R]:
         """This program with other defaults: run's words (backend, timeout, temperature, ...). Raises
         BadProgram."""
         if unknown := sorted(set(words) - RUN_WORDS):
             raise BadProgram(f"{', '.join(unknown)}: unknown; known: {', '.join(sorted(RUN_WORDS))}")
-        return cast("SglFunction[P, R]", self._copy(options=self._options.with_words(words)))
+        options = self._options.with_words(cast("dict[str, Any]", words))
+        return cast("SglFunction[P, R]", self._copy(options=options))
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Words of run, and the function's own arguments. A name that is both is the function's."""
@@ -361,17 +377,33 @@ class SglFunction(Generic[P, R]):
 
     compile = trace
 
+    def plan(self, *args: Any, price: Price | None = None, **kwargs: Any) -> Plan:
+        """What a run with these arguments would ask its backend for, without asking: calls, prompt tokens
+        (how many of them are shared), completion tokens at most, and their price by `price`
+        (price_per_million(...)). Follows the function as trace does. Tokens are counted by the backend's
+        tokenizer where it has one, else estimated as characters / 4. Prints as a tree."""
+        options, rest = self._split(kwargs)
+        return cast("Plan", _PARTS.load("plan")(self, options, args, rest, price))
+
+    def cache(self, backend: Any = None, **arguments: Any) -> bool:
+        """Put the text that all runs begin with into the backend's prefix cache: what the function says
+        before its first generation or the first argument that is neither given here nor bound. The function
+        is followed up to there and no further. False where it begins with nothing constant. Raises NoBackend
+        and what the backend raises."""
+        options, rest = self._split(arguments if backend is None else {**arguments, "backend": backend})
+        return cast("bool", _PARTS.load("cache")(self, options, (), rest))
+
 
 @overload
-def function(func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
+def function(func: Callable[Concatenate[Any, P], R], /, **words: Unpack[RunWords]) -> SglFunction[P, R]: ...
 
 
 @overload
-def function(func: Callable[..., Any], /) -> SglFunction: ...
+def function(func: Callable[..., Any], /, **words: Unpack[RunWords]) -> SglFunction: ...
 
 
 @overload
-def function(**words: Any) -> Decorator: ...
+def function(**words: Unpack[RunWords]) -> Decorator: ...
 
 
 def function(func: Callable[..., Any] | None = None, /, **words: Any) -> Any:

@@ -87,6 +87,7 @@ class Hooks:
             end()
 
     def tell(self, event: CallEvent) -> None:
+        """Call all hooks with an event."""
         for hook in self._hooks:
             try:
                 hook(event)

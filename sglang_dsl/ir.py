@@ -180,6 +180,8 @@ class Sampling:
     require_reasoning: bool | None = None
     max_thinking_tokens: int | None = None
     skip_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    logit_bias: tuple[tuple[int, float], ...] | None = None
 
     def over(self, base: Sampling) -> Sampling:
         """These words where said, `base`'s elsewhere."""
@@ -189,10 +191,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Gen(Node, Generic[V]):
-    """A generation. To a type checker Gen[int] is one that is read as an int. At most one of dtype, regex, json_schema, ebnf, structural_tag, choices says what it must
-    match; `typed` as what type the text is read, and one of the others then follows from it. `reasoning`: how
-    the model marks its thoughts, where they are to be kept apart from the answer (a name of
-    runtime.formats.reasoning_types, or "auto")."""
+    """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
+    structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
+    others then follows from it. `reasoning`: how the model marks its thoughts, where they are to be kept
+    apart from the answer (a name of runtime.formats.reasoning_types, or "auto")."""
 
     KIND: ClassVar[str] = "gen"
     name: str | None = None
@@ -333,6 +335,11 @@ def to_dict(node: Node) -> dict[str, Any]:
     return data
 
 
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, at every depth."""
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
 def from_dict(data: dict[str, Any]) -> Node:
     """The node that to_dict described. Raises ValueError for an unknown kind."""
     kind = KINDS.get(str(data.get("kind")))
@@ -344,8 +351,7 @@ def from_dict(data: dict[str, Any]) -> Node:
             fields[below] = tuple(from_dict(child) for child in fields[below])
     if "sampling" in fields:
         said: dict[str, Any] = fields["sampling"]
-        words: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
-        fields["sampling"] = Sampling(**words)
+        fields["sampling"] = Sampling(**{word: _frozen(value) for word, value in said.items()})
     if "typed" in fields:
         fields["typed"] = Typed(**fields["typed"])
     if "choices" in fields:

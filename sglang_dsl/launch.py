@@ -13,7 +13,6 @@ import inspect
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
-    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -29,19 +28,21 @@ from sglang_dsl.async_state import AsyncProgramState
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.batch import Job, in_order
-from sglang_dsl.budgets import Budget, Meter
+from sglang_dsl.budgets import Budget, Meter, Price
+from sglang_dsl.compiling import follow, following, leading
 from sglang_dsl.core import AsyncCore
-from sglang_dsl.errors import BadProgram, ProgramError
+from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
 from sglang_dsl.executor import Executor
 from sglang_dsl.feed import Mark
 from sglang_dsl.ir import Sampling
 from sglang_dsl.loop import background, in_thread
+from sglang_dsl.planning import Plan, planned
 from sglang_dsl.precompile import constraints_of, send
 from sglang_dsl.record import Record, records
-from sglang_dsl.run import Body, RunInfo
+from sglang_dsl.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
-from sglang_dsl.trace import Placeholder, Program, Tracer
+from sglang_dsl.trace import Program
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -66,6 +67,8 @@ class Wanted(Protocol):
     def cache(self) -> str: ...
     @property
     def cache_dir(self) -> str | None: ...
+    @property
+    def num_api_spec_tokens(self) -> int | None: ...
     @property
     def use_thread(self) -> bool: ...
 
@@ -94,8 +97,16 @@ class Scope:
     record: Record | None = None
     inline: bool = False
 
-    def run(self, program: str, index: int | None, *, stream: bool) -> RunInfo:
-        """What a run in this scope shares. Its seed is no default of its calls: each derives its own."""
+    def run(
+        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
+    ) -> RunInfo:
+        """What a run in this scope shares. Its seed is no default of its calls: each derives its own. Raises
+        BadProgram for a stream that is to speculate."""
+        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
+            raise BadProgram(
+                f"{program} has num_api_spec_tokens, and its values are known when a whole reply is "
+                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
+            )
         return RunInfo(
             program,
             self.backend,
@@ -107,12 +118,11 @@ class Scope:
             self.record,
             index,
             self.inline,
+            None if stream else speculation,
         )
 
 
 _SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("sglang_dsl_scope", default=None)
-# Whether the running function is being traced: programs it calls are traced too.
-_TRACING: contextvars.ContextVar[bool] = contextvars.ContextVar("sglang_dsl_tracing", default=False)
 
 
 def launch(
@@ -120,15 +130,15 @@ def launch(
 ) -> ProgramState:
     """Run a program; what its function raises is raised here, in a stream where it is read. `index`: the
     item's place in a batch."""
-    if _TRACING.get():
-        return _follow(program, args, kwargs)[0]
+    if following():
+        return follow(program, args, kwargs)[0]
     args, kwargs = program.fill(args, kwargs)
     # Wrong arguments are refused here, also where the body would run beside the caller.
     program.signature.bind(*args, **kwargs)
     scope = _scope(wanted)
-    run = scope.run(program.name, index, stream=wanted.stream)
     if wanted.stream:
-        return _beside(program, scope, run, args, kwargs)
+        return _beside(program, scope, wanted, index, args, kwargs)
+    run = scope.run(program.name, index, stream=False, speculation=wanted.num_api_spec_tokens)
     state = ProgramState(Executor(run))
     state.index = index
     if program.is_async:
@@ -159,23 +169,32 @@ async def launch_async(
 ) -> AsyncProgramState:
     """Run a program from any event loop: an async function on that loop, an ordinary one beside it. What the
     function raises is raised here, in a stream where it is read; cancelling cancels the program."""
-    if _TRACING.get():
-        return _async_face(_follow(program, args, kwargs)[0])
+    if following():
+        return _async_face(follow(program, args, kwargs)[0])
     args, kwargs = program.fill(args, kwargs)
     program.signature.bind(*args, **kwargs)
     scope = _scope(wanted)
-    run = scope.run(program.name, index, stream=wanted.stream)
     if wanted.stream:
-        return _async_face(_beside(program, scope, run, args, kwargs))
-    state = ProgramState(Executor(run))
+        return _async_face(_beside(program, scope, wanted, index, args, kwargs))
+    stop, context = stop_here(), contextvars.copy_context()
+    if not program.is_async:
+        context.run(stop.inside)
+    speculation = wanted.num_api_spec_tokens
+    made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
+    state = ProgramState(Executor(context.run(made)))
     state.index = index
     if program.is_async:
         # A task of its own keeps the scope to itself.
-        await asyncio.create_task(_written(program, scope, state, args, kwargs))
+        task = asyncio.create_task(_written(program, scope, state, args, kwargs))
+        try:
+            await task
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled():
+                task.exception()  # it failed in the moment in which this was cancelled
+            raise
         await _print_text_async(state)
         return _async_face(state)
     ended = Mark()
-    context = contextvars.copy_context()
 
     def work() -> None:
         error: BaseException | None = None
@@ -191,7 +210,8 @@ async def launch_async(
         await ended.signal.wait_async(lambda: ended.done)
         ended.result()
     except BaseException:
-        state.cancel()
+        # The thread cannot be ended, but nothing it asks for from now on is done.
+        stop.cancel()
         raise
     await _print_text_async(state)
     return _async_face(state)
@@ -249,16 +269,27 @@ def _scope(wanted: Wanted) -> Scope:
     )
 
 
-def _beside(program: Startable, scope: Scope, run: RunInfo, args: Args, kwargs: Kwargs) -> ProgramState:
+def _beside(
+    program: Startable, scope: Scope, wanted: Wanted, index: int | None, args: Args, kwargs: Kwargs
+) -> ProgramState:
     """Begin the body on another thread; the state can be read meanwhile."""
-    executor = Executor(run)
-    body = executor.body = Body(Mark(executor.feed.signal))
+    stop, context = stop_here(), contextvars.copy_context()
+    context.run(stop.inside)
+    speculation = wanted.num_api_spec_tokens
+    made = functools.partial(scope.run, program.name, index, stream=True, speculation=speculation)
+    executor = Executor(context.run(made))
+    body = executor.body = Body(Mark(executor.feed.signal), stop=stop)
     state = ProgramState(executor)
 
     async def work_async() -> None:
         failure: BaseException | None = None
+        task = Task(asyncio.current_task())
         try:
+            stop.enter(task)
             await _written(program, scope, state, args, kwargs, body)
+        except asyncio.CancelledError as error:
+            said = "the program was cancelled while its function ran"
+            failure = ProgramCancelled(said, program=program.name, source=place_in(error))
         except BaseException as error:  # noqa: BLE001 - raised where the stream is read
             failure = error
         executor.finish_body(failure)
@@ -348,7 +379,11 @@ async def run_batch_async(
 
     async def one(index: int, item: Any) -> AsyncProgramState:
         state = await launch_async(program, wanted, *_arguments(item), index)
-        await state.sync()
+        try:
+            await state.sync()
+        except asyncio.CancelledError:
+            state.cancel()
+            raise
         return state
 
     total = len(items) if isinstance(items, Sized) else None
@@ -361,13 +396,13 @@ async def run_batch_async(
 
 
 def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
-    """A finished job's state, or its error by policy."""
+    """A finished job's state, or its error by policy; what is no Exception (SystemExit, ...) is raised."""
     # Closed here and now: an exception keeps its frames, and with them a generator that nobody reads.
     with closing(jobs):
         for job in jobs:
             if job.error is None:
                 yield job.state
-            elif on_error == "return":
+            elif on_error == "return" and isinstance(job.error, Exception):
                 yield job.error
             else:
                 raise job.error
@@ -376,10 +411,28 @@ def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
 def trace(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> Program:
     """Follow a program's function once; its backend, where one is set, hears of the constraints only; see
     SglFunction.trace."""
-    made = _follow(program, args, kwargs)[1]
-    if not _TRACING.get():
+    made = follow(program, args, kwargs)[1]
+    if not following():
         _tell_ahead(wanted, made)
     return made
+
+
+def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> bool:
+    """Commit a program's constant begin; see SglFunction.cache."""
+    scope = _scope(wanted)
+    if scope.backend is None:
+        raise NoBackend("cache() needs a backend: pass backend=..., or call set_default_backend(...)")
+    begin = leading(program, args, kwargs)
+    if begin.kind == "root":
+        return False
+    background().run(scope.backend.commit(begin.prompt()), scope.timeout)
+    return True
+
+
+def plan(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, price: Price | None) -> Plan:
+    """What a run would ask for; see SglFunction.plan."""
+    scope = _scope(wanted)
+    return planned(follow(program, args, kwargs)[1], scope.sampling, scope.backend, price)
 
 
 def _tell_ahead(wanted: Wanted, traced: Program) -> None:
@@ -388,42 +441,3 @@ def _tell_ahead(wanted: Wanted, traced: Program) -> None:
         return  # a name: its backend, which may have a model to load, is made when something runs
     scope = _scope(wanted)
     send(scope.backend, constraints_of(traced.nodes, scope.sampling))
-
-
-def _follow(program: Startable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
-    args, kwargs = program.fill(args, kwargs)
-    given = program.signature.bind_partial(*args, **kwargs)
-    missing: list[str] = []
-    for name, parameter in program.signature.parameters.items():
-        ordinary = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if ordinary and name not in given.arguments and parameter.default is parameter.empty:
-            given.arguments[name] = Placeholder(name)
-            missing.append(name)
-    tracer = Tracer(program.name)
-    state = ProgramState(tracer)
-    before = _TRACING.set(True)
-    try:
-        if program.is_async:
-            state.ret_value = _driven(program.write(_async_face(state), given.args, given.kwargs))
-        else:
-            state.ret_value = program.write(state, given.args, given.kwargs)
-    except (BadProgram, ProgramError):
-        raise
-    except Exception as error:
-        raise BadProgram(
-            f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
-            "arguments it can work with, or keep decisions on generated text out of it"
-        ) from error
-    finally:
-        _TRACING.reset(before)
-    return state, Program(program.name, tracer.body(), tuple(missing))
-
-
-def _driven(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of an async body that is followed without a loop: what it asks of `s` is there at once."""
-    try:
-        work.send(None)
-    except StopIteration as done:
-        return done.value
-    work.close()
-    raise BadProgram("it awaits something other than its state")

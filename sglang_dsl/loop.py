@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import contextvars
 import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from sglang_dsl.errors import SglError
 from sglang_dsl.settings import global_config
+from sglang_dsl.threads import Threads
 
 T = TypeVar("T")
 
@@ -41,8 +42,19 @@ class LoopThread:
         self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="sglang-dsl-loop", daemon=True)
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="sglang-dsl-loop", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):
+                # asyncio lets these through from a task, to end its program. Here they are the error of that
+                # task alone: all others go on.
+                continue
+            return
 
     @property
     def here(self) -> bool:
@@ -90,9 +102,10 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what runs and stop the thread."""
-        if not self._loop.is_running():
-            return
-        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_S)
+        if not self._loop.is_running() or self._pid != os.getpid():
+            return  # a forked child has the loop of its parent, and no thread that runs it
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_S)
         if not self._thread.is_alive():
@@ -131,8 +144,8 @@ def running() -> LoopThread | None:
 
 
 @functools.cache
-def _make_pool(depth: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(global_config.max_threads, thread_name_prefix=f"sglang-dsl-body{depth}")
+def _make_pool(depth: int) -> Threads:
+    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}")
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -146,11 +159,13 @@ def in_thread(work: Callable[[], object]) -> None:
     context.run(_DEPTH.set, depth + 1)
     with _START:
         pool = _make_pool(depth)
-    pool.submit(context.run, work)
+    pool.submit(functools.partial(context.run, work))
 
 
 def _forget() -> None:
-    # A forked child has none of its parent's threads.
+    # A forked child has none of its parent's threads, one of which may have held the lock.
+    global _START
+    _START = threading.Lock()
     _make_loop.cache_clear()
     _make_pool.cache_clear()
 

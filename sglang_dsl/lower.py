@@ -36,8 +36,9 @@ _COUNTS = frozenset(
      "max_thinking_tokens"}
 )  # fmt: skip
 _FLAGS = frozenset(
-    {"ignore_eos", "return_logprob", "return_text_in_logprobs", "require_reasoning", "skip_special_tokens"}
-)
+    {"ignore_eos", "return_logprob", "return_text_in_logprobs", "require_reasoning", "skip_special_tokens",
+     "no_stop_trim"}
+)  # fmt: skip
 # Fields of Sampling that become fields of SamplingParams, and under which name.
 _TO_PARAMS: dict[str, str] = {
     "max_tokens": "max_new_tokens",
@@ -48,6 +49,7 @@ _TO_PARAMS: dict[str, str] = {
     for name in (
         "stop", "stop_token_ids", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
         "presence_penalty", "repetition_penalty", "ignore_eos", "stop_regex", "skip_special_tokens",
+        "no_stop_trim", "logit_bias",
     )
 }  # fmt: skip
 # Words that few backends know; they travel as options, and a backend that does not know one refuses.
@@ -134,6 +136,8 @@ def _checked(name: str, word: str, value: Any) -> Any:
         if name == "stop_regex":
             return tuple(regex(one) for one in values)
         return values
+    if name == "logit_bias":
+        return _biases(word, value)
     if name == "whitespace":
         if value not in get_args(Whitespace):
             raise BadProgram(f"{word} is one of {', '.join(get_args(Whitespace))}; got {value!r}")
@@ -149,6 +153,17 @@ def _checked(name: str, word: str, value: Any) -> Any:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise BadProgram(f"{word} takes a number, got {value!r}")
     return float(value)
+
+
+def _biases(word: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids with what is added to their logits, in order. Raises BadProgram."""
+    if not isinstance(value, Mapping):
+        raise BadProgram(f"{word} takes a mapping of token ids to numbers, got {value!r:.80}")
+    for token, bias in value.items():
+        numbers = type(token) is int and isinstance(bias, int | float) and not isinstance(bias, bool)
+        if not numbers:
+            raise BadProgram(f"{word} takes token ids and numbers, got {token!r}: {bias!r:.40}")
+    return tuple(sorted((token, float(bias)) for token, bias in value.items()))
 
 
 def _other_ranges(words: Sampling) -> None:
@@ -168,6 +183,8 @@ def _params(words: Sampling, stops: tuple[str, ...]) -> SamplingParams:
     given = {
         target: value for name, target in _TO_PARAMS.items() if (value := getattr(words, name)) is not None
     }
+    if "logit_bias" in given:
+        given["logit_bias"] = dict(given["logit_bias"])
     if stops:
         given["stop"] = tuple(dict.fromkeys((*given.get("stop", ()), *stops)))
     try:

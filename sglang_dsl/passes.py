@@ -1,11 +1,23 @@
-"""Passes: IR -> IR, and questions about a tree. They know no backend and run nothing."""
+"""Passes: IR -> IR, and questions about a tree or about prompts. They know no backend and run nothing.
+
+merge_text, tidy    neighbouring text joined
+sets, variables     which names are set
+role_after          whether turns open and close as they should
+hoist               what prompts have in common at their begin
+plan_forks          the forks of a tree
+waves               which generations need nothing of each other
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from runtime.protocol.messages import Message
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.ir import Fork, Gen, Join, Node, RoleBegin, RoleEnd, ScopeEnd, Select, Seq, Text
+from sglang_dsl.ir import Fork, Gen, Join, Node, RoleBegin, RoleEnd, ScopeEnd, Select, Seq, Source, Text
 
 
 def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -73,3 +85,166 @@ def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
 def variables(node: Node) -> tuple[str, ...]:
     """Names that a tree sets, in order of first setting."""
     return tuple(dict.fromkeys(name for child in node.walk() if (name := sets(child)) is not None))
+
+
+# -- what prompts share --------------------------------------------------------------------------------------
+
+
+def common(items: Sequence[Sequence[object]]) -> int:
+    """How many items (token ids, characters) all sequences begin with alike."""
+    columns = zip(*items)
+    return sum(
+        1 for _ in itertools.takewhile(lambda column: all(one == column[0] for one in column), columns)
+    )
+
+
+def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    """The longest common begin of rendered prompts: whole turns, then the common text of the next one, which
+    is left open. Empty where they begin in different ways."""
+    if not prompts:
+        return ()
+    shared: list[Message] = []
+    for column in zip(*prompts):
+        first = column[0]
+        if all(one == first for one in column):
+            shared.append(first)
+            continue
+        texts = [one.content for one in column if isinstance(one.content, str) and one.role == first.role]
+        if len(texts) == len(column):
+            text = texts[0][: common(texts)]
+            shared.append(Message(role=first.role, content=text, open=True))
+        break
+    return tuple(shared)
+
+
+# -- forks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """One fork. `branch`: the branch it stands in, () in the program itself. `generations`: of each of its
+    branches, choices and those of forks below included. `join`: how it is joined, None where it is not.
+    `needs`: variables set before it whose values stand in its branches' texts. `prefix`: characters of text
+    that all branches go on from."""
+
+    branch: tuple[int, ...]
+    branches: int
+    generations: tuple[int, ...]
+    join: str | None
+    needs: tuple[str, ...]
+    prefix: int
+    src: Source | None = None
+
+
+def plan_forks(body: Seq) -> tuple[ForkPlan, ...]:
+    """The forks of a traced program, in order, those in branches after their own."""
+    return tuple(_forks(body, (), {}, 0))
+
+
+def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length: int) -> Iterator[ForkPlan]:
+    known, made = dict(known), 0
+    for index, node in enumerate(body.nodes):
+        if (name := sets(node)) is not None:
+            known[name] = None
+        if isinstance(node, Text):
+            length += len(node.text)
+        if not isinstance(node, Fork):
+            continue
+        later = body.nodes[index + 1 :]
+        join = next((one for one in later if isinstance(one, Join | Fork)), None)
+        said = {name for one in node.branches for name in _read(one)}
+        yield ForkPlan(
+            branch,
+            len(node.branches),
+            tuple(sum(isinstance(one, Gen | Select) for one in each.walk()) for each in node.branches),
+            join.mode if isinstance(join, Join) else None,
+            tuple(name for name in known if name in said),
+            length,
+            node.src,
+        )
+        for number, each in enumerate(node.branches, made):
+            yield from _forks(each, (*branch, number), known, length)
+        made += len(node.branches)
+        known.update(dict.fromkeys(variables(node)))
+
+
+_NAMED = re.compile(r"\{([^{}\n]*)\}")
+
+
+def _read(node: Node) -> Iterator[str]:
+    """Names that may stand for a value in the texts below `node`."""
+    for child in node.walk():
+        if isinstance(child, Text):
+            yield from _NAMED.findall(child.text)
+
+
+# -- waves ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A generation or choice: the program and the branch it stands in."""
+
+    program: str
+    branch: tuple[int, ...]
+    node: Gen | Select
+
+
+def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
+    """Generations and choices that can be asked for at once, wave after wave. The first program calls the
+    others, in their order.
+
+    One of a state comes after those before it. Those of different branches, and of different programs, need
+    each other only where a value stands in a text: as "{name}", which is how it was traced. Where several set
+    the same name, the latest is meant, so that a wave may be later than it must be and never too early.
+    """
+    if not programs:
+        return ()
+    first, *others = programs
+    outside = _Levels(first, {}).known
+    found = []
+    for one in others:
+        levels = _Levels(one, outside)
+        outside = {n: max(levels.known.get(n, 0), outside.get(n, 0)) for n in {**outside, **levels.known}}
+        found.append(levels)
+    found.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
+    steps = sorted((pair for one in found for pair in one.steps), key=lambda pair: pair[0])
+    last = steps[-1][0] if steps else -1
+    return tuple(tuple(step for level, step in steps if level == at) for at in range(last + 1))
+
+
+class _Levels:
+    """The wave of each step of one program. `outside`: after how many waves the values of others are
+    there; `known`: the same of its own."""
+
+    def __init__(self, program: tuple[str, Seq], outside: Mapping[str, int]) -> None:
+        self.steps: list[tuple[int, Step]] = []
+        self.known: dict[str, int] = {}
+        self._name, self._outside = program[0], outside
+        self._sequence(program[1], (), 0)
+
+    def _sequence(self, body: Seq, branch: tuple[int, ...], level: int) -> int:
+        """Number the steps of `body`, which begins after `level` waves; after how many it ends."""
+        open_ends: list[int] = []
+        made = 0
+        for node in body.nodes:
+            match node:
+                case Text():
+                    for name in _read(node):
+                        level = max(level, self.known.get(name, self._outside.get(name, 0)))
+                case Gen() | Select():
+                    self.steps.append((level, Step(self._name, branch, node)))
+                    level += 1
+                case Fork(branches=branches):
+                    open_ends += [
+                        self._sequence(one, (*branch, number), level)
+                        for number, one in enumerate(branches, made)
+                    ]
+                    made += len(branches)
+                case Join():
+                    level = max([level, *open_ends])  # whichever fork it joins
+                case _:
+                    pass
+            if (own := sets(node)) is not None:
+                self.known[own] = max(level, self.known.get(own, 0))
+        return level

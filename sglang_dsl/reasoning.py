@@ -9,6 +9,8 @@ from sglang_dsl.backends.base import Delta
 from sglang_dsl.feed import Feed, Variable
 from sglang_dsl.ir import Gen
 
+__all__ = ["Split", "Telling"]
+
 
 class Telling:
     """For one generation. `thought`: the variable of its reasoning; `whole`: the feed of the program's text,
@@ -35,7 +37,8 @@ class Telling:
     def _tell(self, thought: str, answer: str, delta: Delta) -> None:
         if thought and self._thought is not None:
             self._thought.feed.put(thought)
-        self._variable.feed.put(answer, delta.meta)
+        told = delta.meta if delta.told is None else delta.told
+        self._variable.feed.put(answer, told if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
     def split(self, text: str) -> Split:

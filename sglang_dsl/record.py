@@ -95,6 +95,7 @@ class Record:
             return int(self._base.execute("SELECT count(*) FROM calls").fetchone()[0])
 
     def close(self) -> None:
+        """Close the file; nothing can be found or kept after that."""
         with self._lock:
             self._base.close()
 

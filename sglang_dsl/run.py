@@ -4,10 +4,11 @@ text that forks start from, the things that wait in a queue, and how a failure g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-import copy
 import functools
 import itertools
+import os
 import threading
 import traceback
 import weakref
@@ -17,9 +18,18 @@ from typing import Any, Protocol
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Calls
-from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramCancelled, ProgramError, Timeout
+from sglang_dsl.errors import (
+    BackendError,
+    BadProgram,
+    InvalidValue,
+    ProgramCancelled,
+    ProgramError,
+    Timeout,
+    copied,
+)
 from sglang_dsl.feed import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
+from sglang_dsl.loop import background
 from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
 
@@ -30,10 +40,73 @@ class Member(Protocol):
     def mark(self) -> Mark: ...
 
 
+class Stop:
+    """Whether a body that runs beside its caller is to end: all that it asks for, itself or by the programs
+    it calls, is cancelled, and nothing it adds later is done."""
+
+    def __init__(self, outer: Stop | None = None) -> None:
+        self.stopped = False
+        self._lock = threading.Lock()
+        self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._outer = outer
+        if outer is not None:
+            outer.enter(self)
+
+    def enter(self, part: Any) -> None:
+        """`part`, an executor, a coroutine's task or a Stop further in, is cancelled with it. It is not kept
+        alive."""
+        with self._lock:
+            self._parts.add(part)
+        if self.stopped:
+            part.cancel()
+
+    def cancel(self) -> None:
+        self.stopped = True
+        with self._lock:
+            parts = list(self._parts)
+        for part in parts:
+            part.cancel()
+
+    def inside(self) -> None:
+        """From here on, in this context, programs belong to it."""
+        _STOP.set(self)
+
+
+@dataclass(eq=False)
+class Task:
+    """A body that is a coroutine, on the language's loop."""
+
+    task: asyncio.Task[Any] | None
+
+    def cancel(self) -> None:
+        background().call(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+
+class _Never(Stop):
+    """Of programs that nobody can stop but by their own states."""
+
+    def enter(self, part: Any) -> None:
+        return
+
+
+_NEVER = _Never()
+_STOP: contextvars.ContextVar[Stop] = contextvars.ContextVar("sglang_dsl_stop", default=_NEVER)
+
+
+def stop_here() -> Stop:
+    """A Stop for a body that begins now, within the one around it."""
+    outer = _STOP.get()
+    return Stop(None if outer is _NEVER else outer)
+
+
 @dataclass(frozen=True, eq=False)
 class RunInfo:
     """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
-    `inline`: whether each addition waits until it is done.
+    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens.
     `members`: the run's executors that still live."""
 
     program: str
@@ -46,9 +119,11 @@ class RunInfo:
     record: Record | None = None
     index: int | None = None
     inline: bool = False
+    speculation: int | None = None
     ledger: Ledger = field(default_factory=Ledger)
     members: weakref.WeakSet[Member] = field(default_factory=weakref.WeakSet)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    stop: Stop = field(default_factory=_STOP.get)
 
     @functools.cached_property
     def calls(self) -> Calls:
@@ -65,6 +140,7 @@ class RunInfo:
     def enter(self, member: Member) -> None:
         with self.lock:
             self.members.add(member)
+        self.stop.enter(member)
 
     def live(self) -> list[Member]:
         with self.lock:
@@ -85,10 +161,12 @@ class Body:
     done: bool = False
     error: BaseException | None = None
     number: int = field(default_factory=_NUMBERS.__next__)
+    stop: Stop = field(default_factory=lambda: stop_here())
 
     def enter(self) -> None:
         """From here on, in this context and those that come of it, the code is the body's own."""
         _INSIDE.set((*_INSIDE.get(), self.number))
+        self.stop.inside()
 
     @property
     def elsewhere(self) -> bool:
@@ -163,7 +241,7 @@ def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -
     filled in."""
     match cause:
         case ProgramError():
-            error = copy.copy(cause)
+            error = copied(cause)
             for key, value in place.items():
                 if getattr(error, key) is None:
                     setattr(error, key, value)
@@ -179,18 +257,45 @@ def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -
         case BadProgram():
             error = ProgramError(str(cause), **place)
         case _:
-            error = BackendError(f"{type(cause).__name__}: {cause}", **place)
+            error = BackendError(_told(cause), **place)
     error.__cause__ = cause
     return error
 
 
+def _told(cause: BaseException) -> str:
+    try:
+        return f"{type(cause).__name__}: {cause}"
+    except Exception:  # noqa: BLE001 - its own __str__ fails
+        return type(cause).__name__
+
+
+def place_in(error: BaseException) -> Source | None:
+    """Where the user's code stood when `error` came through it: the innermost frame outside this package."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith(_HERE):
+            found = Source(frame.f_code.co_filename, line, frame.f_code.co_qualname)
+    return found
+
+
+_HERE = os.path.dirname(__file__) + os.sep
+_BACKENDS = os.path.join(_HERE, "backends") + os.sep
+
+
 def forget_frames(error: BaseException) -> None:
-    """Empty the frames that an error and its causes came through: an error is kept as long as its reader
-    likes, what its frames held is not. The outermost frame, which still runs, cannot be emptied: it leaves
-    the traceback."""
+    """Empty the language's frames that an error and its causes came through: an error is kept as long as its
+    reader likes, what these frames held, the state, is not. The outermost frame, which still runs, cannot be
+    emptied: it leaves the traceback. Frames of backends and of users are left alone: they may be those of a
+    coroutine that handed its error on and waits for more work, and emptying a frame ends its coroutine."""
     if error.__traceback__ is not None:
         error.__traceback__ = error.__traceback__.tb_next
-    seen: BaseException | None = error
-    while seen is not None:
-        traceback.clear_frames(seen.__traceback__)
-        seen = seen.__cause__
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:  # causes may go round in a circle
+        for frame, _ in traceback.walk_tb(at.__traceback__):
+            file = frame.f_code.co_filename
+            if file.startswith(_HERE) and not file.startswith(_BACKENDS):
+                with contextlib.suppress(RuntimeError):  # it runs
+                    frame.clear()
+        seen.add(id(at))
+        at = at.__cause__

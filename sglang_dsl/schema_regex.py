@@ -1,7 +1,8 @@
 """A JSON schema as one regular expression, for programs that give `regex=` what sglang made of their models.
 
-Objects hold all their properties, in order, after the marks of compact JSON with one space. Where a schema
-asks for more than that (other order, `pattern`, recursion), json_schema= is the word to use. Knows no backend.
+Objects hold all their properties and no others, in order, with at most one space between the marks: less than
+a schema may allow, and always right. What a schema asks for and this cannot say (`pattern`, bounds of
+numbers, recursion) is refused; json_schema= takes the whole schema. Knows no backend.
 """
 
 from __future__ import annotations
@@ -110,11 +111,8 @@ class _Writer:
 
     def _object(self, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
         properties = said.get("properties", {})
-        if (
-            set(said.get("required", properties)) != set(properties)
-            or said.get("additionalProperties") is True
-        ):
-            raise BadProgram(f"{place}: properties that may be left out are not written as a regex; {_HINT}")
+        if unknown := sorted(set(said.get("required", ())) - set(properties)):
+            raise BadProgram(f"{place}: {', '.join(unknown)} is required and not described; {_HINT}")
         pairs = [
             f"{_literal(name)}{_BLANK}:{_BLANK}{self.write(value, f'{place}/properties/{name}', within)}"
             for name, value in properties.items()

@@ -27,6 +27,7 @@ from runtime.protocol.registry import Registry
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.errors import BackendError
 from sglang_dsl.loop import background, running
+from sglang_dsl.server_options import own_options
 
 STOP_S = 20.0
 """Seconds a server has to end by itself before it is killed; it drains what runs."""
@@ -51,7 +52,8 @@ class Runtime:
     model_path  a checkpoint's directory, or the name of a bundled one
     port        0: any free one
     api_key     what the server asks for; handed over in a file only this user can read
-    options     any option of `python -m runtime serve` (its --help lists them), with underscores
+    options     any option of `python -m runtime serve` (its --help lists them), with underscores; those of
+                sglang's that mean the same are known too. Raises Unsupported
 
     endpoint    the RuntimeEndpoint that programs run on; a Runtime can be given wherever a backend is
     url         the server's address
@@ -69,6 +71,7 @@ class Runtime:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
+        options = own_options(options)
         self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
         self._stopped = False
         self._used: RuntimeEndpoint | None = None
@@ -168,6 +171,7 @@ class Runtime:
         self.generate(prefix, {"max_new_tokens": 0})
 
     def flush_cache(self) -> bool:
+        """Drop the server's cached prefixes; False where they are in use. Waits."""
         return self.endpoint.flush_cache()
 
     def get_tokenizer(self) -> Any:
@@ -175,12 +179,15 @@ class Runtime:
         return get_tokenizer(self.endpoint.model_info["model_path"])
 
     async def get_server_info(self) -> dict[str, Any]:
+        """What the server says of itself."""
         return await self.endpoint.info()
 
     def start_profile(self) -> None:
+        """Begin to write a profile of the server's steps. Waits for its answer."""
         background().run(self.endpoint.request("/start_profile", {}))
 
     def stop_profile(self) -> None:
+        """Finish the profile that start_profile() began."""
         background().run(self.endpoint.request("/stop_profile", {}))
 
     def __enter__(self) -> Runtime:

@@ -15,7 +15,8 @@ class Settings:
     program's.
 
     verbosity: from 2 on, a program waits for its end and prints its whole text.
-    enable_precache_with_tracing: a batch may warm the backend's prefix cache with what its prompts share.
+    enable_precache_with_tracing: for programs that set it. What the prompts of a batch share is computed once
+    either way: the backend finds it, and no item is run an extra time for it.
 
     timeout_s: seconds one call of a backend may take, None = no limit. max_threads: how many ordinary (not
     async) program bodies may run at once in the background, per depth of nesting.
@@ -59,8 +60,8 @@ class Settings:
         """Raises BadProgram for what is not offered."""
         if value:
             raise BadProgram(
-                "parallel encoding is not offered: a join adds the text of its forks, and the backend reads it "
-                "in its place"
+                "parallel encoding is not offered: a join adds the text of its forks, and the backend reads "
+                "it in its place"
             )
 
 

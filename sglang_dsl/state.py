@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -20,10 +20,24 @@ from sglang_dsl.choices import Choice
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
 from sglang_dsl.executor_view import ExecutorView
-from sglang_dsl.ir import Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, as_node, caller, concat
+from sglang_dsl.ir import (
+    Gen,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    as_node,
+    caller,
+    concat,
+)
 from sglang_dsl.joins import GATHER, join_mode
 from sglang_dsl.loop import in_thread
 from sglang_dsl.partial import Reading
+from sglang_dsl.reads import checked, choice_of, name_of
+
+T = TypeVar("T")
 
 
 class ProgramState:
@@ -57,12 +71,29 @@ class ProgramState:
 
     # -- variables -------------------------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> Any:
-        """The variable's value; waits for the last queued node that sets it. Raises ProgramError where that
-        failed, MissingVariable where no node sets it."""
-        return self._core.find(name).wait()
+    @overload
+    def __getitem__(self, name: Gen[T]) -> T: ...
+
+    @overload
+    def __getitem__(self, name: Select) -> str: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Any: ...
+
+    def __getitem__(self, name: str | Gen[Any] | Select) -> Any:
+        """The variable's value; waits for the last queued node that sets it. By its name, or by the gen or
+        select that sets it: a type checker then knows what it is. Raises ProgramError where that failed,
+        MissingVariable where no node sets it."""
+        return self._core.find(name if isinstance(name, str) else name_of(name)).wait()
+
+    def value(self, name: str, kind: type[T]) -> T:
+        """s[name], which must be of the type `kind`, as a type checker then knows. Raises InvalidValue where
+        it is not, and as s[name] does."""
+        variable = self._core.find(name)
+        return checked(variable, variable.wait(), kind)
 
     def __setitem__(self, name: str, value: Any) -> None:
+        """Set a variable; readers of `name` get `value` from now on."""
         self._core.set(name, value)
 
     def __contains__(self, name: object) -> bool:
@@ -70,9 +101,11 @@ class ProgramState:
         return isinstance(name, str) and self._core.known(name)
 
     def get_var(self, name: str) -> Any:
+        """s[name]."""
         return self[name]
 
     def set_var(self, name: str, value: Any) -> None:
+        """s[name] = value."""
         self[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -131,11 +164,17 @@ class ProgramState:
         """Stop what is under way, in the branches too; readers get ProgramCancelled."""
         self._core.cancel()
 
-    def show(self) -> None:
-        """Print the state to the terminal: turns, generated text, forks, usage."""
+    def show(self, form: str = "tree") -> None:
+        """Print the state to the terminal: turns, generated text, forks, usage; or its calls as a diagram,
+        form="mermaid" or "dot"."""
         from sglang_dsl import display  # rich takes long to import
 
-        display.show(self)
+        display.show(self, form=form)
+
+    def _repr_html_(self) -> str:
+        from sglang_dsl import html
+
+        return html.page(self)
 
     def __repr__(self) -> str:
         """With the whole text; waits, except on the language's own event loop. After a failure what was said
@@ -163,17 +202,21 @@ class ProgramState:
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it)."""
+        """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it: its
+        counters so far, the log-probabilities of this piece's tokens)."""
         if var_name is None:
-            async for text in self._core.pieces_async():
-                yield (text, {}) if return_meta_data else text
+            async with aclosing(self._core.pieces_async()) as texts:
+                async for text in texts:
+                    yield (text, {}) if return_meta_data else text
             return
         variable = await self._core.find_async(var_name)
-        async for piece in variable.feed.read_async(variable.ended):
-            if return_meta_data:
-                yield piece.text, dict(piece.meta or {})
-            elif piece.text:
-                yield piece.text
+        # Closed here and now when a reader leaves early, not when the loop comes round to it.
+        async with aclosing(variable.feed.read_async(variable.ended)) as pieces:
+            async for piece in pieces:
+                if return_meta_data:
+                    yield piece.text, dict(piece.meta or {})
+                elif piece.text:
+                    yield piece.text
         variable.result()
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:
@@ -197,9 +240,10 @@ class ProgramState:
         """The same for any event loop."""
         variable = await self._core.find_async(var_name)
         reading = Reading(variable, strings)
-        async for piece in variable.feed.read_async(variable.ended):
-            for value in reading.take(piece.text):
-                yield value
+        async with aclosing(variable.feed.read_async(variable.ended)) as pieces:
+            async for piece in pieces:
+                for value in reading.take(piece.text):
+                    yield value
         for value in reading.end():
             yield value
 
@@ -217,18 +261,23 @@ class ProgramState:
         return turn
 
     def system(self, expr: Node | str | None = None) -> Turn:
+        """A turn of the system: added at once with `expr`; without, for a `with`."""
         return self.role("system", expr)
 
     def user(self, expr: Node | str | None = None) -> Turn:
+        """A turn of the user: added at once with `expr`; without, for a `with`."""
         return self.role("user", expr)
 
     def assistant(self, expr: Node | str | None = None) -> Turn:
+        """A turn of the assistant: added at once with `expr`; without, for a `with`."""
         return self.role("assistant", expr)
 
     def developer(self, expr: Node | str | None = None) -> Turn:
+        """A turn of the developer: added at once with `expr`; without, for a `with`."""
         return self.role("developer", expr)
 
     def tool(self, expr: Node | str | None = None) -> Turn:
+        """A turn of a tool: added at once with `expr`; without, for a `with`."""
         return self.role("tool", expr)
 
     @contextmanager
@@ -455,12 +504,5 @@ class ProgramStateGroup:
         except BaseException:
             self.cancel()
             raise
-        return branches.tally([found[index] for index in sorted(found)], len(self._states) - len(found))
-
-
-def choice_of(name: str, meta: dict[str, Any]) -> Choice:
-    """Raises BadProgram."""
-    try:
-        return Choice.of(meta)
-    except KeyError as error:
-        raise BadProgram(f"{name!r} was not set by select(...), or by gen with choices") from error
+        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
+        return branches.tally(values, failed, branches.place_of(self._states))

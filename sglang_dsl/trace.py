@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,17 @@ from sglang_dsl.ir import (
     to_dict,
 )
 from sglang_dsl.joins import taken_over
-from sglang_dsl.passes import merge_text, role_after, sets, tidy, variables
+from sglang_dsl.passes import (
+    ForkPlan,
+    Step,
+    merge_text,
+    plan_forks,
+    role_after,
+    sets,
+    tidy,
+    variables,
+    waves,
+)
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
 from sglang_dsl.usage import Ledger
@@ -59,12 +69,13 @@ class Placeholder(str):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled program. `arguments`: names left open, standing in the text as "{name}". Prints as a
-    tree."""
+    """A compiled program. `arguments`: names left open, standing in the text as "{name}". `called`: programs
+    that its function called, in order; they have texts of their own. Prints as a tree."""
 
     name: str
     body: Seq
     arguments: tuple[str, ...] = ()
+    called: tuple[Program, ...] = ()
 
     @property
     def variables(self) -> tuple[str, ...]:
@@ -77,24 +88,38 @@ class Program:
         return tuple(node for node in self.body.walk() if not isinstance(node, Seq))
 
     def tree(self) -> str:
+        """One line per node, with file and line, branches indented."""
         lines = [f"{self.name}({', '.join(self.arguments)})"]
         for node in self.body.nodes:
             lines += _tree(node, 1)
+        for program in self.called:
+            lines += [f"  calls {program.name}", *(f"    {line}" for line in program.tree().splitlines()[1:])]
         return "\n".join(lines)
+
+    def forks(self) -> tuple[ForkPlan, ...]:
+        """Its forks: how many branches, what they need, where they join."""
+        return plan_forks(self.body)
+
+    def waves(self) -> tuple[tuple[Step, ...], ...]:
+        """Its generations and choices, and those of the programs it calls, in waves: those of one wave need
+        nothing of each other and can be asked for at once."""
+        return waves([(self.name, self.body), *_called(self)])
 
     def __str__(self) -> str:
         return self.tree()
 
     def mermaid(self) -> str:
         """A flowchart in Mermaid's notation, for notebooks and Markdown."""
-        return mermaid(program_graph(self.name, self.body))
+        return mermaid(program_graph(self.name, self.body, _called(self)))
 
     def dot(self) -> str:
         """A digraph in Graphviz's notation."""
-        return dot(program_graph(self.name, self.body))
+        return dot(program_graph(self.name, self.body, _called(self)))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
+        """Plain JSON data, which from_dict() reads back."""
+        data = {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
+        return data | ({"called": [one.to_dict() for one in self.called]} if self.called else {})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Program:
@@ -102,14 +127,24 @@ class Program:
         body = from_dict(data["body"])
         if not isinstance(body, Seq):
             raise ValueError(f"a program's body is a seq, got {body.KIND}")
-        return cls(data["program"], body, tuple(data["arguments"]))
+        called = tuple(cls.from_dict(one) for one in data.get("called", ()))
+        return cls(data["program"], body, tuple(data["arguments"]), called)
 
     def to_json(self, indent: int | None = None) -> str:
+        """to_dict() as JSON text."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Program:
+        """The program that to_json() wrote. Raises ValueError for another text."""
         return cls.from_dict(json.loads(text))
+
+
+def _called(program: Program) -> Iterator[tuple[str, Seq]]:
+    """All programs that it calls, in the order in which they end."""
+    for one in program.called:
+        yield from _called(one)
+        yield one.name, one.body
 
 
 def _tree(node: Node, depth: int) -> list[str]:
@@ -259,7 +294,7 @@ class Tracer:
     def pieces(self) -> Iterator[str]:
         yield self._transcript.text()
 
-    async def pieces_async(self) -> AsyncIterator[str]:
+    async def pieces_async(self) -> AsyncGenerator[str]:
         yield self._transcript.text()
 
     def usage(self) -> dict[str, int]:

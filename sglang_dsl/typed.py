@@ -96,6 +96,25 @@ def is_type(value: object) -> bool:
     )
 
 
+def must_be(value: Any, annotation: Any) -> None:
+    """Raises ValueError where `value` is not of a type, without converting it (True is no int), or where the
+    type is none; MissingExtra as describe()."""
+    name = _name(annotation)
+    if isinstance(annotation, type) and get_origin(annotation) is None:
+        right = isinstance(value, annotation) and (annotation is not int or type(value) is not bool)
+    elif options := _options(annotation):
+        right = value in options.values()
+    else:
+        adapter = describe(annotation).adapter
+        try:
+            adapter.validate_python(value, strict=True)
+            right = True
+        except ValueError:  # pydantic's
+            right = False
+    if not right:
+        raise ValueError(f"{value!r:.80} is no {name}")
+
+
 def describe(annotation: Any) -> Typed:
     """The form of a type. Raises ValueError for what is none or has no schema, MissingExtra where it needs
     pydantic, which is not installed."""

@@ -68,6 +68,7 @@ class TokenUsage:
         self.add(int(meta.get("prompt_tokens") or 0), int(meta.get("completion_tokens") or 0))
 
     def reset(self) -> None:
+        """Count from 0 again."""
         with self._lock:
             self.prompt_tokens = self.completion_tokens = 0
 

@@ -5,6 +5,8 @@ server in a process of its own, streams. Knows no programs.
 from __future__ import annotations
 
 import hashlib
+import importlib
+import io
 import json
 import os
 import signal
@@ -18,6 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+
+from sglang_dsl.server_options import own_flags
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0
@@ -83,17 +87,14 @@ def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = 
 
 
 def load_image(source: Any) -> tuple[Any, tuple[int, int]]:
-    """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image. Needs
-    Pillow."""
-    import io
-
-    from PIL import Image
-
+    """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image.
+    Needs Pillow."""
+    pictures: Any = importlib.import_module("PIL.Image")
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         source = download_and_cache_file(source)
     elif isinstance(source, bytes):
         source = io.BytesIO(source)
-    picture = source if isinstance(source, Image.Image) else Image.open(source)
+    picture = source if isinstance(source, pictures.Image) else pictures.open(source)
     return picture, picture.size
 
 
@@ -151,7 +152,9 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
     import shlex
 
     words = shlex.split(command)
-    flags = words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
+    flags = own_flags(
+        words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
+    )
     chosen = port if port is not None else free_port(host)
     own = [sys.executable, "-m", "runtime", "serve", *flags, "--host", host, "--port", str(chosen)]
     return subprocess.Popen(own, start_new_session=True), chosen

@@ -136,8 +136,8 @@ _FIELDS = (
 
 
 def check_model(ctx: ServerContext, name: str) -> None:
-    """Raise ModelNotFound unless `name` is the served model: its name, its path, or "default"."""
-    if name not in (ctx.served_name, ctx.model.path, DEFAULT_MODEL):
+    """Raise ModelNotFound unless `name` is the served model: its name, its path, "default", or nothing."""
+    if name not in (ctx.served_name, ctx.model.path, DEFAULT_MODEL, ""):
         raise ModelNotFound(
             f"the model {name[:200]!r} does not exist",
             where="model",

@@ -52,6 +52,7 @@ class Anthropic(Backend):
     """
 
     name = "anthropic"
+    speculates = prefills = True
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class Anthropic(Backend):
         return f"Anthropic({self.model_name!r})"
 
     def get_model_name(self) -> str:
+        """The model's name, as it was given."""
         return self.model_name
 
     @property

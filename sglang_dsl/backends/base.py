@@ -71,10 +71,12 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a streamed text; `meta` is set on the last one."""
+    """A piece of a streamed text; `meta` is set on the last one. `told`: what the backend said with this
+    piece: its counters so far, and of lists with an entry per token those of this piece."""
 
     text: str
     meta: dict[str, Any] | None = None
+    told: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +103,35 @@ class Backend(ABC):
     work."""
 
     name: str = "backend"
+    # num_api_spec_tokens (sglang_dsl.speculation): whether a call is dear enough to ask for more than it
+    # needs, whether a turn of the assistant that has begun can be gone on with, and whether
+    # meta["output_token_logprobs"] tells the tokens of a text where log-probabilities are asked for.
+    speculates: bool = False
+    prefills: bool = False
+    tells_tokens: bool = False
 
     @property
     def identity(self) -> str:
         """What tells this backend's answers from another's in a record: its name, and model or place."""
         return self.name
 
+    @property
+    def model_info(self) -> dict[str, Any]:
+        """At least model_path: what says which model answers."""
+        return {"model_path": self.identity}
+
     @abstractmethod
-    async def generate(self, call: Call) -> Completion: ...
+    async def generate(self, call: Call) -> Completion:
+        """All texts of a call, whole. Raises BackendError, Unsupported."""
 
     @abstractmethod
     def stream(self, call: Call) -> AsyncIterator[Delta]:
         """Pieces of the text as they come; their concatenation equals what generate would give."""
 
     @abstractmethod
-    async def score(self, call: ChoiceCall) -> ChoiceScores: ...
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        """Log-probabilities of given texts behind a prompt, in the order of the choices. Raises BackendError,
+        Unsupported."""
 
     async def commit(self, prompt: Prompt) -> None:
         """Warm the prefix cache with the prompt. A backend without one does nothing: it costs nothing to
@@ -126,6 +142,10 @@ class Backend(ABC):
         """Compile what generations will have to match. Of each, in order: ok, and how it is kept (backend,
         exact, checked, compile_s, ...) or its error. A backend that compiles nothing answers []."""
         return []
+
+    async def count_tokens(self, prompt: Prompt) -> int | None:
+        """How many tokens the model would read; None where this backend has no tokenizer at hand."""
+        return None
 
     async def aflush_cache(self) -> bool:
         """Drop cached prefixes; False where the backend has none or it is in use."""

@@ -31,6 +31,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.per_token import PerToken
 from sglang_dsl.backends.transport import HttpFault, Limits, Transport
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 from sglang_dsl.loop import background
@@ -106,6 +107,7 @@ class RuntimeEndpoint(Backend):
         return self._model_info
 
     def get_model_name(self) -> str:
+        """The model's name, as the server tells it."""
         return str(self.model_info["model_path"])
 
     @property
@@ -162,7 +164,7 @@ class RuntimeEndpoint(Backend):
                     if meta is not None:
                         self.token_usage.count(meta)
                     if piece or meta is not None:
-                        yield Delta(piece, meta)
+                        yield Delta(piece, meta, growing.told(output))
         if not growing.finished:
             raise BackendError(
                 f"the stream broke off after {len(growing.text)} characters",
@@ -206,6 +208,17 @@ class RuntimeEndpoint(Backend):
                 return []  # a server that does not know the path compiles when it has to
             raise _error_of(fault) from fault
         return [dict(one) for one in told["constraints"]]
+
+    async def count_tokens(self, prompt: Prompt) -> int | None:
+        told = self._prompt(prompt)
+        asked = {"prompt": told["text"]} if "text" in told else _conversation(prompt)
+        try:
+            found = await self._transport.post("/tokenize", json.dumps(asked).encode(), INFO_S)
+        except HttpFault as fault:
+            if fault.status in (404, 405):
+                return None  # a server that does not know the path
+            raise _error_of(fault) from fault
+        return int(found["count"])
 
     async def aflush_cache(self) -> bool:
         try:
@@ -280,6 +293,18 @@ class RuntimeEndpoint(Backend):
         return told
 
 
+def _conversation(prompt: Prompt) -> dict[str, Any]:
+    """A prompt as /tokenize takes conversations: text outside of turns as a turn of its own."""
+    messages = [
+        {"role": "user" if one.role == "raw" else one.role, "content": one.content}
+        for one in prompt.messages
+        if one.content or one.role != "raw"
+    ]
+    last = prompt.messages[-1]
+    begun = last.open and last.role != "raw"
+    return {"messages": messages, "continue_final_message": begun, "add_generation_prompt": False}
+
+
 class _Growing:
     """A stream's text. Servers send it whole each time, or, set up so, only what is new: the ids tell."""
 
@@ -287,6 +312,11 @@ class _Growing:
         self.text = ""
         self.finished = False
         self._tokens = 0
+        self._lists = PerToken()
+
+    def told(self, output: Mapping[str, Any]) -> dict[str, Any]:
+        """What was said with the pieces since this was asked last."""
+        return self._lists.piece(output.get("meta_info") or {})
 
     def take(self, output: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
         """The new piece, and the meta of the last one."""
@@ -297,10 +327,11 @@ class _Growing:
         piece = text if pieces else text[len(self.text) :]
         self.text = self.text + piece
         self._tokens = max(self._tokens, told if isinstance(told, int) else 0)
+        self._lists.add(meta, new=pieces)
         if meta.get("finish_reason") is None:
             return piece, None
         self.finished = True
-        return piece, meta
+        return piece, self._lists.whole(meta)
 
 
 def _event(text: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.per_token import PerToken
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.usage import TokenUsage
 
@@ -49,6 +50,14 @@ class EngineBackend(Backend):
             raise TypeError("words for an engine need a model to start; this one runs already")
         self._engine = ENGINES.load("Engine")(engine, **words) if self._owned else engine
         self.token_usage = TokenUsage()
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}:{self._engine.config.model}"
+
+    @property
+    def model_info(self) -> dict[str, Any]:
+        return {"model_path": str(self._engine.model_path)}
 
     @property
     def engine(self) -> Any:
@@ -79,6 +88,7 @@ class EngineBackend(Backend):
         request = self._request(call, 0)
         request.stream = True
         sent = 0
+        lists = PerToken()
         with faults(str(request.rid)):
             answers: Any = self._engine.stream(request)
             async with aclosing(answers):
@@ -89,7 +99,8 @@ class EngineBackend(Backend):
                     if finished:
                         self.token_usage.count(output.meta)
                     if text or finished:
-                        yield Delta(text, dict(output.meta) if finished else None)
+                        lists.add(output.meta, new=False)
+                        yield Delta(text, dict(output.meta) if finished else None, lists.piece(output.meta))
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         request = GenerateReqInput(
@@ -127,6 +138,10 @@ class EngineBackend(Backend):
             for one in told
         ]
 
+    async def count_tokens(self, prompt: Prompt) -> int | None:
+        with faults(None):
+            return len(await asyncio.to_thread(self._engine.prompt_ids, GenerateReqInput(**_prompt(prompt))))
+
     async def aflush_cache(self) -> bool:
         with faults(None):
             return bool(await asyncio.to_thread(self._engine.flush_cache))
@@ -134,7 +149,8 @@ class EngineBackend(Backend):
     async def info(self) -> dict[str, Any]:
         with faults(None):
             state = await asyncio.to_thread(self._engine.state)
-        return {"backend": self.name, "model_path": str(self._engine.model_path), **state}
+        path = str(self._engine.model_path)
+        return {"backend": self.name, "model_path": path, "tokenizer_path": path, **state}
 
     async def aclose(self) -> None:
         if self._owned:

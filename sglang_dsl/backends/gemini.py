@@ -53,6 +53,7 @@ class Gemini(Backend):
     """
 
     name = "gemini"
+    speculates = prefills = True
 
     def __init__(
         self,
@@ -92,6 +93,7 @@ class Gemini(Backend):
         return f"{type(self).__name__}({self.model_name!r})"
 
     def get_model_name(self) -> str:
+        """The model's name, as it was given."""
         return self.model_name
 
     @property

@@ -40,6 +40,7 @@ class LiteLLM(Backend):
     """
 
     name = "litellm"
+    speculates = True
 
     def __init__(
         self,
@@ -70,6 +71,7 @@ class LiteLLM(Backend):
         return f"LiteLLM({self.model_name!r})"
 
     def get_model_name(self) -> str:
+        """The model's name, as it was given."""
         return self.model_name
 
     @property

@@ -31,7 +31,8 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.example_text import example
-from sglang_dsl.errors import BackendError, Unsupported
+from sglang_dsl.errors import BackendError, BadProgram, Unsupported
+from sglang_dsl.schema_regex import build_regex_from_object
 
 Reply = str | Sequence[str]
 Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]
@@ -170,6 +171,8 @@ class MockBackend(Backend):
             )
         if call.sampling.stop_regex:
             raise Unsupported("the mock backend does not know stop_regex", hint="use stop strings")
+        if call.sampling.logit_bias:
+            raise Unsupported("the mock backend has no token ids", hint="leave logit_bias out")
         if call.sampling.stop_token_ids:
             raise Unsupported("the mock backend has no token ids", hint="use stop strings")
         self.calls.append(call)
@@ -222,13 +225,15 @@ class MockBackend(Backend):
         if constraint is None:
             return " ".join(_WORDS[byte % len(_WORDS)] for byte in digest[: 2 + digest[0] % 3])
         match constraint.kind:
-            case "regex":
+            case "regex" | "json_schema" as kind:
                 numbers = itertools.cycle(digest)
                 try:
-                    return example(constraint.spec, lambda size: next(numbers) % size)
-                except (ValueError, LookupError) as error:
+                    regex = constraint.spec if kind == "regex" else build_regex_from_object(constraint.spec)
+                    return example(regex, lambda size: next(numbers) % size)
+                except (ValueError, LookupError, BadProgram) as error:
                     raise Unsupported(
-                        f"the mock backend cannot make up text for this regex: {error}"
+                        f"the mock backend cannot make up text for this {kind}: {error}",
+                        hint="script the reply",
                     ) from error
             case "choices":
                 options = json.loads(constraint.spec)

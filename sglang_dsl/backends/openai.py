@@ -90,6 +90,7 @@ class OpenAI(Backend):
     """
 
     name = "openai"
+    speculates = tells_tokens = True
 
     def __init__(
         self,
@@ -118,6 +119,7 @@ class OpenAI(Backend):
         self.token_usage = TokenUsage()
         self._takes = TAKES | {word: EXTENSIONS[word] for word in named}
         self._extensions = named
+        self.prefills = "prefill" in named
         self._limit_field = max_tokens_field
         key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
         headers = {"api-key": key} if is_azure else {"Authorization": f"Bearer {key}"}
@@ -138,6 +140,7 @@ class OpenAI(Backend):
         return f"{type(self).__name__}({self.model_name!r})"
 
     def get_model_name(self) -> str:
+        """The model's name, as it was given."""
         return self.model_name
 
     @property

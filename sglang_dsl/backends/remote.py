@@ -24,7 +24,6 @@ from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores
 from sglang_dsl.backends.transport import HttpFault
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
-from sglang_dsl.usage import TokenUsage
 
 ANY_JSON = "$$ANY$$"
 """The json_schema that stands for any JSON value."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import random
 import sqlite3
 import subprocess
 import sys
@@ -53,6 +54,30 @@ def facts(state: Any) -> Any:
 
 
 # -- record and replay ---------------------------------------------------------------------------------------
+
+
+@sgl.function
+def lots(s: Any) -> None:
+    for number in range(12):
+        s += sgl.select(f"lot{number}", ["a", "b", "c", "d"], temperature=5.0)
+
+
+def test_what_was_drawn_by_chance_is_drawn_again(tmp_path: Path) -> None:
+    even = sgl.MockBackend(scores=dict.fromkeys("abcd", -1.0))
+    once = lots.run(backend=even, cache_dir=tmp_path).text()
+    assert len(set(once)) > 1
+    assert lots.run(cache="ro", cache_dir=tmp_path).text() == once
+    # Only a record makes them alike: 4 ** 12 ways.
+    assert lots.run(backend=even).text() != once
+    assert lots.run(backend=even, cache_dir=tmp_path / "other").text() != once
+
+
+def test_drawing_leaves_the_users_own_chance_alone() -> None:
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+    lots.run(backend=sgl.MockBackend()).sync()
+    assert random.random() == expected
 
 
 def test_a_run_replays_byte_for_byte_without_a_backend(tmp_path: Path) -> None:

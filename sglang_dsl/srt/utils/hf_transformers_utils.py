@@ -1,5 +1,5 @@
-"""`srt.utils.hf_transformers_utils`: a checkpoint's tokenizer, as sglang's programs load it. Holds no code of its
-own."""
+"""`srt.utils.hf_transformers_utils`: a checkpoint's tokenizer, as sglang's programs load it. Holds no code of
+its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both backends on which the language is tested here: the mock, and the bundled checkpoint in this process."""
+"""The backends on which the language is tested here: the mock, and the bundled checkpoint in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sglang_dsl.conformance.parts import Api, serving
 def pocket() -> Iterator[Any]:
     from runtime.api import Engine
 
-    with Engine("pocket", max_total_tokens=8192, threads=1) as engine:
+    with Engine("pocket", max_total_tokens=8192, threads=1, dtype="float32") as engine:
         yield engine
 
 

@@ -1,5 +1,5 @@
-"""What the conformance tests are made of: a backend around another one that watches and disturbs, a server on a
-socket that answers as told, and a deadline. Knows no test."""
+"""What the conformance tests are made of: a backend around another one that watches and disturbs, a server on
+a socket that answers as told, and a deadline. Knows no test."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Watched(Backend):
     """`inner`, with its calls written down.
 
     errors: call number (generations and selects, from 0) -> what it raises, in a stream after `fail_after`
-    pieces. texts: what generations say instead, one by one. scores: option -> its log-probabilities, instead of
-    the model's. delay_s: before each answer.
+    pieces. texts: what generations say instead, one by one. scores: option -> its log-probabilities, instead
+    of the model's. delay_s: before each answer.
     """
 
     def __init__(
@@ -68,6 +68,10 @@ class Watched(Backend):
         self.name = inner.name
         self.calls: list[Call | ChoiceCall] = []
         self.commits: list[Prompt] = []
+
+    @property
+    def identity(self) -> str:
+        return self.inner.identity
 
     async def _begin(self, call: Call | ChoiceCall, broken: bool = True) -> BaseException | None:
         self.calls.append(call)
@@ -146,7 +150,10 @@ def serving() -> Iterator[Api]:
         def log_message(self, *args: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     api.url = f"http://127.0.0.1:{server.server_port}"
