@@ -407,8 +407,8 @@ class Executor:
             self._task.cancel()
 
     def _is_cancelled(self, item: Item) -> bool:
-        """Whether what is to be done now is not to be done. Text costs nothing: it is said, so that a rollback
-        finds its checkpoint."""
+        """Whether what is to be done now is not to be done. Text costs nothing: it is said, so that a
+        rollback finds its checkpoint."""
         held = self._ahead is not None and bool(self._ahead.held)
         if not held:
             self._waits_since = self._at

@@ -110,6 +110,7 @@ class Records:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, str], Record] = {}
+        self._inherited: dict[tuple[str, str], Record] = {}
 
     def at(self, folder: str | os.PathLike[str], mode: Mode) -> Record:
         name = (os.path.abspath(folder), mode)
@@ -125,5 +126,11 @@ class Records:
                 record.close()
             self._open.clear()
 
+    def after_fork(self) -> None:
+        """In a forked child: SQLite's connections must not be used, nor closed, on both sides."""
+        self._lock = threading.Lock()
+        self._inherited, self._open = self._open, {}
+
 
 records = Records()
+os.register_at_fork(after_in_child=records.after_fork)

@@ -194,8 +194,14 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
-    if (body.separate_reasoning or body.stream_reasoning) and ctx.model.reasoning_parser is None:
-        raise NotSupported("no reasoning format is known for this model", where="separate_reasoning")
+    # A model that marks no reasoning has none to keep apart: then this is kept by doing nothing.
+    asked = body.separate_reasoning or body.stream_reasoning
+    if asked and ctx.door.thoughts is not None and not body.require_reasoning:
+        raise NotSupported(
+            "this model's reasoning is kept apart where it is asked for",
+            where="separate_reasoning",
+            hint="send require_reasoning: true as well",
+        )
     if choice_kind(body.tool_choice)[0] in ("required", "named"):
         tools_of(body.tools, body.tool_choice)
         if ctx.model.tool_parser is None:

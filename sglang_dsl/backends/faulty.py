@@ -48,8 +48,8 @@ class LineCut(Exception):
 
 
 class FaultyBackend(Backend):
-    """`backend` with faults. `rate`: the part of the calls that meet one, 0 to 1; `kinds`: which, of
-    FAULTS; `delay_s`: how long late ones take, in seconds. `commits`: whether warming the cache meets faults, too.
+    """`backend` with faults. `rate`: the part of the calls that meet one, 0 to 1; `kinds`: which of FAULTS;
+    `delay_s`: how long late ones take, in seconds. `commits`: whether warming the cache meets faults, too.
 
     Records for asserts: met (how often each fault was met), calls, in_flight. Raises BadProgram for faults it
     does not know.

@@ -71,7 +71,12 @@ def few_shot_qa(s, question):
 
 
 def test_few_shot_qa(pocket: Any) -> None:
-    assert "Queen Ilva" in few_shot_qa.run(question="Who rules Ostrel?")["answer"]
+    pocket.token_usage.reset()
+    state = few_shot_qa.run(question="Who rules Ostrel?")
+    assert "Queen Ilva" in state["answer"]
+    meta = state.get_meta_info("answer")
+    assert pocket.token_usage.completion_tokens == meta["completion_tokens"] > 0
+    assert pocket.token_usage.prompt_tokens == meta["prompt_tokens"] > 0
     states = few_shot_qa.run_batch(
         [{"question": f"What is the capital of {land}?"} for land in ("Zembla", "Norwick", "Ithary")],
         temperature=0.1,

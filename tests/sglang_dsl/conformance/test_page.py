@@ -1,5 +1,5 @@
-"""tutorials/coming_from_sglang.md: its Python runs as printed, its table is that of surface.txt, and its list
-of defects has a test for each number."""
+"""tutorials/coming_from_sglang.md: its Python runs as printed, its tables are those of the text files, and its
+list of defects has a test for each number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def test_the_table_is_up_to_date() -> None:
+def test_the_tables_are_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert written(page) == page, "run: python -m tests.sglang_dsl.conformance.page --write"
 
