@@ -19,7 +19,7 @@ from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoiceMethod
 from sglang_dsl.errors import BadProgram, NoBackend
-from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, concat, media_of
+from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, leaves, media_of
 from sglang_dsl.settings import global_config
 from sglang_dsl.typed import is_type
 
@@ -345,8 +345,8 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
     """A whole turn of `role`. Without text it is empty: a system turn then stands for the template's
     default."""
     src = caller()
-    inside = () if expr is None else (as_node(expr, src),)
-    return concat(RoleBegin(role, src=src), *inside, RoleEnd(role, src=src))
+    inside = () if expr is None else leaves(as_node(expr, src))
+    return Seq((RoleBegin(role, src), *inside, RoleEnd(role, src)))
 
 
 def system(expr: Node | str | None = None) -> Seq:

@@ -31,22 +31,29 @@ async def as_they_end(
     source = _numbered(items)
     begun: deque[asyncio.Task[T]] = deque()
     more = True
+    running = 0
+    news = asyncio.Event()  # some have ended since it was cleared
     bar = bar_of(total) if progress else None
+
+    def ended(_: asyncio.Task[T]) -> None:
+        nonlocal running
+        running -= 1
+        news.set()
+
     try:
         while begun or more:
-            running = sum(not task.done() for task in begun)
             while more and running < most and len(begun) < 4 * most:
                 taken = await anext(source, None)
                 if taken is None:
                     more = False
                     break
                 begun.append(asyncio.ensure_future(work(*taken)))
+                begun[-1].add_done_callback(ended)
                 running += 1
             if not begun:
                 return
-            # Room for another item counts as news too, while there are more.
-            first = [begun[0]] if ordered and (not more or len(begun) >= 4 * most) else list(begun)
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await news.wait()
+            news.clear()
             done = _ready(begun, ordered)
             for task in done:
                 begun.remove(task)

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -413,9 +413,7 @@ class AsyncProgramStateGroup:
 
 
 def _async(state: ProgramState) -> AsyncCore:
-    core = state.core
-    assert isinstance(core, AsyncCore)
-    return core
+    return cast(AsyncCore, state.core)
 
 
 async def _settled(value: Any) -> Any:

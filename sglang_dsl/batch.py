@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dsl.errors import ProgramError, again
 from sglang_dsl.executor import Executor
-from sglang_dsl.feed import Mark, Signal
+from sglang_dsl.feed import Signal
 from sglang_dsl.loop import background
 from sglang_dsl.run import stop_here
 from sglang_dsl.settings import global_config
@@ -77,11 +77,7 @@ class Job:
         if mark.done:
             self._finish(mark.error)
         else:
-            background().start(lambda: self._wait(mark))
-
-    async def _wait(self, mark: Mark) -> None:
-        await mark.signal.wait_async(lambda: mark.done)
-        self._finish(mark.error)
+            mark.signal.when(lambda: mark.done, lambda: self._finish(mark.error))
 
     def _finish(self, error: BaseException | None) -> None:
         if isinstance(error, ProgramError):

@@ -38,8 +38,7 @@ T = TypeVar("T")
 _NUMBERS = itertools.count()
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Which call of a run this is. `meters`: those of the run and of the branches it stands in. `timeout`:
     seconds it may take."""
 
@@ -129,8 +128,18 @@ class Calls:
         meta: dict[str, Any] = done.meta  # type: ignore[attr-defined]
         for meter in where.meters:
             meter.charge(meta)
-        told = CallRecord(where.kind, where.name, where.branch, clock.seconds, where.source, meta)
-        self.ledger.add(dataclasses.replace(told, first_token_s=clock.first, replayed=clock.replayed))
+        self.ledger.add(
+            CallRecord(
+                where.kind,
+                where.name,
+                where.branch,
+                clock.seconds,
+                where.source,
+                meta,
+                clock.first,
+                clock.replayed,
+            )
+        )
         self._tell("end", number, where, clock, meta=meta)
         return done
 
@@ -286,7 +295,7 @@ class _Scoring:
 async def _in_time(where: Where, asked: _Asked[T], backend: Backend, clock: _Clock) -> T:
     """Its result within the call's own deadline and its budgets'. Raises TimeoutError, BudgetExceeded."""
     limited = [(left, meter) for meter in where.meters if (left := meter.left_s) is not None]
-    shortest = min(limited, key=lambda pair: pair[0], default=None)
+    shortest = min(limited, key=lambda pair: pair[0]) if limited else None
     if shortest is None or (where.timeout is not None and where.timeout <= shortest[0]):
         limit, meter = where.timeout, None
     else:

@@ -57,6 +57,10 @@ from sglang_dsl.run import Body, Item, Prefix, RunInfo, forget_frames, placed, t
 from sglang_dsl.speculation import Speculation
 from sglang_dsl.transcript import Transcript
 
+_SETTERS = (Gen, Select, ScopeEnd)
+# What costs nothing to do.
+_FREE = (Text, RoleBegin, RoleEnd, Media, ScopeBegin, ScopeEnd)
+
 
 class Executor:
     """One state's queue, transcript and variables. Methods are for the user's threads unless they begin with
@@ -114,12 +118,12 @@ class Executor:
             raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
         leaves = tuple(merge_text(flatten(node)))
         role = role_after(leaves, self._role)
-        self._check(leaves)
-        items = [Item(leaf, src, self._variable(leaf), thought=self._thought(leaf)) for leaf in leaves]
-        waited_for = any(item.variable is not None for item in items)
+        items = [self._item(leaf, src) for leaf in leaves]
+        setters = [item for item in items if item.variable is not None]
+        waited_for = bool(setters)
         with self._lock:
             self._role = role
-            for made in itertools.chain.from_iterable((item.variable, item.thought) for item in items):
+            for made in itertools.chain.from_iterable((item.variable, item.thought) for item in setters):
                 if made is not None and made.name is not None:
                     # The last queued setter is the one that readers wait for.
                     self.variables[made.name] = made
@@ -132,6 +136,13 @@ class Executor:
             if self.run.inline:
                 self.mark().wait()
 
+    def _item(self, leaf: Node, src: Source | None) -> Item:
+        """A leaf, as it is queued. Raises BadProgram, NoBackend."""
+        if not isinstance(leaf, _SETTERS):
+            return Item(leaf, src)
+        ready = self._check(leaf)
+        return Item(leaf, src, self._variable(leaf), thought=self._thought(leaf), ready=ready)
+
     @staticmethod
     def _variable(leaf: Node) -> Variable | None:
         typed = leaf.typed if isinstance(leaf, Gen) else None
@@ -143,16 +154,14 @@ class Executor:
         apart = isinstance(leaf, Gen) and leaf.reasoning is not None and leaf.name is not None
         return Variable(f"{sets(leaf)}_reasoning_content") if apart else None
 
-    def _check(self, leaves: Sequence[Node]) -> None:
-        """Refuse generations that can never run."""
-        for leaf in leaves:
-            if isinstance(leaf, Gen | Select) and self.run.backend is None and self.run.calls.record is None:
-                raise NoBackend(
-                    f"program {self.run.program!r} generates but has no backend: pass backend=..., "
-                    "or call set_default_backend(...)"
-                )
-            if isinstance(leaf, Gen):
-                lower.lower(leaf, self.run.defaults)
+    def _check(self, leaf: Node) -> lower.Lowered | None:
+        """Refuse what can never run; a generation, lowered."""
+        if isinstance(leaf, Gen | Select) and self.run.backend is None and self.run.calls.record is None:
+            raise NoBackend(
+                f"program {self.run.program!r} generates but has no backend: pass backend=..., "
+                "or call set_default_backend(...)"
+            )
+        return lower.lower(leaf, self.run.defaults) if isinstance(leaf, Gen) else None
 
     def set(self, name: str, value: Any) -> None:
         variable = Variable(name)
@@ -443,12 +452,11 @@ class Executor:
             try:
                 if not self._begun:
                     await self._begin()
-                if self.error is None and self._is_cancelled(item):
-                    raise asyncio.CancelledError
-                if self.error is None and self._ahead is not None:
-                    await self._ahead.fold(item, self)
-                elif self.error is None and item.node is not None:
-                    await self._fold(item.node, item)
+                if self.error is None:
+                    if self._ahead is None and isinstance(item.node, _FREE):
+                        self._said(item.node, item)
+                    else:
+                        await self._do(item)
             except BaseException as error:  # noqa: BLE001 - answered to whoever reads; SystemExit too
                 self._fail(error, item)
             if self.error is not None:
@@ -457,7 +465,16 @@ class Executor:
                         made.fail(self.error)
                 if self._ahead is not None:
                     self._ahead.drop(self.error)
-            self._reach(item)
+            if item.node is None:
+                self._reach(item)
+
+    async def _do(self, item: Item) -> None:
+        if self._is_cancelled(item):
+            raise asyncio.CancelledError
+        if self._ahead is not None:
+            await self._ahead.fold(item, self)
+        elif item.node is not None:
+            await self._fold(item.node, item)
 
     def _reach(self, item: Item) -> None:
         if item.back is not None and self._ahead is not None:
@@ -486,26 +503,34 @@ class Executor:
 
     async def _fold(self, node: Node, item: Item) -> None:
         match node:
+            case Gen():
+                await self._generate(node, item)
+            case Select():
+                await self._select(node, item)
+            case _:
+                if not self._said(node, item):
+                    raise BadProgram(f"{node.label()} cannot be run")
+
+    def _said(self, node: Node, item: Item) -> bool:
+        """Do what no backend is needed for; False where one is."""
+        match node:
             case Text(text=text):
                 self._say(self.transcript.say(text))
-            case Media(part=part):
-                self._say(self.transcript.show(json.loads(part)))
             case RoleBegin(role=role):
                 self._say(self.transcript.open(role))
             case RoleEnd():
                 self._say(self.transcript.close())
+            case Media(part=part):
+                self._say(self.transcript.show(json.loads(part)))
             case ScopeBegin(name=name):
                 self._scopes[name] = self.transcript
             case ScopeEnd(name=name):
                 assert item.variable is not None
                 since = self._scopes.pop(name, self.start)
                 item.variable.settle(self.transcript.text(since))
-            case Gen():
-                await self._generate(node, item)
-            case Select():
-                await self._select(node, item)
             case _:
-                raise BadProgram(f"{node.label()} cannot be run")
+                return False
+        return True
 
     def _say(self, transcript: Transcript) -> None:
         self.transcript = transcript
@@ -514,7 +539,8 @@ class Executor:
 
     async def _generate(self, node: Gen, item: Item) -> None:
         assert item.variable is not None
-        ready = lower.lower(node, self.run.defaults)
+        assert item.ready is not None
+        ready = item.ready
         streamed = self.run.stream and ready.n == 1 and not ready.peeks
         told = Telling(node, item.variable, item.thought, self.feed)
         if self._ahead is not None and not ready.peeks and self._ahead.goes_on(self.transcript):

@@ -26,16 +26,20 @@ from sglang_dsl.typed import Typed
 class Signal:
     """notify() wakes all that wait; each then looks at its own condition again."""
 
-    __slots__ = ("_lock", "_wakers")
+    __slots__ = ("_wakers",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Without a lock, which most signals would never need: adding and taking are atomic, and who has added
+        # himself looks at his condition again, so that of two that meet one sees the other.
         self._wakers: list[Callable[[], object]] = []
 
     def notify(self) -> None:
-        with self._lock:
-            wakers, self._wakers = self._wakers, []
-        for wake in wakers:
+        wakers = self._wakers
+        for _ in range(len(wakers)):
+            try:
+                wake = wakers.pop(0)
+            except IndexError:  # another notify() took it
+                return
             wake()
 
     def wait(self, ready: Callable[[], bool]) -> None:
@@ -50,22 +54,40 @@ class Signal:
                 raise SglError(
                     "a value was read on the language's own event loop, which would wait for itself"
                 )
-            event = threading.Event()
-            with self._lock:
-                self._wakers.append(event.set)
+            woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
+            woken.acquire()
+            self._wakers.append(woken.release)
             # Looked at again after registering: a notify() in between is not lost.
             if ready():
                 return True
-            left = None if until is None else until - time.monotonic()
-            if not event.wait(left):
-                self._forget(event.set)
+            left = -1 if until is None else max(0.0, until - time.monotonic())
+            if not woken.acquire(timeout=left):
+                self._forget(woken.release)
                 return ready()
         return True
 
     def _forget(self, waker: Callable[[], object]) -> None:
         """Who has left waits no more: a signal that never comes does not collect them."""
-        with self._lock, contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError):
             self._wakers.remove(waker)
+
+    def when(self, ready: Callable[[], bool], then: Callable[[], object]) -> None:
+        """Call `then` once `ready()`, here or where that comes true; soon and briefly done, as a waker is."""
+
+        def look() -> None:
+            self.when(ready, then)
+
+        if ready():
+            then()
+            return
+        self._wakers.append(look)
+        if ready():
+            # Whoever takes it out calls it: notify(), or this.
+            try:
+                self._wakers.remove(look)
+            except ValueError:
+                return
+            then()
 
     async def wait_for_async(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """wait_for() for a coroutine on any event loop."""
@@ -90,8 +112,7 @@ class Signal:
                 with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
                     loop.call_soon_threadsafe(then)
 
-            with self._lock:
-                self._wakers.append(wake)
+            self._wakers.append(wake)
             if ready():
                 return
             try:

@@ -16,7 +16,9 @@ and from_dict give plain JSON data and back.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -51,13 +53,21 @@ class Source(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
+_source = functools.lru_cache(maxsize=4096)(Source)  # programs run the same lines again and again
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_own(file: str) -> bool:
+    return file.startswith(_HERE) and file != _DEMO
+
+
 def caller() -> Source | None:
     """Where the user's code stands now: the innermost frame outside this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_HERE) or code.co_filename == _DEMO:
-            return Source(code.co_filename, frame.f_lineno, code.co_qualname)
+        if not _is_own(code.co_filename):
+            return _source(code.co_filename, frame.f_lineno, code.co_qualname)
         frame = frame.f_back
     return None
 
@@ -185,8 +195,14 @@ class Sampling:
 
     def over(self, base: Sampling) -> Sampling:
         """These words where said, `base`'s elsewhere."""
-        said = {f.name: v for f in dataclasses.fields(self) if (v := getattr(self, f.name)) is not None}
+        if _words(self).count(None) == len(_WORDS):
+            return base
+        said = {name: v for name, v in zip(_WORDS, _words(self), strict=True) if v is not None}
         return dataclasses.replace(base, **said) if said else base
+
+
+_WORDS = tuple(f.name for f in dataclasses.fields(Sampling))
+_words = operator.attrgetter(*_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +316,24 @@ def concat(*parts: Node | str) -> Seq:
     """Nodes in order, flattened."""
     flat: list[Node] = []
     for part in parts:
-        node = as_node(part)
-        flat.extend(node.nodes if isinstance(node, Seq) else (node,))
+        flat.extend(leaves(as_node(part)))
     return Seq(tuple(flat))
+
+
+def leaves(node: Node) -> tuple[Node, ...]:
+    """What a Seq holds, or the node itself."""
+    return node.nodes if isinstance(node, Seq) else (node,)
 
 
 def flatten(node: Node) -> tuple[Node, ...]:
     """The leaves of a tree, in order."""
+    nodes = leaves(node)
+    if _BRANCHING.isdisjoint(map(type, nodes)):
+        return nodes
     return tuple(n for n in node.walk() if not isinstance(n, Seq))
 
+
+_BRANCHING = frozenset({Seq, Fork})
 
 KINDS: dict[str, type[Node]] = {
     kind.KIND: kind

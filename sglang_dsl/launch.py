@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sglang_dsl.async_batch import as_they_end
 from sglang_dsl.async_state import AsyncProgramState
@@ -110,7 +110,7 @@ class Scope:
         return RunInfo(
             program,
             self.backend,
-            dataclasses.replace(self.sampling, seed=None),
+            self.sampling if self.sampling.seed is None else dataclasses.replace(self.sampling, seed=None),
             self.timeout,
             stream,
             self.sampling.seed,
@@ -243,9 +243,8 @@ async def _written(
 
 
 def _async_face(state: ProgramState) -> AsyncProgramState:
-    core = state.core
-    assert isinstance(core, AsyncCore)
-    return AsyncProgramState(core, state)
+    # Not looked at: isinstance() of a protocol tries every method of it, which takes longer than a call.
+    return AsyncProgramState(cast(AsyncCore, state.core), state)
 
 
 def _scope(wanted: Wanted) -> Scope:

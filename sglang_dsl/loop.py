@@ -15,6 +15,7 @@ import functools
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
@@ -42,6 +43,8 @@ class LoopThread:
         self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._to_begin: deque[tuple[Callable[[], Coroutine[Any, Any, None]], contextvars.Context]] = deque()
+        self._woken = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="sglang-dsl-loop", daemon=True)
         self._thread.start()
@@ -59,7 +62,7 @@ class LoopThread:
     @property
     def here(self) -> bool:
         """Whether the calling thread is the loop's own."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._thread.ident
 
     @property
     def alive(self) -> bool:
@@ -73,10 +76,23 @@ class LoopThread:
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Begin a task; returns at once. The loop holds it until it ends."""
-        self._loop.call_soon_threadsafe(self._spawn, make)
+        context = contextvars.copy_context()
+        if self.here:
+            self._spawn(make, context)
+            return
+        # To wake the loop takes longer than to begin a task: those that come meanwhile begin with this one.
+        self._to_begin.append((make, context))
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._spawn_all)
 
-    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = self._loop.create_task(make())
+    def _spawn_all(self) -> None:
+        self._woken = False  # first: what comes from now on wakes the loop again
+        while self._to_begin:
+            self._spawn(*self._to_begin.popleft())
+
+    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
+        task = self._loop.create_task(make(), context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

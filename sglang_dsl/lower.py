@@ -105,11 +105,23 @@ class Lowered:
 
 def sampling(words: Mapping[str, Any]) -> Sampling:
     """Sampling from words as written (keys of WORDS); None means "not said". Raises BadProgram."""
+    given = {word: value for word, value in words.items() if value is not None}
+    return _known(**given) if _PLAIN.issuperset(map(type, given.values())) else _sampling(given)
+
+
+# Programs say the same words again and again. Typed: 1 is not True, though they are equal.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _known(**given: Any) -> Sampling:
+    return _sampling(given)
+
+
+_PLAIN = frozenset({int, float, str, bool})
+
+
+def _sampling(given: Mapping[str, Any]) -> Sampling:
     said: dict[str, Any] = {}
-    for word, value in words.items():
+    for word, value in given.items():
         name = WORDS[word]
-        if value is None:
-            continue
         if name in said:
             raise BadProgram(f"{word} and max_tokens/min_tokens say the same thing; give one of them")
         said[name] = _checked(name, word, value)

@@ -23,20 +23,22 @@ from sglang_dsl.ir import Fork, Gen, Join, Node, RoleBegin, RoleEnd, ScopeEnd, S
 def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:
     """The same nodes with neighbouring text joined (at the first one's place) and empty text left out."""
     held: list[Text] = []
-
-    def release() -> Iterator[Node]:
-        text = "".join(node.text for node in held)
-        if text:
-            yield held[0] if len(held) == 1 else Text(text, src=held[0].src)
-        held.clear()
-
     for node in nodes:
         if isinstance(node, Text):
-            held.append(node)
+            if node.text:
+                held.append(node)
             continue
-        yield from release()
+        if held:
+            yield _joined(held)
+            held = []
         yield node
-    yield from release()
+    if held:
+        yield _joined(held)
+
+
+def _joined(texts: Sequence[Text]) -> Text:
+    first = texts[0]
+    return first if len(texts) == 1 else Text("".join(node.text for node in texts), src=first.src)
 
 
 def tidy(node: Node) -> Node:

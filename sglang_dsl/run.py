@@ -15,6 +15,8 @@ import weakref
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Calls
@@ -30,6 +32,7 @@ from sglang_dsl.errors import (
 from sglang_dsl.feed import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
 from sglang_dsl.loop import background
+from sglang_dsl.lower import Lowered
 from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
 
@@ -206,10 +209,9 @@ class Prefix:
             self._cold = False
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One thing to do: a leaf node with the place of its `+=` and the variable it sets (and the one for its
-    reasoning), a mark to reach, or one to go back to."""
+    reasoning), a mark to reach, or one to go back to. `ready`: a generation, lowered."""
 
     node: Node | None = None
     src: Source | None = None
@@ -217,6 +219,7 @@ class Item:
     mark: Mark | None = None
     back: Mark | None = None
     thought: Variable | None = None
+    ready: Lowered | None = None
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:

@@ -8,9 +8,10 @@ rendered from the messages where the checkpoint is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
 
 from runtime.protocol.messages import RAW_ROLE, Message
 from sglang_dsl.backends.base import Prompt
@@ -18,9 +19,8 @@ from sglang_dsl.backends.base import Prompt
 Content: TypeAlias = "str | list[dict[str, Any]]"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Transcript:
-    """One entry and all before it.
+class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One entry and all before it. The garbage collector passes it by: it can be part of no circle.
 
     kind     root; text: a piece of text; open: a turn of `value` begins; close: it ends; media: a picture, a
              video or a sound
@@ -134,13 +134,11 @@ class Transcript:
 
     def messages(self) -> tuple[Message, ...]:
         """Turns in order, text outside turns as role "raw"; a turn still open is last and marked open."""
-        return tuple(reversed(list(self._backwards())))
-
-    def _backwards(self) -> Iterator[Message]:
+        found: list[Message] = []  # last first
         at: Transcript | None = self
         if self.role is not None:
             begin, entries = self._open_turn()
-            yield Message(role=self.role, content=content_of(entries, thinking=True), open=True)
+            found.append(Message(role=self.role, content=content_of(entries, thinking=True), open=True))
             at = begin.prev
         raw: list[Transcript] = []
         while at is not None:
@@ -148,20 +146,24 @@ class Transcript:
                 raw.append(at)
                 at = at.prev
                 continue
-            if content := content_of(reversed(raw), thinking=True):
-                yield Message(role=RAW_ROLE, content=content)
+            if raw and (content := content_of(reversed(raw), thinking=True)):
+                found.append(Message(role=RAW_ROLE, content=content))
             raw = []
             if at.turn is not None:
-                yield at.turn
+                found.append(at.turn)
             at = at.before if at.kind == "close" else at.prev
+        found.reverse()
+        return tuple(found)
 
     def prompt(self) -> Prompt:
         """What a generation that continues here is given. Its last message is open: outside turns that is raw
         text, empty where a turn has just ended, so that nothing is put between."""
         messages = self.messages()
-        if not messages or (messages[-1].role != RAW_ROLE and not messages[-1].open):
+        last = messages[-1] if messages else None
+        if last is None or (last.role != RAW_ROLE and not last.open):
             return Prompt((*messages, Message(role=RAW_ROLE, open=True)))
-        last = messages[-1]
+        if last.open:
+            return Prompt(messages)
         return Prompt((*messages[:-1], Message(role=last.role, content=last.content, open=True)))
 
 

@@ -1,5 +1,5 @@
-"""tutorials/coming_from_sglang.md: its Python runs as printed, its tables are those of the text files, and its
-list of defects has a test for each number."""
+"""tutorials/coming_from_sglang.md: its Python runs as printed, its tables are those of the text files, and
+each defect that it lists has a test by its number."""
 
 from __future__ import annotations
 
