@@ -25,10 +25,11 @@ from runtime.plan import TokenMask
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.vocabulary import Vocabulary
 
-WORK = 256
+WORK = 96
 """Places looked at in one search."""
-SECONDS = 0.1
-"""CPU time one search may take: a guard against constraints each of whose masks is slow."""
+SECONDS = 0.5
+"""CPU time one search may take: a guard against constraints each of whose masks is slow. Work ends others far
+before that, so that the same request has the same output on a busy machine."""
 _CHOICES = 24  # ids tried at one place of a dense mask
 _FEW = 64  # masks that allow no more ids are tried in full
 _COPIES = 32  # matchers kept at once: they may be large

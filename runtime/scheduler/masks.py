@@ -12,7 +12,7 @@ from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
 from runtime.scheduler.request import Request, defect
 
-GRAMMAR_S, GRAMMAR_TOKEN_S = 1.0, 0.03
+GRAMMAR_S, GRAMMAR_TOKEN_S = 3.0, 0.03
 """CPU seconds that following one request's constraint may take: to begin with, and more for each token."""
 
 

@@ -74,7 +74,7 @@ class Request:
         "input_logprobs", "input_top", "jumped", "lease", "limit", "marks", "matcher", "misses", "origin",
         "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain", "preemptions",
         "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions", "return_logprob", "rid",
-        "rollbacks", "rule", "said", "scored", "searched_s", "seen", "seq", "silent", "skip", "source",
+        "rollbacks", "rule", "said", "scored", "searches", "seen", "seq", "silent", "skip", "source",
         "states", "stream", "stuck", "sure_at", "sure_held", "taken_back", "targets", "tell_at", "tokens",
         "top",
     )  # fmt: skip
@@ -124,7 +124,7 @@ class Request:
         self.healed: list[Healed] = []
         self.stuck = False
         self.taken_back = 0  # tokens, in all
-        self.searched_s = 0.0  # CPU time of searches for completions
+        self.searches = 0  # for completions
         self.barred: dict[int, frozenset[int]] = {}
         self.held: tuple[int, ...] | None = None
         self.completion: Completion | None = None
