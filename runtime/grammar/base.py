@@ -150,7 +150,7 @@ class Matcher(ABC):
         return None if vocabulary is None else search(self, vocabulary, limit).ids
 
 
-FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 256, 0.5
+FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 256, 3.0
 """What the search for the first completion may come to: ids, places looked at, seconds."""
 QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16
 """The same where it is made for every constraint: what is found with so little is short enough."""

@@ -235,11 +235,10 @@ class GrammarManager:
             raise BadConstraint(
                 "nothing can match it", where=constraint.kind, hint="its parts contradict each other"
             )
-        if found.ids is not None:
-            matcher.origin = replace(matcher.origin, shortest=found.ids, searched=True)
-        else:
-            completion = Completion(matcher.copy(), self._soon)
-            matcher.origin = replace(matcher.origin, completion=completion)
+        completion = None if found.ids == () else Completion(matcher.copy(), self._soon)
+        matcher.origin = replace(
+            matcher.origin, shortest=found.ids, searched=found.ids is not None, completion=completion
+        )
         return matcher
 
     def _soon(self, task: Callable[[], object]) -> None:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
-from runtime.grammar.base import Matcher, Rejection, first_completion
+from runtime.grammar.base import Completion, Matcher, Rejection, first_completion
 from runtime.grammar.closing import follows, rest_of
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
@@ -73,7 +73,7 @@ class Liveness:
         if not self._config.liveness or request.source.constraint is None or request.ending:
             return
         assert request.matcher is not None
-        later = request.matcher.origin.completion
+        later = _wanted(request, request.matcher)
         if later is None or request.source.require_reasoning or request.heal is not None:
             self._from_start(request, request.source.constraint)
             return
@@ -335,9 +335,16 @@ class Liveness:
 def completion_ready(request: Request, matcher: Matcher) -> bool:
     """Whether `request` can begin: the completion of its constraint is known, if it needs one from the start.
     Has it looked for."""
-    later = matcher.origin.completion
+    later = _wanted(request, matcher)
     needs = request.stream or request.params.max_new_tokens < SMALL or request.source.require_reasoning
     if later is None or not needs:
         return True
     later.want()
     return later.ready
+
+
+def _wanted(request: Request, matcher: Matcher) -> Completion | None:
+    """What looks for a completion; None where one that fits is known from compiling, or nothing can look."""
+    origin = matcher.origin
+    fits = origin.shortest is not None and len(origin.shortest) <= request.params.max_new_tokens
+    return None if fits else origin.completion

@@ -344,7 +344,8 @@ def test_a_request_aborted_midway_ends_its_stream_with_what_there_is(
     assert len(ids) == last["meta_info"]["completion_tokens"] >= 1
     shared = min(len(ids), len(expected["output_ids"]))
     assert ids[:shared] == expected["output_ids"][:shared]
-    assert text[:10] == expected["text"][:10]
+    told = min(10, len(text))  # it may have been aborted before it said so much
+    assert text[:told] == expected["text"][:told]
 
 
 def test_an_aborted_request_answers_with_what_there_is(
