@@ -16,8 +16,10 @@ import jinja2
 TIME_LIMIT_S = 0.8
 """Of the thread's own processor time."""
 TIME_PER_INPUT_BYTE_S = 5e-7
-WALL_FACTOR = 1.6
+WALL_FACTOR = 10.0
 """So much more may pass on the clock: a busy machine must not stop a harmless template."""
+WORKED_CHECKS, WORKED_BYTES = 256, 1 << 20
+"""Below both, little was done: time that passed was the machine's pause, and only the clock's limit counts."""
 MAX_MADE_BYTES = 48 << 20
 """All that one rendering may make, besides MADE_PER_INPUT_BYTE for each byte it was given."""
 MADE_PER_INPUT_BYTE = 16
@@ -42,15 +44,23 @@ class Budget:
         now = time.monotonic()
         self._look_from, self._deadline = now + time_limit_s, now + time_limit_s * WALL_FACTOR
         self._busy_until = time.thread_time() + time_limit_s
+        self._checks = 0
         self._left = self._whole = MAX_MADE_BYTES + MADE_PER_INPUT_BYTE * given
         # id -> (the value, so that the id stays its own; bytes; nodes). Containers never change in here.
         self._known: dict[int, tuple[Any, int, int]] = {}
 
     def check(self) -> None:
+        self._checks += 1
         now = time.monotonic()
         # The thread's own time is dearer to ask for, and never more than what passed.
-        if now > self._look_from and (now > self._deadline or time.thread_time() > self._busy_until):
+        if now > self._look_from and (now > self._deadline or self._worked() and self._busy()):
             raise Limit(f"the template does too much work: it took more than {self._limit_s:.2g} s")
+
+    def _worked(self) -> bool:
+        return self._checks > WORKED_CHECKS or self._whole - self._left > WORKED_BYTES
+
+    def _busy(self) -> bool:
+        return time.thread_time() > self._busy_until
 
     def charge(self, size: int) -> None:
         """Account for `size` bytes about to be made."""
