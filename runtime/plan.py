@@ -27,7 +27,7 @@ class Run(NamedTuple):
     length: int
 
 
-class Segment(msgspec.Struct, frozen=True, gc=False):
+class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """KV of earlier tokens which every row in `rows` attends to in whole (sliding window aside).
 
     `position` is the position of its first token in those rows' sequences; `runs` are in token order and
@@ -110,7 +110,7 @@ class TokenMask(NamedTuple):
     allowed: Any | None = None
 
 
-class RowResult(msgspec.Struct, frozen=True, gc=False):
+class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one row gave. `error` is set (and the rest is empty) when its numbers were not finite, or its mask
     or its logit processor left no token.
 
@@ -166,6 +166,10 @@ class Runner(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> None: ...
+
+    def done(self) -> bool:
+        """Whether finish() would not wait: the pass launched has ended, well or not. At once; asked often."""
+        ...
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         """Sample with `masks` (row index -> mask; absent = all ids allowed) and give the results back."""

@@ -213,9 +213,9 @@ class CacheManager:
         return True
 
     def trim(self, lease: Lease, length: int) -> int:
-        """Free the lease's spare pages beyond the first `length` positions; returns how many slots that
-        were."""
-        keep = self.allocator.ceil(max(length - lease.covered, 0))
+        """Free the lease's spare pages beyond the first `length` positions and those written, or being
+        written; returns how many slots that were."""
+        keep = self.allocator.ceil(max(length - lease.covered, lease.own - total(lease.spare)))
         extra = lease.own - keep
         if extra <= 0:
             return 0

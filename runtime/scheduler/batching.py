@@ -15,6 +15,26 @@ HEALS = 1 << 62
 """Draws that choose the end of a prompt are other ones than those of the output."""
 
 
+class Flight:
+    """A plan that was given and not committed: its rows, and the request of each."""
+
+    __slots__ = ("_seqs", "requests", "rows")
+
+    def __init__(self, requests: list[Request], rows: tuple[Row, ...]) -> None:
+        self.requests, self.rows = requests, rows
+        self._seqs: set[int] | None = None
+
+    @property
+    def seqs(self) -> set[int]:
+        """Handles of its sequences."""
+        if self._seqs is None:
+            self._seqs = {request.seq for request in self.requests}
+        return self._seqs
+
+
+NO_FLIGHT = Flight([], ())
+
+
 class Batcher:
     """Builds plans. Between two plans with the same rows and an unchanged cache the shared segments are the
     same, so they are kept: a decode step costs the same however long the contexts are.
@@ -34,7 +54,7 @@ class Batcher:
     def build(self, running: Sequence[Request], released: tuple[int, ...]) -> tuple[StepPlan, list[Request]]:
         """A plan and the request of each of its rows. Requests with one token to compute are always in;
         longer stretches share the chunk budget, in the order of `running`. Where prompts go alone, only they
-        are in as long as there are any."""
+        are in as long as there are any. No rows at all where everybody waits for a look."""
         budget = self.chunk
         alone = not self._mixed and any(request.computed < request.publish_to for request in running)
         rows: list[Row] = []
@@ -46,7 +66,7 @@ class Batcher:
             ones[:] = [(index,) for index in range(2 * len(running))]
         for request in running:
             start, tokens = request.computed, request.tokens
-            if alone and start >= request.publish_to:
+            if request.waits or (alone and start >= request.publish_to):
                 continue
             end = request.goal if request.ending else len(tokens)
             if end - start > 1:

@@ -7,7 +7,7 @@ sequence anything but its own history, and its next token depends on all of that
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -67,6 +67,8 @@ class FakeRunner:
         self._step: tuple[StepPlan, list[list[int]]] | None = None
         self.steps = 0
         self.tokens = 0
+        self.over: Callable[[], bool] = lambda: False
+        """What done() says: there is no time in here."""
 
     @property
     def slots(self) -> int:
@@ -92,6 +94,9 @@ class FakeRunner:
             self._known.pop(seq, None)
         histories = self._read(plan)
         self._step = plan, [self._write(row, history) for row, history in zip(plan.rows, histories)]
+
+    def done(self) -> bool:
+        return self.over()
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         if self._step is None:

@@ -4,7 +4,7 @@ request but for `stuck`."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -67,6 +67,12 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
     return mask if is_empty(rest) else rest
 
 
+def can_wait(request: Request) -> bool:
+    """Whether nothing is lost where its last token is computed again."""
+    plain = not request.return_logprob and request.hidden == "none"
+    return plain and request.matcher is not None and request.heal is None
+
+
 def check_cost(request: Request) -> None:
     """Raises BadConstraint where following the request's constraint holds up all others: a grammar can be
     small, and still take a second for every token."""
@@ -79,16 +85,30 @@ def check_cost(request: Request) -> None:
 
 
 def masks_of(
-    requests: Sequence[Request], rows: Sequence[Row], everything: TokenMask
+    requests: Sequence[Request],
+    rows: Sequence[Row],
+    everything: TokenMask,
+    over: Callable[[], bool] | None = None,
 ) -> tuple[dict[int, TokenMask], dict[int, RuntimeFault]]:
     """Masks by row, and what is wrong with grammars that failed, by `seq`. Requests whose grammar leaves
-    nothing that may follow are marked `stuck`, and may sample anything."""
+    nothing that may follow are marked `stuck`, and may sample anything. Once the pass is `over`, the other
+    rows of constrained requests become void (see late): they come first the next time."""
     masks: dict[int, TokenMask] = {}
     faults: dict[int, RuntimeFault] = {}
-    for index, request in enumerate(requests):
+    order: Sequence[int] = range(len(requests))
+    if over is not None:
+        order = sorted(order, key=lambda index: -requests[index].behind)
+    for index in order:
+        request = requests[index]
+        # One that changed since the launch samples nothing that is of use.
         free = request.matcher is None and not request.rule.min_new_tokens and request.heal is None
-        if free or not rows[index].sample:
+        if free or not rows[index].sample or request.sound >= 0:
             continue
+        if over is not None and (masks or faults) and can_wait(request) and over():
+            request.sound = len(request.tokens)
+            request.behind += 1
+            continue
+        request.behind = 0
         began = time.thread_time()
         try:
             check_cost(request)

@@ -72,9 +72,12 @@ class Progress:
         logprob: float | None,
         top: Sequence[tuple[int, float]],
         ids: Sequence[float] = (),
+        *,
+        late: bool = False,
     ) -> FinishReason | None:
-        """Append a sampled token, and what it forces; why the generation ended, if it did. Raises
-        InternalFault when the token could not have been sampled."""
+        """Append a sampled token, and what it forces; why the generation ended, if it did. `late`: what it
+        forces may be left to look(), where nothing stands against it. Raises InternalFault when the token
+        could not have been sampled."""
         if not 0 <= token < len(self.vocabulary):
             raise InternalFault(
                 f"token {token} is not in the vocabulary of {len(self.vocabulary)}", where="sampler"
@@ -97,7 +100,17 @@ class Progress:
         request.decode_steps += 1
         request.append(token, logprob, top, ids)
         reason = self._stopped(request, token, matcher.is_terminated())
-        return self._liveness.after(request, reason or self._jump(request, (token,), before))
+        request.late = before
+        if late and reason is None and not request.return_logprob and request.hidden == "none":
+            return None
+        return self.look(request, reason)
+
+    def look(self, request: Request, reason: FinishReason | None = None) -> FinishReason | None:
+        """Append what the last token, just accepted, forces; `reason` and result as of accept()."""
+        before, request.late = request.late, None
+        assert before is not None
+        last = (request.tokens[-1],)
+        return self._liveness.after(request, reason or self._jump(request, last, before))
 
     def _stopped(self, request: Request, token: int, grammar_done: bool) -> FinishReason | None:
         rule = request.rule

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.scheduler.queues import GrammarQueue, WaitingQueue
+from runtime.scheduler.request import Request
 
 RATE_S = 1.0  # seconds a rate is measured over, at least
 
@@ -39,14 +41,12 @@ class Rate:
         self.value = 0.0
         self._at, self._total = now, 0
 
-    @property
-    def due(self) -> float:
-        """When to measure next."""
-        return self._at + RATE_S
-
-    def measure(self, total: int, now: float) -> None:
-        if now > self._at:
-            self.value = (total - self._total) / (now - self._at)
+    def look(self, generated: int, live: Collection[Request], now: float) -> None:
+        """`generated`: tokens of requests that are over; `live`: the others."""
+        passed = now - self._at
+        if passed >= RATE_S:
+            total = generated + sum([request.produced for request in live])
+            self.value = (total - self._total) / passed
             self._at, self._total = now, total
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -62,21 +62,25 @@ class Request:
     stuck     its matcher has come to where nothing may follow; the step under way gives it no token
     barred    ids that led there, by how many steps were before them: of a matcher that cannot itself forbid
     completion looks for a completion from the start; None: that was done, or none is wanted
+    late      its last token's place is still to be looked at, with what the stop rule had seen before it
+    waits     it is in no plan before it was looked at
+    behind    how often its mask was not there in time, in a row
+    sound     while it changes under a running pass: how many tokens it kept; -1 otherwise
     held      ids that end the output as its constraint wants after `held_at` steps; None: none are known.
               Checked again when `check_at` ids are produced. `sure_held`, `sure_at`, `tell_at`: the same for
               what a stream tells
     """
 
     __slots__ = (
-        "added_at", "added_tick", "admitted_at", "arrival", "barred", "cached", "check_at",
+        "added_at", "added_tick", "admitted_at", "arrival", "barred", "behind", "cached", "check_at",
         "closed_by_budget", "completion", "computed", "decode_steps", "ending", "first_at", "future", "goal",
         "grammar_s", "heal", "healed", "held", "held_at", "hidden", "ids", "input_ids_logprobs",
-        "input_logprobs", "input_top", "jumped", "lease", "limit", "marks", "matcher", "misses", "origin",
-        "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain", "preemptions",
-        "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions", "return_logprob", "rid",
-        "rollbacks", "rule", "said", "scored", "searches", "seen", "seq", "silent", "skip", "source",
-        "states", "stream", "stuck", "sure_at", "sure_held", "taken_back", "targets", "tell_at", "tokens",
-        "top",
+        "input_logprobs", "input_top", "jumped", "late", "lease", "limit", "marks", "matcher", "misses",
+        "origin", "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain",
+        "preemptions", "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions",
+        "return_logprob", "rid", "rollbacks", "rule", "said", "scored", "searches", "seen", "seq", "silent",
+        "skip", "sound", "source", "states", "stream", "stuck", "sure_at", "sure_held", "taken_back",
+        "targets", "tell_at", "tokens", "top", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +127,9 @@ class Request:
         self.marks: list[Mark] = []
         self.healed: list[Healed] = []
         self.stuck = False
+        self.late: Seen | None = None
+        self.sound = -1
+        self.waits, self.behind = False, 0
         self.taken_back = 0  # tokens, in all
         self.searches = 0  # for completions
         self.barred: dict[int, frozenset[int]] = {}
@@ -249,6 +256,7 @@ class Request:
     def _shorten(self, length: int) -> None:
         """Only the first `length` tokens, and what is known of these."""
         del self.tokens[length:]
+        self.sound = min(self.sound, length)
         produced = self.produced
         for known in (self.output_logprobs, self.output_top, self.output_ids_logprobs):
             del known[produced:]
@@ -448,6 +456,15 @@ def _hidden(source: TokenizedGenerateReqInput) -> Hidden:
     if source.return_hidden_states is True:
         return "all"
     return "last" if source.embedding or source.return_hidden_states == "last" else "none"
+
+
+def named(live: Mapping[str, Request], rid: str | None, prefix: bool) -> list[Request]:
+    """Those with the id `rid`, or whose ids begin with it (none for an empty one); all for None."""
+    if rid is None:
+        return list(live.values())
+    if prefix:
+        return [request for request in live.values() if rid and request.rid.startswith(rid)]
+    return [live[rid]] if rid in live else []
 
 
 def failure(fault: RuntimeFault) -> FinishReason:

@@ -24,17 +24,18 @@ from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, Ru
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.batching import Batcher
+from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
 from runtime.scheduler.constrained import Constrained
 from runtime.scheduler.expiry import Deadlines
 from runtime.scheduler.intake import Intake
+from runtime.scheduler.late import LateLooks, Over
 from runtime.scheduler.masks import full, masks_of
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.progress import Encode, Progress, ended
 from runtime.scheduler.queues import GrammarQueue, Grammars, WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
-from runtime.scheduler.request import Request, defect, failure
+from runtime.scheduler.request import Request, defect, failure, named
 from runtime.scheduler.residents import Residents
 from runtime.scheduler.sessions import Sessions
 
@@ -68,6 +69,7 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._clock = clock
         self._progress = Progress(vocabulary, encode, self.manager, config)
+        self.late = LateLooks(self._progress, self.manager)
         self._batcher = Batcher(self.manager, config.chunked_prefill_size, mixed=config.mixed_prefill)
         self._everything = full(len(vocabulary))
         self._mask_seconds = Histogram(MASK_S)
@@ -89,8 +91,7 @@ class Scheduler:
             cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
             verify_params=verify_params,
         )  # fmt: skip
-        self._under_way: tuple[list[Request], tuple[Row, ...]] | None = None  # the plan given, not committed
-        self._rows_of: set[int] | None = None  # its sequences, once somebody asked
+        self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq
         self._paused: PauseMode | None = None
         self._retracts = False  # pause("retract") is to be carried out once no step is under way
@@ -122,15 +123,10 @@ class Scheduler:
         """Cancel the request `rid`, all whose ids begin with it (`prefix`; an empty one names none), or all
         there are (None), wherever they are; unknown ones are finished already. `message`: what they are told.
         What they held is freed at once, or at the commit of the step they are part of. How many that are."""
-        if rid is None:
-            named = list(self._live.values())
-        elif prefix:
-            named = [one for one in self._live.values() if rid and one.rid.startswith(rid)]
-        else:
-            named = [self._live[rid]] if rid in self._live else []
-        for request in named:
+        requests = named(self._live, rid, prefix)
+        for request in requests:
             self._fail(request, Aborted(message or "the request was cancelled", where=request.rid))
-        return len(named)
+        return len(requests)
 
     def drain(self) -> list[TokenOutput]:
         """What there is to tell, each thing once: news of the last step, and what was rejected, aborted,
@@ -213,13 +209,9 @@ class Scheduler:
         return {name: getattr(self.config, name) for name in TUNABLE}
 
     def state(self) -> dict[str, Any]:
-        """Counters since the start (*_total, and the old short names), and what is held now: slots, requests
-        by where they are, and rates. Costs a look at every live request."""
-        running, live = len(self._residents.running), self._live.values()
-        produced = sum([one.produced for one in live])
-        now = self._clock()
-        if now >= self._rate.due:
-            self._rate.measure(self._counters.generated + produced, now)
+        """Counters since the start (*_total, and the old short names), what is held now, and rates."""
+        running, produced = len(self._residents.running), sum([one.produced for one in self._live.values()])
+        self._rate.look(self._counters.generated, self._live.values(), self._clock())
         return {
             **overview(running, self._waiting, self._grammar, len(self._sessions)),
             "num_paused_reqs": len(self._live) if self._paused else 0,
@@ -229,7 +221,7 @@ class Scheduler:
             "gen_throughput": self._rate.value if running else 0.0,
             **usage(self.manager),
             "grammar_mask_seconds": self._mask_seconds.state(),
-            **totals(self._counters, produced, sum([one.jumped for one in live])),
+            **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
         }
 
     def check(self) -> None:
@@ -244,7 +236,8 @@ class Scheduler:
         if self._under_way is not None:
             raise InternalFault("plan() before the last plan was committed", where="scheduler")
         self._tick += 1
-        self._look_around()
+        # Those whose grammar got ready since prepare() wait a step; nobody waits for their first look.
+        self._look_around(begin=not (self.late.wanted and self._residents.running))
         if self._residents.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
             self._audit()
         if self._paused is not None:
@@ -266,9 +259,11 @@ class Scheduler:
             residents.admit(self._tick, preempt=True)
         if not residents.running:
             return None
-        released, self._released = tuple(self._released), []
-        plan, requests = self._batcher.build(residents.running, released)
-        self._under_way, self._rows_of = (requests, plan.rows), None
+        plan, requests = self._batcher.build(residents.running, tuple(self._released))
+        if not requests:
+            return None
+        self._released = []
+        self._under_way = Flight(requests, plan.rows)
         return plan
 
     def prepare(self) -> None:
@@ -278,12 +273,21 @@ class Scheduler:
         if self._paused is None and not self._residents.damaged:
             self._residents.admit(self._tick, preempt=False)
 
-    def masks(self) -> dict[int, TokenMask]:
+    def look(self, over: Over | None = None) -> None:
+        """The late looks, before the news are told. `over`: whether the pass under way has ended."""
+        for request, fault in self.late.take(self._live, (self._under_way or NO_FLIGHT).seqs, over):
+            if fault is not None:
+                self._fail(request, fault, keep=request.sound < 0)
+            elif request.sound < 0 and request.ready:
+                self._finish(request)
+
+    def masks(self, over: Over | None = None) -> dict[int, TokenMask]:
         """Masks for the rows of the plan just given, by row index; a row without one may sample anything. The
-        output of a request whose grammar is at a dead end is taken back at the commit, or it fails, alone."""
-        requests, rows = self._under_way or ((), ())
-        began = time.perf_counter()
-        masks, faults = masks_of(requests, rows, self._everything)
+        output of a request whose grammar is at a dead end is taken back at the commit, or it fails, alone.
+        Where free ones are beside, no more is done once the pass is `over`."""
+        flight, began = self._under_way or NO_FLIGHT, time.perf_counter()
+        over = over if self.late.beside(flight.requests) else None
+        masks, faults = masks_of(flight.requests, flight.rows, self._everything, over)
         if masks:
             self._mask_seconds.observe(time.perf_counter() - began)
         self._doomed |= faults
@@ -296,7 +300,8 @@ class Scheduler:
 
     def settle(self, result: StepResult) -> None:
         """Take the results of the plan's rows. The next plan can be made at once; drain() tells the news."""
-        requests, rows = self._under_way or ([], ())
+        flight = self._under_way or NO_FLIGHT
+        requests, rows = flight.requests, flight.rows
         if len(result.rows) != len(rows):
             self.fail_step(ValueError(f"{len(result.rows)} results for {len(rows)} rows"))
             return
@@ -305,6 +310,7 @@ class Scheduler:
         self._counters.steps += 1
         self._faults = 0
         self._residents.ratio.decay()
+        self.late.begin(requests)
         pieces = self._outbox.pieces
         computed, size, doomed = 0, len(self._vocabulary), bool(self._doomed)
         for request, row, got in zip(requests, rows, result.rows):
@@ -342,11 +348,10 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001
                 fault = defect("the step's result could not be used", error)
             if fault is not None:
-                self._fail(request, fault, keep=got.error is None and not isinstance(fault, InternalFault))
+                sound = got.error is None and request.sound < 0 and not isinstance(fault, InternalFault)
+                self._fail(request, fault, keep=sound)
         self._counters.computed += computed
-        if now >= self._rate.due:
-            produced = sum([one.produced for one in self._live.values()])
-            self._rate.measure(self._counters.generated + produced, now)
+        self._rate.look(self._counters.generated, self._live.values(), now)
         self._retract_for_pause()
 
     def fail(self, error: BaseException) -> list[TokenOutput]:
@@ -356,8 +361,7 @@ class Scheduler:
 
     def fail_step(self, error: BaseException) -> None:
         """fail() without the news."""
-        requests, _ = self._under_way or ([], ())
-        self._under_way = None
+        requests, self._under_way = (self._under_way or NO_FLIGHT).requests, None
         for request in requests:
             fault = self._doomed.pop(request.seq, None)
             self._fail(request, fault or defect("the model step failed", error), keep=False)
@@ -384,19 +388,23 @@ class Scheduler:
         assert lease is not None
         lease.settle()
         request.computed += len(row.tokens)
+        void = request.sound >= 0
+        if void:
+            self.late.settle(request)
         if row.scores:
             request.score(result.scores, result.score_tops, result.score_token_ids)
         if row.hidden != "none":
             request.show(row.position, result.hidden)
         if row.position < request.publish_to:
             self._residents.publish(request)
-        if row.sample and result.token is not None:
+        if row.sample and result.token is not None and not void:
             if request.first_at < 0:
                 request.first_at = now
             began = time.thread_time()
             reason = self._progress.accept(
-                request, result.token, result.logprob, result.top, result.token_ids
+                request, result.token, result.logprob, result.top, result.token_ids, late=self.late.on
             )
+            self.late.put(request)
             request.grammar_s += time.thread_time() - began
             if reason is not None:
                 request.end(reason)
@@ -421,11 +429,11 @@ class Scheduler:
         self._counters.cached += request.cached
         self._deadlines.admitted(request, request.admitted_at)
 
-    def _look_around(self) -> None:
+    def _look_around(self, *, begin: bool = True) -> None:
         """What time and the grammars' threads have changed."""
         for request, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(request, fault)
-        if len(self._grammar):
+        if begin and len(self._grammar):
             self._poll_grammars()
 
     def _poll_grammars(self) -> None:
@@ -469,12 +477,9 @@ class Scheduler:
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
         """Answer with an error and free everything; for a row under way, at its commit. `keep`: what was
         computed is sound and may stay in the cache."""
-        if self._under_way is not None:
-            if self._rows_of is None:
-                self._rows_of = {other.seq for other in self._under_way[0]}
-            if request.seq in self._rows_of:
-                self._doomed.setdefault(request.seq, fault)
-                return
+        if self._under_way is not None and request.seq in self._under_way.seqs:
+            self._doomed.setdefault(request.seq, fault)
+            return
         self._counters.failed += 1
         self._counters.aborted += type(fault) is Aborted
         self._counters.timed_out += type(fault) is DeadlineExceeded

@@ -204,6 +204,15 @@ def test_the_same_tokens_with_jumps_and_without(made: dict[str, Trained], name: 
     assert jumped > tokens // 10
 
 
+@pytest.mark.parametrize(("name", "seed"), [("gpt2", 6), ("contractions", 10), ("contractions", 35)])
+def test_a_stop_string_among_what_is_forced_goes_before_the_budget(
+    made: dict[str, Trained], name: str, seed: int
+) -> None:
+    """A stop string within the forced text ends the output there, with jumps and without, also where the
+    whole of that text leaves no room for a completion."""
+    check_equal(made[name], OutlinesGrammarBackend(made[name].vocabulary), seed, 25)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "contractions", "sentencepiece"])
 def test_tokens_are_the_tokenizer_s_own(made: dict[str, Trained], name: str) -> None:
     backend = OutlinesGrammarBackend(made[name].vocabulary)

@@ -22,6 +22,9 @@ class Broken:
             raise MemoryError("no memory for the step")
         self.runner.launch(plan)
 
+    def done(self) -> bool:
+        return bool(self.runner.done())
+
     def finish(self, masks: Any) -> StepResult:
         result = self.runner.finish(masks)
         if self.at:

@@ -17,7 +17,7 @@ from runtime.scheduler.loop import Loop
 SPECS = ["yes|no", "abc", "the|there|then", "in|inging", "abcxyz|abczz", "st ab a|st abc"]
 
 
-def make_request(rng: random.Random, size: int) -> dict[str, Any]:
+def make_request(rng: random.Random, size: int, bound: float) -> dict[str, Any]:
     stem = [[], [1, 2, 3] * 10, [4, 5] * 20][rng.randrange(3)]
     new = rng.choice([0, 1, 2, 5, 20, 30])
     fields: dict[str, Any] = {
@@ -36,7 +36,7 @@ def make_request(rng: random.Random, size: int) -> dict[str, Any]:
         fields["stop_token_ids"] = (rng.randrange(size), rng.randrange(size))
     if rng.random() < 0.3:
         fields |= {"return_logprob": True, "logprob_start_len": rng.choice([-1, 0]), "top_logprobs_num": 1}
-    if rng.random() < 0.25:
+    if rng.random() < bound:
         fields["constraint"] = Constraint("regex", rng.choice(SPECS))
     return fields
 
@@ -59,7 +59,10 @@ def play(
     grammars = toy_grammars(ready=False)
     sim = make_bench(slots, grammar=grammars, overlap=overlap, **config)
     size = len(sim.vocabulary)
-    sent = {str(number): make_request(rng, size) for number in range(20)}
+    bound, over = rng.choice([0.25, 0.6]), rng.choice([0.0, 0.3, 0.8, 1.0])
+    ends = random.Random(seed)
+    sim.runner.over = lambda: ends.random() < over
+    sent = {str(number): make_request(rng, size, bound) for number in range(20)}
     arrivals = {rid: rng.randrange(25) for rid in sent}
     aborts = {rid: rng.randrange(30) for rid in sent if rng.random() < 0.15}
     pauses = {rng.randrange(30): rng.choice(["in_place", "retract"]) for _ in range(2)}
@@ -123,6 +126,9 @@ class Watched:
     def launch(self, plan: StepPlan) -> None:
         self.log.append("launch")
         self.runner.launch(plan)
+
+    def done(self) -> bool:
+        return bool(self.runner.done())
 
     def finish(self, masks: Any) -> Any:
         self.log.append("finish")

@@ -1,0 +1,114 @@
+"""Late looks: beside free requests, what a constraint asks for is done while passes run, and nobody waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.protocol.constraint import Constraint
+
+FORCED = "st and then st|st by the st"
+TEXTS = tuple(FORCED.encode().split(b"|"))
+
+
+def mixed(make_bench: Any, toy_grammars: Any, *, free: int, bound: int, over: Any, **fields: Any) -> Any:
+    sim = make_bench(2000, grammar=toy_grammars(), overlap=True)
+    sim.runner.over = over
+    for number in range(free):
+        sim.add(f"free {number}", [number, 2], max_new_tokens=12, ignore_eos=True, stream=True)
+    for number in range(bound):
+        regex = Constraint("regex", FORCED)
+        sim.add(f"bound {number}", [number, 3], constraint=regex, max_new_tokens=20, **fields)
+    return sim
+
+
+def texts(sim: Any, count: int) -> list[bytes]:
+    return [sim.text(f"bound {number}") for number in range(count)]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("over", [False, True])
+def test_outputs_are_those_of_requests_alone(
+    make_bench: Any, toy_grammars: Any, over: bool, stream: bool
+) -> None:
+    alone = mixed(make_bench, toy_grammars, free=0, bound=6, over=lambda: over, stream=stream).run()
+    beside = mixed(make_bench, toy_grammars, free=6, bound=6, over=lambda: over, stream=stream).run()
+    assert texts(alone, 6) == texts(beside, 6)
+    for number in range(6):
+        one, other = alone.answer(f"bound {number}"), beside.answer(f"bound {number}")
+        assert one.new_ids == other.new_ids
+        assert one.jumped_tokens == other.jumped_tokens > 0
+    beside.empty()
+
+
+def test_free_requests_take_a_step_for_each_token_however_long_looks_take(
+    make_bench: Any, toy_grammars: Any
+) -> None:
+    """A pass is over at once: one look and one mask is all that is done in it."""
+    sim = mixed(make_bench, toy_grammars, free=5, bound=20, over=lambda: True)
+    for _ in range(14):
+        sim.tick()
+    assert [len(sim.answer(f"free {number}").new_ids) for number in range(5)] == [12] * 5
+    assert any(f"bound {number}" not in sim.news for number in range(20)), "these go on in their own time"
+    sim.run()
+    assert all(text in TEXTS for text in texts(sim, 20))
+    sim.empty()
+
+
+def test_constrained_ones_get_on_in_every_pass(make_bench: Any, toy_grammars: Any) -> None:
+    sim = mixed(make_bench, toy_grammars, free=0, bound=4, over=lambda: True)
+    sim.add("free", [1], max_new_tokens=200, ignore_eos=True)
+    for _ in range(60):
+        sim.tick()
+    assert all(sim.text(f"bound {number}") for number in range(4)), "long before the free one ends"
+    sim.run()
+    assert len(sim.answer("free").new_ids) == 200
+    sim.empty()
+
+
+def test_looks_are_at_once_without_free_requests(make_bench: Any, toy_grammars: Any) -> None:
+    """Nobody gains by late ones, and each jump would cost a step."""
+    sim = mixed(make_bench, toy_grammars, free=0, bound=3, over=lambda: True)
+    sim.tick()
+    while sim.scheduler.busy:
+        sim.tick()
+        assert not sim.scheduler.late.pending
+        assert all(request.sound < 0 for request in sim.scheduler._residents.running)
+
+
+@pytest.mark.parametrize("how", ["launch", "finish"])
+def test_a_pass_that_fails_while_looks_are_late(make_bench: Any, toy_grammars: Any, how: str) -> None:
+    sim = mixed(make_bench, toy_grammars, free=3, bound=3, over=lambda: False)
+    whole, calls = getattr(sim.runner, how), 0
+
+    def broken(argument: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            if how == "finish":
+                whole(argument)
+            raise RuntimeError("device lost")
+        return whole(argument)
+
+    setattr(sim.runner, how, broken)
+    sim.run()
+    names = [f"{kind} {number}" for kind in ("free", "bound") for number in range(3)]
+    assert {sim.answer(rid).finish.type for rid in names} <= {"abort", "stop", "length"}
+    assert any(sim.answer(rid).finish.type == "abort" for rid in names)
+    sim.empty()
+
+
+@pytest.mark.parametrize("tick", range(1, 9))
+def test_aborted_or_paused_while_a_look_is_due(make_bench: Any, toy_grammars: Any, tick: int) -> None:
+    sim = mixed(make_bench, toy_grammars, free=4, bound=4, over=lambda: True)
+    for _ in range(tick):
+        sim.tick()
+    sim.scheduler.abort("bound 0")
+    sim.scheduler.pause("retract")
+    for _ in range(3):
+        sim.tick()
+    sim.scheduler.resume()
+    sim.run()
+    assert all(sim.text(f"bound {number}") in TEXTS for number in range(1, 4))
+    sim.empty()
