@@ -1,6 +1,6 @@
-"""Late looks: of constrained requests that run beside free ones, what is forced behind a sampled token and
-whether the output can still be completed is asked while the next pass runs, so that the free ones need not
-wait for the answers. Knows no plans and no queues.
+"""Late looks: of constrained requests that run beside free ones, what a sampled token means to the matcher,
+what is forced behind it, and whether the output can still be completed is asked while the next pass runs, so
+that the free ones need not wait for the answers. Knows no plans and no queues.
 
 The sampled token goes into the next plan as it is. Where the look changes nothing, which is the usual case,
 nothing was lost. Where it appends a jump, heals the seam, or closes the output, the row under way is void:
@@ -59,7 +59,7 @@ class LateLooks:
 
     def put(self, request: Request) -> None:
         """Its token was accepted; if a look is left for later, it is on the list."""
-        if request.late is not None:
+        if request.late:
             self._requests.append(request)
 
     def take(

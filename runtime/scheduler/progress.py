@@ -76,7 +76,7 @@ class Progress:
         late: bool = False,
     ) -> FinishReason | None:
         """Append a sampled token, and what it forces; why the generation ended, if it did. `late`: what it
-        forces may be left to look(), where nothing stands against it. Raises InternalFault when the token
+        means may be left to look(), where nothing stands against it. Raises InternalFault when the token
         could not have been sampled."""
         if not 0 <= token < len(self.vocabulary):
             raise InternalFault(
@@ -93,24 +93,24 @@ class Progress:
             return self._liveness.turn_back(request)
         if request.owed:
             return self._liveness.after(request, self._pay(request, token, logprob, top, ids))
-        if not matcher.advance(token):
-            raise InternalFault(f"token {token} was sampled against its grammar's mask", where="sampler")
-        before = request.seen
+        request.late = True
         request.mark(token)
         request.decode_steps += 1
         request.append(token, logprob, top, ids)
-        reason = self._stopped(request, token, matcher.is_terminated())
-        request.late = before
-        if late and reason is None and not request.return_logprob and request.hidden == "none":
+        more = token not in request.rule.ids and len(request.tokens) < request.limit
+        if late and more and not request.return_logprob and request.hidden == "none":
             return None
-        return self.look(request, reason)
+        return self.look(request)
 
-    def look(self, request: Request, reason: FinishReason | None = None) -> FinishReason | None:
-        """Append what the last token, just accepted, forces; `reason` and result as of accept()."""
-        before, request.late = request.late, None
-        assert before is not None
-        last = (request.tokens[-1],)
-        return self._liveness.after(request, reason or self._jump(request, last, before))
+    def look(self, request: Request) -> FinishReason | None:
+        """What the last token, just appended, means to its matcher, and what it forces; result and errors as
+        of accept()."""
+        matcher, before, token, request.late = request.matcher, request.seen, request.tokens[-1], False
+        assert matcher is not None
+        if not matcher.advance(token):
+            raise InternalFault(f"token {token} was sampled against its grammar's mask", where="sampler")
+        reason = self._stopped(request, token, matcher.is_terminated())
+        return self._liveness.after(request, reason or self._jump(request, (token,), before))
 
     def _stopped(self, request: Request, token: int, grammar_done: bool) -> FinishReason | None:
         rule = request.rule

@@ -62,7 +62,7 @@ class Request:
     stuck     its matcher has come to where nothing may follow; the step under way gives it no token
     barred    ids that led there, by how many steps were before them: of a matcher that cannot itself forbid
     completion looks for a completion from the start; None: that was done, or none is wanted
-    late      its last token's place is still to be looked at, with what the stop rule had seen before it
+    late      its last token was not looked at yet: its matcher does not know it
     waits     it is in no plan before it was looked at
     behind    how often its mask was not there in time, in a row
     sound     while it changes under a running pass: how many tokens it kept; -1 otherwise
@@ -127,7 +127,7 @@ class Request:
         self.marks: list[Mark] = []
         self.healed: list[Healed] = []
         self.stuck = False
-        self.late: Seen | None = None
+        self.late = False
         self.sound = -1
         self.waits, self.behind = False, 0
         self.taken_back = 0  # tokens, in all
@@ -283,7 +283,7 @@ class Request:
         if self.held is not None or self.completion is not None:
             back = len(self.marks) - max(self.held_at, self.sure_at)
         else:
-            back = min(self.matcher.undoable(), len(self.marks))
+            back = min(self.matcher.undoable() + self.late, len(self.marks))
         return self.length_before(back) - self.prompt_len if back else self.produced
 
     def cut(self, back: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -40,6 +41,24 @@ def test_outputs_are_those_of_requests_alone(
         assert one.new_ids == other.new_ids
         assert one.jumped_tokens == other.jumped_tokens > 0
     beside.empty()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_was_not_looked_at_is_not_told(make_bench: Any, toy_grammars: Any, seed: int) -> None:
+    """A jump may put another token in its place."""
+    sims, dice = [], random.Random(seed)
+    for over in (lambda: False, lambda: dice.random() < 0.4):
+        sim = make_bench(2000, grammar=toy_grammars(), overlap=True, liveness=False)
+        sim.runner.over = over
+        for number in range(3):
+            sim.add(f"free {number}", [1, 2], max_new_tokens=99, ignore_eos=True)
+        for number in range(8):
+            regex = Constraint("regex", "st by|the in|in st|he|abcz")
+            sim.add(f"{number}", [seed, number], constraint=regex, max_new_tokens=9, stream=True)
+        sims.append(sim.run())
+    for number in range(8):
+        one, other = [sim.answer(f"{number}") for sim in sims]
+        assert one.new_ids == other.new_ids
 
 
 def test_free_requests_take_a_step_for_each_token_however_long_looks_take(

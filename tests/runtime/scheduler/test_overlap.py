@@ -54,6 +54,7 @@ def play(
         "policy": rng.choice(["lpm", "fcfs", "lof", "dfs-weight", "priority", "random"]),
         "preemption_threshold": 1,
         "radix_cache": rng.random() < 0.8,
+        "liveness": rng.random() < 0.5,
     }
     slots = rng.choice([100, 160, 1000])
     grammars = toy_grammars(ready=False)
