@@ -19,10 +19,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from runtime.cache.manager import CacheManager
+from runtime.plan import RowResult
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.progress import Progress
 from runtime.scheduler.request import Request, defect
+from runtime.scheduler.shares import Shares
 
 SHARE = 4
 """Looks are late where there is at least one free request for so many constrained ones: each jump costs a
@@ -57,10 +59,19 @@ class LateLooks:
         """The results of `requests` are about to be looked at."""
         self.on = self.beside(requests)
 
-    def put(self, request: Request) -> None:
-        """Its token was accepted; if a look is left for later, it is on the list."""
+    def accept(self, request: Request, result: RowResult) -> FinishReason | None:
+        """Progress.accept() of what was sampled for it; where looks are late it is put on the list."""
+        token = result.token
+        assert token is not None
+        began = 0.0 if self.on else time.thread_time()  # dear, where it is asked for each token
+        reason = self._progress.accept(
+            request, token, result.logprob, result.top, result.token_ids, late=self.on
+        )
         if request.late:
             self._requests.append(request)
+        elif not self.on:
+            request.grammar_s += time.thread_time() - began
+        return reason
 
     def take(
         self, live: Mapping[str, Request], under_way: Collection[int], over: Over | None = None
@@ -69,38 +80,37 @@ class LateLooks:
         whose pass is running, until `over`."""
         requests, self._requests = self._requests, []
         changed: list[tuple[Request, RuntimeFault | None]] = []
-        looked = False
+        shares = Shares()
         for request in requests:
             if live.get(request.rid) is not request or request.ending is not None:
                 continue
             flies = request.seq in under_way
-            if looked and over is not None and over():
+            if shares.any and over is not None and over():
                 request.waits = True
                 request.sound = len(request.tokens) if flies else -1
                 self._requests.append(request)
                 continue
-            looked, request.waits = True, False
+            request.waits = False
             end = len(request.tokens)
             request.sound = end if flies else -1
             reason, fault = self._look(request)
+            shares.took(request)
             if reason is not None:
                 request.end(reason)
             if reason is not None or fault is not None:
                 changed.append((request, fault))
             elif request.sound == len(request.tokens) == end:
                 request.sound = -1  # the row under way is as good as any
+        shares.give()
         return changed
 
     def _look(self, request: Request) -> tuple[FinishReason | None, RuntimeFault | None]:
-        began = time.thread_time()
         try:
             return self._progress.look(request), None
         except RuntimeFault as fault:
             return None, fault
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             return None, defect("the grammar failed", error)
-        finally:
-            request.grammar_s += time.thread_time() - began
 
     def settle(self, request: Request) -> None:
         """The row of a request that changed meanwhile was computed: keep of its KV what is still true, and

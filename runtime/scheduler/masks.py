@@ -3,7 +3,6 @@ request but for `stuck`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
 from runtime.scheduler.request import Request, defect
+from runtime.scheduler.shares import Shares
 
 GRAMMAR_S, GRAMMAR_TOKEN_S = 3.0, 0.03
 """CPU seconds that following one request's constraint may take: to begin with, and more for each token."""
@@ -95,6 +95,7 @@ def masks_of(
     rows of constrained requests become void (see late): they come first the next time."""
     masks: dict[int, TokenMask] = {}
     faults: dict[int, RuntimeFault] = {}
+    shares: Shares | None = None
     order: Sequence[int] = range(len(requests))
     if over is not None:
         order = sorted(order, key=lambda index: -requests[index].behind)
@@ -104,12 +105,12 @@ def masks_of(
         free = request.matcher is None and not request.rule.min_new_tokens and request.heal is None
         if free or not rows[index].sample or request.sound >= 0:
             continue
-        if over is not None and (masks or faults) and can_wait(request) and over():
+        shares = shares or Shares()
+        if over is not None and shares.any and can_wait(request) and over():
             request.sound = len(request.tokens)
             request.behind += 1
             continue
         request.behind = 0
-        began = time.thread_time()
         try:
             check_cost(request)
             mask = mask_of(request, everything)
@@ -123,7 +124,9 @@ def masks_of(
             faults[request.seq] = defect("the grammar failed", error)
             continue
         finally:
-            request.grammar_s += time.thread_time() - began
+            shares.took(request)
         if mask is not None:
             masks[index] = mask
+    if shares is not None:
+        shares.give()
     return masks, faults

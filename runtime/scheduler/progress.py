@@ -97,8 +97,9 @@ class Progress:
         request.mark(token)
         request.decode_steps += 1
         request.append(token, logprob, top, ids)
-        more = token not in request.rule.ids and len(request.tokens) < request.limit
-        if late and more and not request.return_logprob and request.hidden == "none":
+        if late and not request.return_logprob and request.hidden == "none":
+            # What may well be the last token is not computed.
+            request.waits = token in request.rule.ids or len(request.tokens) >= request.limit
             return None
         return self.look(request)
 

@@ -64,6 +64,7 @@ class Residents:
             request
             for request in self.running
             if request.lease is not None
+            and not request.waits
             and request.lease.capacity < (request.goal if request.ending else len(request.tokens))
         ]
         retracted = False

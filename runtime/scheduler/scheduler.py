@@ -400,12 +400,7 @@ class Scheduler:
         if row.sample and result.token is not None and not void:
             if request.first_at < 0:
                 request.first_at = now
-            began = time.thread_time()
-            reason = self._progress.accept(
-                request, result.token, result.logprob, result.top, result.token_ids, late=self.late.on
-            )
-            self.late.put(request)
-            request.grammar_s += time.thread_time() - began
+            reason = self.late.accept(request, result)
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:
