@@ -19,7 +19,21 @@ from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoiceMethod
 from sglang_dsl.errors import BadProgram, NoBackend
-from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, Select, Seq, as_node, caller, leaves, media_of
+from sglang_dsl.ir import (
+    Gen,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Seq,
+    Source,
+    Text,
+    as_node,
+    caller,
+    leaves,
+    media_of,
+)
 from sglang_dsl.settings import global_config
 from sglang_dsl.typed import is_type
 
@@ -82,6 +96,7 @@ def _gen(
     max_thinking_tokens: int | None = None,
     skip_special_tokens: bool | None = None,
     no_stop_trim: bool | None = None,
+    token_healing: bool | None = None,
     logit_bias: Mapping[int, float] | None = None,
     typed: Any = None,
     timeout: float | None = None,
@@ -104,9 +119,9 @@ def _gen(
     `timeout`: seconds this call may take. `whitespace`: what stands between the tokens of JSON, "compact"
     (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `require_reasoning`: the
     model reasons first, and the text must match from where that has ended; after `max_thinking_tokens` tokens
-    it must end. The text holds both, and the meta's answer_start says where the answer begins. Raises
-    BadProgram;
-    MissingExtra where a type needs pydantic.
+    it must end. The text holds both, and the meta's answer_start says where the answer begins.
+    `token_healing`: the model may choose the end of the prompt's last word anew, together with what follows;
+    off unless said. Raises BadProgram; MissingExtra where a type needs pydantic.
     """
     words = {
         "max_tokens": max_tokens,
@@ -133,6 +148,7 @@ def _gen(
         "max_thinking_tokens": max_thinking_tokens,
         "skip_special_tokens": skip_special_tokens,
         "no_stop_trim": no_stop_trim,
+        "token_healing": token_healing,
         "logit_bias": logit_bias,
     }
     forms: dict[str, Any] = {
@@ -238,6 +254,23 @@ def gen(
 
 
 def gen(*args: Any, **words: Any) -> Gen[Any] | Select:
+    # Programs say the same words at the same place again and again; nodes are frozen, so one will do.
+    if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, words.values())):
+        return _known_gen(caller(), *args, **words)
+    return _any_gen(*args, **words)
+
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
+# Typed: 1 is not True, though they are equal.
+@functools.lru_cache(maxsize=4096, typed=True)
+def _known_gen(src: object, /, *args: Any, **words: Any) -> Gen[Any] | Select:
+    """`src` is where the user's code stands, which the node will find out itself."""
+    return _any_gen(*args, **words)
+
+
+def _any_gen(*args: Any, **words: Any) -> Gen[Any] | Select:
     if len(args) < 2 or args[1] is None or isinstance(args[1], int):
         return _gen(*args, **words)
     name, typed, *others = args
@@ -345,8 +378,16 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
     """A whole turn of `role`. Without text it is empty: a system turn then stands for the template's
     default."""
     src = caller()
-    inside = () if expr is None else leaves(as_node(expr, src))
-    return Seq((RoleBegin(role, src), *inside, RoleEnd(role, src)))
+    begin, end = _ends(role, src)
+    if type(expr) is str:
+        return Seq((begin, Text(expr, src), end))
+    return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
+
+
+@functools.lru_cache(maxsize=4096)
+def _ends(role: str, src: Source | None) -> tuple[RoleBegin, RoleEnd]:
+    """Where a turn begins and ends: the same at each pass through the same line."""
+    return RoleBegin(role, src), RoleEnd(role, src)
 
 
 def system(expr: Node | str | None = None) -> Seq:

@@ -21,8 +21,9 @@ from sglang_dsl import branches
 from sglang_dsl.branches import Vote
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
-from sglang_dsl.core import AsyncCore, Checkpoint
+from sglang_dsl.core import AsyncCore
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.faces import Face, Group
 from sglang_dsl.ir import Gen, Node, Select, caller
 from sglang_dsl.joins import GATHER, join_mode
 from sglang_dsl.reads import checked, choice_of, name_of
@@ -53,9 +54,11 @@ class Pending(Awaitable[T], Generic[T]):
         return str(self)
 
 
-class AsyncProgramState:
+class AsyncProgramState(Face["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
     gives for code that may block."""
+
+    _core: AsyncCore
 
     def __init__(self, core: AsyncCore, sync: ProgramState | None = None) -> None:
         self._core = core
@@ -80,9 +83,10 @@ class AsyncProgramState:
 
     def __iadd__(self, other: object) -> AsyncProgramState:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
-        if isinstance(other, Pending):
+        # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
+        if type(other) is Pending:
             str(other)
-        if isinstance(other, AsyncTurn):
+        if type(other) is AsyncTurn:
             other.turn.add_to(self._sync)
         elif other is not self:
             self._sync += other
@@ -92,48 +96,13 @@ class AsyncProgramState:
         """A turn: added at once with `expr`; without, use it in a `with` or an `async with`."""
         return AsyncTurn(self, self._sync.role(role, expr))
 
-    def system(self, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn of the system: added at once with `expr`; without, for a `with`."""
-        return self.role("system", expr)
-
-    def user(self, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn of the user: added at once with `expr`; without, for a `with`."""
-        return self.role("user", expr)
-
-    def assistant(self, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn of the assistant: added at once with `expr`; without, for a `with`."""
-        return self.role("assistant", expr)
-
-    def developer(self, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn of the developer: added at once with `expr`; without, for a `with`."""
-        return self.role("developer", expr)
-
-    def tool(self, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn of a tool: added at once with `expr`; without, for a `with`."""
-        return self.role("tool", expr)
-
     @contextmanager
     def var_scope(self, name: str) -> Iterator[AsyncProgramState]:
         """Record the text added inside into the variable `name`."""
         with self._sync.var_scope(name):
             yield self
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._core.set(name, value)
-
-    def set_var(self, name: str, value: Any) -> None:
-        """s[name] = value."""
-        self[name] = value
-
-    def cancel(self) -> None:
-        """Stop what is under way, in the branches too; readers get ProgramCancelled."""
-        self._core.cancel()
-
     # -- reading ---------------------------------------------------------------------------------------------
-
-    def __contains__(self, name: object) -> bool:
-        """Whether some node sets `name`, done or not; does not wait."""
-        return isinstance(name, str) and self._core.known(name)
 
     @overload
     def __getitem__(self, name: Gen[T]) -> Pending[T]: ...
@@ -269,14 +238,6 @@ class AsyncProgramState:
         """Go on with what a fork said and set; see ProgramState.adopt()."""
         await self._core.adopt_async(branch.core, caller())
 
-    def checkpoint(self) -> Checkpoint:
-        """This moment, for rollback()."""
-        return self._core.checkpoint()
-
-    def rollback(self, checkpoint: Checkpoint) -> None:
-        """Go back to a moment of this state; see ProgramState.rollback()."""
-        self._core.rollback(checkpoint)
-
     @asynccontextmanager
     async def copy(self) -> AsyncIterator[AsyncProgramState]:
         """One branch; at the end of the block its variables come back, each as a list of one."""
@@ -309,27 +270,13 @@ class AsyncTurn:
         self.__exit__(kind, error, trace)
 
 
-class AsyncProgramStateGroup:
+class AsyncProgramStateGroup(Group[AsyncProgramState]):
     """Forks of one state, in order."""
 
     def __init__(self, parent: AsyncProgramState, group: ProgramStateGroup) -> None:
         self._parent, self._group = parent, group
         self._states = tuple(AsyncProgramState(_async(state), state) for state in group)
         self._joined = False
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __getitem__(self, index: int) -> AsyncProgramState:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: AsyncProgramState) -> None:
-        # `forks[i] += x` ends with this assignment.
-        if self._states[index] is not state:
-            raise BadProgram("a fork cannot be replaced; forks[i] += ... adds to it")
-
-    def __iter__(self) -> Iterator[AsyncProgramState]:
-        return iter(self._states)
 
     def __iadd__(self, other: object) -> AsyncProgramStateGroup:
         """Add to every fork, as ProgramStateGroup does."""
@@ -394,11 +341,6 @@ class AsyncProgramStateGroup:
             raise
         values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
         return branches.tally(values, failed, branches.place_of(self._states))
-
-    def cancel(self) -> None:
-        """Stop all forks."""
-        for state in self._states:
-            state.cancel()
 
     async def __aenter__(self) -> AsyncProgramStateGroup:
         return self

@@ -28,13 +28,13 @@ IN_FLIGHT = 256
 class Job:
     """One item. `error` is what its body raised, or what went wrong in its generations."""
 
-    def __init__(self, signal: Signal, finished: list[bool]) -> None:
+    def __init__(self, signal: Signal, ended: deque[Job]) -> None:
         self.state: ProgramState | None = None
         self.error: BaseException | None = None
         self.done = False
         self.dropped: bool = False
         self._signal = signal
-        self._finished = finished
+        self._ended = ended
         self._task: asyncio.Task[Any] | None = None
         self._stop_body = stop_here()
 
@@ -83,7 +83,7 @@ class Job:
         if isinstance(error, ProgramError):
             error = again(error)
         self.error, self.done = error, True
-        self._finished.append(True)
+        self._ended.append(self)
         self._signal.notify()
 
     def drop(self) -> None:
@@ -117,17 +117,19 @@ def in_order(
     threads."""
     most = limit or IN_FLIGHT
     signal = Signal()
-    # Begun and not given out: what runs, and what is done behind a slow one.
-    begun: deque[Job] = deque()
-    finished: list[bool] = []
-    started, more = 0, True
+    # Begun and not given out: what runs, and, where the order counts, what is done behind a slow one.
+    begun: deque[Job] | set[Job] = deque() if ordered else set()
+    ended: deque[Job] = deque()  # and not counted
+    under_way, more = 0, True
     bar = bar_of(total) if progress else None
-    shown = 0
     threads = limit or global_config.max_threads
     pool = None if on_loop else Threads(threads, "sglang-dsl-batch")
 
     def room() -> bool:
-        return more and started - len(finished) < most and not (lazy and len(begun) >= 4 * most)
+        return more and under_way - len(ended) < most and not (lazy and len(begun) >= 4 * most)
+
+    def news() -> bool:
+        return (begun[0].done if isinstance(begun, deque) else bool(ended)) or room()
 
     try:
         while begun or more:
@@ -136,24 +138,25 @@ def in_order(
                 if make is None:
                     more = False
                     break
-                job = Job(signal, finished)
-                begun.append(job)
-                started += 1
+                job = Job(signal, ended)
+                begun.append(job) if isinstance(begun, deque) else begun.add(job)
+                under_way += 1
                 if pool is None:
                     background().start(functools.partial(job.run_async, make))
                 else:
                     pool.submit(functools.partial(contextvars.copy_context().run, job.run, make))
             if not begun:
                 break
-            signal.wait(lambda: (begun[0].done if ordered else any(job.done for job in begun)) or room())
-            if bar is not None:
-                bar.update(len(finished) - shown)
-                shown = len(finished)
-            if not ordered:
-                for job in [job for job in begun if job.done]:
+            signal.wait(news)
+            while ended:
+                job = ended.popleft()
+                under_way -= 1
+                if bar is not None:
+                    bar.update(1)
+                if isinstance(begun, set):
                     begun.remove(job)
                     yield job
-            while begun and begun[0].done:
+            while isinstance(begun, deque) and begun and begun[0].done:
                 yield begun.popleft()
     finally:
         for job in begun:

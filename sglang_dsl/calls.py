@@ -4,17 +4,15 @@ to hooks and written into the ledger. Knows no nodes' meaning and no transcript.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import hashlib
 import itertools
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,13 +26,16 @@ from sglang_dsl.backends.base import (
     Delta,
 )
 from sglang_dsl.budgets import Meter
+from sglang_dsl.deadlines import Deadline
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.ir import Source
+from sglang_dsl.loop import background
 from sglang_dsl.record import Record, key_of
 from sglang_dsl.usage import CallRecord, Ledger
 
 T = TypeVar("T")
+Before: TypeAlias = "Callable[[Backend], Awaitable[None]] | None"
 _NUMBERS = itertools.count()
 
 
@@ -51,11 +52,13 @@ class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
     meters: tuple[Meter, ...] = ()
 
 
-@dataclass
 class _Clock:
-    began: float = field(default_factory=time.monotonic)
-    first: float | None = None
-    replayed: bool = False
+    __slots__ = ("began", "first", "replayed")
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first: float | None = None
+        self.replayed = False
 
     @property
     def seconds(self) -> float:
@@ -87,30 +90,27 @@ class Calls:
         digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "big") >> 1
 
-    async def generate(
+    def generate(
         self,
         where: Where,
         call: Call,
-        before: Callable[[Backend], Awaitable[None]],
+        before: Before = None,
         piece: Callable[[Delta], None] | None = None,
-    ) -> Completion:
-        """`before` prepares the backend; `piece` is given the stream's pieces as they come."""
-        if call.sampling.seed is None and (seed := self.derived(where)) is not None:
-            call = dataclasses.replace(call, sampling=msgspec.structs.replace(call.sampling, seed=seed))
+    ) -> Coroutine[Any, Any, Completion]:
+        """`before` prepares the backend, where it has to be; `piece` is given the stream's pieces as they
+        come."""
+        if self.seed is not None and call.sampling.seed is None:
+            sampling = msgspec.structs.replace(call.sampling, seed=self.derived(where))
+            call = msgspec.structs.replace(call, sampling=sampling)
+        drawn = call.sampling.seed is None and not call.sampling.greedy
+        return self._made(where, _Generation(call, before, piece), drawn)
 
-        drawn = not call.sampling.greedy and call.sampling.seed is None
-        return await self._made(where, _Generation(call, before, piece), drawn)
-
-    async def score(
-        self,
-        where: Where,
-        call: ChoiceCall,
-        before: Callable[[Backend], Awaitable[None]],
-        drawn: bool = False,
-    ) -> ChoiceScores:
+    def score(
+        self, where: Where, call: ChoiceCall, before: Before = None, drawn: bool = False
+    ) -> Coroutine[Any, Any, ChoiceScores]:
         """`drawn`: one of the choices will be drawn by chance; meta["draw"] is then a seed to do it with, so
         that a replay draws the same one."""
-        return await self._made(where, _Scoring(call, before, drawn), drawn)
+        return self._made(where, _Scoring(call, before, drawn), drawn)
 
     async def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
         # All are asked before any counts. The calls of a run are made on one loop: none comes between.
@@ -118,13 +118,29 @@ class Calls:
             meter.check()
         for meter in where.meters:
             meter.count()
+        limit, budget = _limit(where) if where.meters else (where.timeout, None)
         clock, number = _Clock(), next(_NUMBERS)
-        self._tell("begin", number, where, clock)
+        if hooks.listeners:
+            self._tell("begin", number, where, clock)
+        deadline = None if limit is None else background().deadlines.begin(limit)
         try:
-            done = await self._answered(where, asked, drawn, clock)
-        except BaseException as error:
-            self._tell("error", number, where, clock, error=error)
-            raise
+            if self.record is not None:
+                done = await self._recorded(self.record, where, asked, drawn, clock)
+            else:
+                assert self.backend is not None
+                done = asked.checked(await asked.make(self.backend, clock))
+        except BaseException as raised:  # noqa: BLE001 - raised again, some by another name
+            error = _named(raised, deadline, budget)
+            if hooks.listeners:
+                self._tell("error", number, where, clock, error=error)
+            try:
+                if error is raised:
+                    raise
+                raise error from raised
+            finally:
+                del error  # which keeps this frame
+        if deadline is not None:
+            deadline.end(None)
         meta: dict[str, Any] = done.meta  # type: ignore[attr-defined]
         for meter in where.meters:
             meter.charge(meta)
@@ -133,22 +149,22 @@ class Calls:
                 where.kind,
                 where.name,
                 where.branch,
-                clock.seconds,
+                time.monotonic() - clock.began,
                 where.source,
                 meta,
                 clock.first,
                 clock.replayed,
             )
         )
-        self._tell("end", number, where, clock, meta=meta)
+        if hooks.listeners:
+            self._tell("end", number, where, clock, meta=meta)
         return done
 
-    async def _answered(self, where: Where, asked: _Asked[T], drawn: bool, clock: _Clock) -> T:
+    async def _recorded(
+        self, record: Record, where: Where, asked: _Asked[T], drawn: bool, clock: _Clock
+    ) -> T:
         """By the record, or by the backend."""
-        record, backend = self.record, self.backend
-        if record is None:
-            assert backend is not None
-            return await _in_time(where, asked, backend, clock)
+        backend = self.backend
         request = asked.request()
         if drawn:
             request["place"] = [self.program, self.index, list(where.branch), where.step]
@@ -163,7 +179,7 @@ class Calls:
                 hint="the program, its prompts or its sampling have changed since; record again with "
                 'cache="rw"',
             )
-        reply = asked.write(await _in_time(where, asked, backend, clock))
+        reply = asked.write(asked.checked(await asked.make(backend, clock)))
         # As a replay would give it, so that both runs see the same.
         plain: dict[str, Any] = json.loads(json.dumps(reply, default=str))
         record.keep(key, backend.identity, request, plain)
@@ -178,8 +194,6 @@ class Calls:
         meta: dict[str, Any] | None = None,
         error: BaseException | None = None,
     ) -> None:
-        if not hooks:
-            return
         hooks.tell(
             CallEvent(
                 phase=phase,
@@ -206,28 +220,38 @@ class _Asked(Protocol[T]):
     keeps its function's closure alive as long as the error is kept."""
 
     def request(self) -> dict[str, Any]: ...
-    async def make(self, backend: Backend, clock: _Clock) -> T: ...
+    def make(self, backend: Backend, clock: _Clock) -> Coroutine[Any, Any, T]: ...
+    def checked(self, done: T) -> T:
+        """What was made, if it is what was asked for. Raises BackendError."""
+        ...
+
     def write(self, done: T) -> dict[str, Any]: ...
     def read(self, reply: dict[str, Any], *, told: bool) -> T:
         """The answer that write() wrote; `told`: its pieces were."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Generation:
+class _Generation(msgspec.Struct, frozen=True, eq=False):
     call: Call
-    before: Callable[[Backend], Awaitable[None]]
+    before: Before
     piece: Callable[[Delta], None] | None
 
     def request(self) -> dict[str, Any]:
         return _plain(self.call)
 
-    async def make(self, backend: Backend, clock: _Clock) -> Completion:
-        await self.before(backend)
+    def make(self, backend: Backend, clock: _Clock) -> Coroutine[Any, Any, Completion]:
+        if self.before is None and self.piece is None:
+            return backend.generate(self.call)
+        return self._prepared(backend, clock)
+
+    async def _prepared(self, backend: Backend, clock: _Clock) -> Completion:
+        if self.before is not None:
+            await self.before(backend)
         if self.piece is None:
-            done = await backend.generate(self.call)
-        else:
-            done = await self._streamed(backend, self.piece, clock)
+            return await backend.generate(self.call)
+        return await self._streamed(backend, self.piece, clock)
+
+    def checked(self, done: Completion) -> Completion:
         if len(done.texts) != self.call.n:
             said = f"the backend answered {len(done.texts)} texts where {self.call.n} were asked for"
             raise BackendError(said)
@@ -264,18 +288,20 @@ class _Generation:
         return done
 
 
-@dataclass(frozen=True, slots=True)
-class _Scoring:
+class _Scoring(msgspec.Struct, frozen=True, eq=False):
     call: ChoiceCall
-    before: Callable[[Backend], Awaitable[None]]
+    before: Before
     drawn: bool
 
     def request(self) -> dict[str, Any]:
         return _plain(self.call)
 
     async def make(self, backend: Backend, clock: _Clock) -> ChoiceScores:
-        await self.before(backend)
-        found = await backend.score(self.call)
+        if self.before is not None:
+            await self.before(backend)
+        return await backend.score(self.call)
+
+    def checked(self, found: ChoiceScores) -> ChoiceScores:
         if len(found.scores) != len(self.call.choices):
             said = f"the backend scored {len(found.scores)} of {len(self.call.choices)} choices"
             raise BackendError(said)
@@ -292,25 +318,23 @@ class _Scoring:
         return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
 
 
-async def _in_time(where: Where, asked: _Asked[T], backend: Backend, clock: _Clock) -> T:
-    """Its result within the call's own deadline and its budgets'. Raises TimeoutError, BudgetExceeded."""
+def _named(raised: BaseException, deadline: Deadline | None, meter: Meter | None) -> BaseException:
+    """What went wrong with a call: too late, by its own limit or by the budget of `meter`, or as it is."""
+    if deadline is not None and deadline.end(raised):
+        return TimeoutError() if meter is None else meter.late()
+    if isinstance(raised, TimeoutError):
+        # The backend's own: a deadline of its connection, say.
+        return Timeout(f"{type(raised).__name__}: {raised}".rstrip(": "), retryable=True)
+    return raised
+
+
+def _limit(where: Where) -> tuple[float | None, Meter | None]:
+    """How many seconds a call may take, and whose budget says so, if one does."""
     limited = [(left, meter) for meter in where.meters if (left := meter.left_s) is not None]
     shortest = min(limited, key=lambda pair: pair[0]) if limited else None
     if shortest is None or (where.timeout is not None and where.timeout <= shortest[0]):
-        limit, meter = where.timeout, None
-    else:
-        limit, meter = max(0.0, shortest[0]), shortest[1]
-    deadline = asyncio.timeout(limit)
-    try:
-        async with deadline:
-            return await asked.make(backend, clock)
-    except TimeoutError as error:
-        if not deadline.expired():
-            # The backend's own: a deadline of its connection, say.
-            raise Timeout(f"{type(error).__name__}: {error}".rstrip(": "), retryable=True) from error
-        if meter is None:
-            raise
-        raise meter.late() from error
+        return where.timeout, None
+    return max(0.0, shortest[0]), shortest[1]
 
 
 def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
@@ -319,7 +343,7 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
         "kind": type(call).__name__,
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
-    for name in (f.name for f in dataclasses.fields(call) if f.name not in ("prompt", "timeout")):
+    for name in (name for name in call.__struct_fields__ if name not in ("prompt", "timeout")):
         made[name] = msgspec.to_builtins(getattr(call, name))
     return made
 
@@ -327,5 +351,8 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
 def _score(told: dict[str, Any]) -> ChoiceScore:
     prior: Sequence[float | None] | None = told["unconditional"]
     return ChoiceScore(
-        tuple(told["logprobs"]), tuple(told["token_ids"]), None if prior is None else tuple(prior)
+        tuple(told["logprobs"]),
+        tuple(told["token_ids"]),
+        None if prior is None else tuple(prior),
+        token_texts=tuple(told.get("token_texts") or ()),
     )

@@ -61,6 +61,7 @@ class Words(TypedDict, total=False):
     max_thinking_tokens: int | None
     skip_special_tokens: bool | None
     no_stop_trim: bool | None
+    token_healing: bool | None
     logit_bias: Mapping[int, float] | None
     timeout: float | None
 
@@ -149,6 +150,8 @@ class Runs(Protocol[P, Made]):
     def __call__(self, *args: Any, stop_token_ids: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, temperature: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, token_healing: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, top_k: Any, **kwargs: Any) -> Made: ...
     @overload

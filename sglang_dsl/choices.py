@@ -121,7 +121,7 @@ def told(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision
     """What a select's meta says of its options: Choice.of() reads it back, and programs written for sglang
     find what they look for (input_token_logprobs and the like: [log-probability, id, text] of each token; ids
     and texts are None where the backend does not say them)."""
-    tokens = [_triples(score.logprobs, score.token_ids) for score in scored]
+    tokens = [_triples(score.logprobs, score) for score in scored]
     meta: dict[str, Any] = {
         "index": decision.index,
         "choices": [score.text for score in scored],
@@ -141,15 +141,17 @@ def told(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision
     if method.unconditional:
         meta["unconditional_logprobs"] = [list(score.unconditional or ()) for score in scored]
         meta["unconditional_token_logprobs"] = [
-            _triples(score.unconditional or (), score.token_ids) for score in scored
+            _triples(score.unconditional or (), score) for score in scored
         ]
         meta["normalized_unconditional_prompt_logprobs"] = list(decision.scores)
     return meta
 
 
-def _triples(logprobs: Sequence[float | None], ids: Sequence[int]) -> list[list[Any]]:
-    known = ids if len(ids) == len(logprobs) else [None] * len(logprobs)
-    return [[logprob, token, None] for logprob, token in zip(logprobs, known, strict=True)]
+def _triples(logprobs: Sequence[float | None], score: ChoiceScore) -> list[list[Any]]:
+    nothing = [None] * len(logprobs)
+    ids = score.token_ids if len(score.token_ids) == len(logprobs) else nothing
+    texts = score.token_texts if len(score.token_texts) == len(logprobs) else nothing
+    return [list(triple) for triple in zip(logprobs, ids, texts, strict=True)]
 
 
 def best(figures: Sequence[float]) -> int:

@@ -14,8 +14,10 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
 
 from sglang_dsl.errors import ProgramError, SglError, again
 from sglang_dsl.loop import background
@@ -35,6 +37,8 @@ class Signal:
 
     def notify(self) -> None:
         wakers = self._wakers
+        if not wakers:
+            return
         for _ in range(len(wakers)):
             try:
                 wake = wakers.pop(0)
@@ -122,33 +126,46 @@ class Signal:
                     self._forget(wake)
 
 
-class Piece(NamedTuple):
+class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Some streamed text, with what the backend said about it, if anything."""
 
     text: str
     meta: dict[str, Any] | None = None
 
 
-class Feed:
-    """Pieces in order. A reader goes on until `end()` says it has had enough."""
+class Feed(Signal):
+    """Pieces in order, and the signal that tells of new ones. A reader goes on until `end()` says it has had
+    enough."""
 
-    __slots__ = ("pieces", "signal")
+    __slots__ = ("pieces",)
 
     def __init__(self) -> None:
-        self.pieces: list[Piece] = []
-        self.signal = Signal()
+        self._wakers = []
+        # A list from the first piece on; most feeds are made long before.
+        self.pieces: Sequence[Piece] = ()
+
+    @property
+    def signal(self) -> Signal:
+        """What its readers wait for."""
+        return self
 
     def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
         if text or meta:
+            self._add(text, meta)
+            self.notify()
+
+    def _add(self, text: str, meta: dict[str, Any] | None) -> None:
+        if isinstance(self.pieces, list):
             self.pieces.append(Piece(text, meta))
-            self.signal.notify()
+        else:
+            self.pieces = [Piece(text, meta)]
 
     def read(self, end: Callable[[], int | None]) -> Iterator[Piece]:
         """All pieces up to index `end()`, which is None while that is not known."""
         cursor = 0
         while True:
             at = cursor
-            self.signal.wait(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            self.wait(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
             stop = end()
             fresh = self.pieces[cursor:stop]
             cursor += len(fresh)
@@ -160,7 +177,7 @@ class Feed:
         cursor = 0
         while True:
             at = cursor
-            await self.signal.wait_async(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            await self.wait_async(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
             stop = end()
             fresh = self.pieces[cursor:stop]
             cursor += len(fresh)
@@ -170,20 +187,30 @@ class Feed:
                 return
 
 
-class Variable:
-    """One setting of a name. Ends exactly once, with a value or with an error. `typed`: as what its text is
-    read; `raw`: the text or texts, where they were generated, also when they could not be read."""
+_NOTHING: dict[str, Any] = {}  # what was said of a variable before it is there
 
-    __slots__ = ("done", "error", "feed", "meta", "name", "raw", "typed", "value")
+
+class Variable(Feed):
+    """One setting of a name, with the pieces it comes in. Ends exactly once, with a value or with an error.
+    `typed`: as what its text is read; `raw`: the text or texts, where they were generated, also when they
+    could not be read."""
+
+    __slots__ = ("done", "error", "meta", "name", "raw", "typed", "value")
 
     def __init__(self, name: str | None, typed: Typed | None = None) -> None:
+        self._wakers = []
+        self.pieces = ()
         self.name, self.typed = name, typed
         self.raw: str | list[str] | None = None
-        self.feed = Feed()
         self.value: Any = None
-        self.meta: dict[str, Any] = {}
+        self.meta: dict[str, Any] = _NOTHING
         self.error: ProgramError | None = None
         self.done = False
+
+    @property
+    def feed(self) -> Feed:
+        """Its pieces."""
+        return self
 
     def settle(self, value: Any, meta: dict[str, Any] | None = None, *, streamed: bool = False) -> None:
         """The value is there. `streamed`: its pieces were put into the feed already."""
@@ -191,31 +218,31 @@ class Variable:
         if not streamed:
             text = value if self.raw is None else self.raw
             text = text[0] if isinstance(text, list) and text else text
-            self.feed.put(str(text), self.meta)
+            self._add(str(text), self.meta)
         self.done = True
-        self.feed.signal.notify()
+        self.notify()
 
     def fail(self, error: ProgramError) -> None:
         self.error, self.done = error, True
-        self.feed.signal.notify()
+        self.notify()
 
     def ended(self) -> int | None:
         """How many pieces there are, once there will be no more."""
-        return len(self.feed.pieces) if self.done else None
+        return len(self.pieces) if self.done else None
 
     def result(self) -> Any:
         if self.error is not None:
             raise again(self.error)
         return self.value
 
-    def wait(self) -> Any:
+    def get(self) -> Any:
         """The value; blocks. Raises the program's error."""
-        self.feed.signal.wait(lambda: self.done)
+        self.wait(lambda: self.done)
         return self.result()
 
     def text(self) -> Any:
         """What was generated, as it was written; blocks. Raises the program's error where nothing was."""
-        self.feed.signal.wait(lambda: self.done)
+        self.wait(lambda: self.done)
         return self.result() if self.raw is None else self.raw
 
 

@@ -102,6 +102,7 @@ RUN_WORDS = frozenset(
     }
 )  # fmt: skip
 MODES = ("rw", "ro", "off")
+_MOST_SHAPES = 64
 
 
 # What running needs is loaded when something runs: the executor, the event loop and all that comes with them.
@@ -152,6 +153,7 @@ class SglFunction(Generic[P, R]):
         takes_all = first.kind is inspect.Parameter.VAR_POSITIONAL
         own = parameters if takes_all else parameters[1 + len(owner) :]
         self.signature = inspect.Signature(own)
+        self._taken: set[tuple[int, tuple[str, ...]]] = set()
 
     @property
     def name(self) -> str:
@@ -232,6 +234,15 @@ class SglFunction(Generic[P, R]):
             *args, **kwargs, **{k: v for k, v in self._bound.items() if k not in taken}
         )
         return filled.args, filled.kwargs
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raises TypeError where the function does not take these arguments. That follows from their number
+        and names alone, so that it is found out once."""
+        shape = (len(args), tuple(kwargs))
+        if shape not in self._taken:
+            self.signature.bind(*args, **kwargs)
+            if len(self._taken) < _MOST_SHAPES:
+                self._taken.add(shape)
 
     # -- running ---------------------------------------------------------------------------------------------
 

@@ -58,22 +58,22 @@ class Hooks:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._hooks: tuple[Hook, ...] = ()
+        self.listeners: tuple[Hook, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self._hooks)
+        return bool(self.listeners)
 
     def subscribe(self, hook: Hook) -> Callable[[], None]:
         """Call `hook` for every event from now on; gives the function that ends this."""
         with self._lock:
-            self._hooks = (*self._hooks, hook)
+            self.listeners = (*self.listeners, hook)
 
         def end() -> None:
             with self._lock:
-                kept = list(self._hooks)
+                kept = list(self.listeners)
                 if hook in kept:
                     kept.remove(hook)
-                self._hooks = tuple(kept)
+                self.listeners = tuple(kept)
 
         return end
 
@@ -88,7 +88,7 @@ class Hooks:
 
     def tell(self, event: CallEvent) -> None:
         """Call all hooks with an event."""
-        for hook in self._hooks:
+        for hook in self.listeners:
             try:
                 hook(event)
             except Exception:

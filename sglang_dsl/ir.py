@@ -62,8 +62,9 @@ def _is_own(file: str) -> bool:
 
 
 def caller() -> Source | None:
-    """Where the user's code stands now: the innermost frame outside this package."""
-    frame: FrameType | None = sys._getframe(1)
+    """Where the user's code stands now: the innermost frame outside this package. For functions of this
+    package to ask."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
         if not _is_own(code.co_filename):
@@ -191,12 +192,15 @@ class Sampling:
     max_thinking_tokens: int | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    token_healing: bool | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
 
     def over(self, base: Sampling) -> Sampling:
         """These words where said, `base`'s elsewhere."""
-        if _words(self).count(None) == len(_WORDS):
+        if self is base or _words(self).count(None) == len(_WORDS):
             return base
+        if _words(base).count(None) == len(_WORDS):
+            return self
         said = {name: v for name, v in zip(_WORDS, _words(self), strict=True) if v is not None}
         return dataclasses.replace(base, **said) if said else base
 

@@ -20,8 +20,9 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
+
+import msgspec
 
 from sglang_dsl.async_batch import as_they_end
 from sglang_dsl.async_state import AsyncProgramState
@@ -83,11 +84,11 @@ class Startable(Protocol):
     @property
     def is_async(self) -> bool: ...
     def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
+    def check(self, args: Args, kwargs: Kwargs) -> None: ...
     def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(msgspec.Struct, frozen=True, eq=False):
     """What a program hands to the programs that it calls."""
 
     backend: Backend | None
@@ -134,7 +135,7 @@ def launch(
         return follow(program, args, kwargs)[0]
     args, kwargs = program.fill(args, kwargs)
     # Wrong arguments are refused here, also where the body would run beside the caller.
-    program.signature.bind(*args, **kwargs)
+    program.check(args, kwargs)
     scope = _scope(wanted)
     if wanted.stream:
         return _beside(program, scope, wanted, index, args, kwargs)
@@ -165,14 +166,20 @@ def _print_text(state: ProgramState) -> None:
 
 
 async def launch_async(
-    program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, index: int | None = None
+    program: Startable,
+    wanted: Wanted,
+    args: Args,
+    kwargs: Kwargs,
+    index: int | None = None,
+    own_task: bool = False,
 ) -> AsyncProgramState:
     """Run a program from any event loop: an async function on that loop, an ordinary one beside it. What the
-    function raises is raised here, in a stream where it is read; cancelling cancels the program."""
+    function raises is raised here, in a stream where it is read; cancelling cancels the program. `own_task`:
+    the calling task is there for this program alone."""
     if following():
         return _async_face(follow(program, args, kwargs)[0])
     args, kwargs = program.fill(args, kwargs)
-    program.signature.bind(*args, **kwargs)
+    program.check(args, kwargs)
     scope = _scope(wanted)
     if wanted.stream:
         return _async_face(_beside(program, scope, wanted, index, args, kwargs))
@@ -183,6 +190,10 @@ async def launch_async(
     made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
     state = ProgramState(Executor(context.run(made)))
     state.index = index
+    if program.is_async and own_task:
+        await _written(program, scope, state, args, kwargs)
+        await _print_text_async(state)
+        return _async_face(state)
     if program.is_async:
         # A task of its own keeps the scope to itself.
         task = asyncio.create_task(_written(program, scope, state, args, kwargs))
@@ -351,7 +362,7 @@ def _item(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramS
 
 
 async def _item_async(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
-    return (await launch_async(program, wanted, *_arguments(item), index)).blocking
+    return (await launch_async(program, wanted, *_arguments(item), index, own_task=True)).blocking
 
 
 def _arguments(item: Any) -> tuple[Args, Kwargs]:
@@ -377,7 +388,7 @@ async def run_batch_async(
     """run_batch on the caller's own event loop; see SglFunction.arun_batch."""
 
     async def one(index: int, item: Any) -> AsyncProgramState:
-        state = await launch_async(program, wanted, *_arguments(item), index)
+        state = await launch_async(program, wanted, *_arguments(item), index, own_task=True)
         try:
             await state.sync()
         except asyncio.CancelledError:

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
+from sglang_dsl.deadlines import Deadlines
 from sglang_dsl.errors import SglError
 from sglang_dsl.settings import global_config
 from sglang_dsl.threads import Threads
@@ -42,6 +43,7 @@ class LoopThread:
     def __init__(self) -> None:
         self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
+        self.deadlines = Deadlines(self._loop)
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_begin: deque[tuple[Callable[[], Coroutine[Any, Any, None]], contextvars.Context]] = deque()
         self._woken = False

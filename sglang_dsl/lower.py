@@ -37,7 +37,7 @@ _COUNTS = frozenset(
 )  # fmt: skip
 _FLAGS = frozenset(
     {"ignore_eos", "return_logprob", "return_text_in_logprobs", "require_reasoning", "skip_special_tokens",
-     "no_stop_trim"}
+     "no_stop_trim", "token_healing"}
 )  # fmt: skip
 # Fields of Sampling that become fields of SamplingParams, and under which name.
 _TO_PARAMS: dict[str, str] = {
@@ -53,7 +53,7 @@ _TO_PARAMS: dict[str, str] = {
     )
 }  # fmt: skip
 # Words that few backends know; they travel as options, and a backend that does not know one refuses.
-_OPTIONS = ("return_text_in_logprobs", "require_reasoning", "max_thinking_tokens")
+_OPTIONS = ("return_text_in_logprobs", "require_reasoning", "max_thinking_tokens", "token_healing")
 
 DTYPES: dict[object, str] = {
     int: "int", float: "float", bool: "bool", str: "str",
@@ -98,7 +98,7 @@ class Lowered:
             return_logprob=self.return_logprob,
             logprob_start_len=self.logprob_start_len,
             top_logprobs=self.top_logprobs,
-            options=dict(self.options),
+            options=dict(self.options) if self.options else {},
             timeout=timeout,
         )
 
@@ -203,6 +203,22 @@ def _params(words: Sampling, stops: tuple[str, ...]) -> SamplingParams:
         return SamplingParams(**given).verify()
     except BadRequest as error:
         raise BadProgram(error.message) from error
+
+
+_READY: dict[tuple[int, int], tuple[Gen, Sampling, Lowered]] = {}
+_MOST_READY = 4096
+
+
+def ready(node: Gen, defaults: Sampling) -> Lowered:
+    """lower(), where the same node is often added under the same defaults: to look at their 30 fields again
+    takes longer than all else. Raises BadProgram."""
+    place = (id(node), id(defaults))  # nobody else has them as long as both are kept
+    found = _READY.get(place)
+    if found is None or found[0] is not node or found[1] is not defaults:
+        if len(_READY) >= _MOST_READY:
+            _READY.clear()
+        found = _READY[place] = (node, defaults, lower(node, defaults))
+    return found[2]
 
 
 @functools.lru_cache(maxsize=4096)

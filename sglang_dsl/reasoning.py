@@ -4,6 +4,8 @@ come. Knows no backends.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.formats.reasoning_types import ReasoningSplitter, Split, reasoning_type, split_reasoning
 from sglang_dsl.backends.base import Delta
 from sglang_dsl.feed import Feed, Variable
@@ -18,9 +20,8 @@ class Telling:
 
     def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Feed) -> None:
         self._variable, self._thought, self._whole = variable, thought, whole
-        self._apart = node.reasoning is not None
-        self._kind = reasoning_type(node.reasoning) if node.reasoning is not None else None
-        self._splitter = ReasoningSplitter(self._kind) if self._apart else None
+        kind = None if node.reasoning is None else reasoning_type(node.reasoning)
+        self._splitter = None if node.reasoning is None else ReasoningSplitter(kind)
 
     def piece(self, delta: Delta) -> None:
         """A piece of the stream."""
@@ -41,6 +42,10 @@ class Telling:
         self._variable.feed.put(answer, told if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
-    def split(self, text: str) -> Split:
-        """The whole text taken apart; all of it is answer where nothing was asked for."""
-        return split_reasoning(text, self._kind) if self._apart else Split("", "", text)
+    @staticmethod
+    def splits(node: Gen, texts: Sequence[str]) -> list[Split]:
+        """Whole texts of a generation taken apart; all of it is answer where nothing was asked for."""
+        if node.reasoning is None:
+            return [Split("", "", text) for text in texts]
+        kind = reasoning_type(node.reasoning)
+        return [split_reasoning(text, kind) for text in texts]

@@ -6,14 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import itertools
 import os
 import threading
 import traceback
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -36,11 +35,38 @@ from sglang_dsl.lower import Lowered
 from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
 
+M = TypeVar("M")
+
 
 class Member(Protocol):
     """An executor, as its run sees it."""
 
     def mark(self) -> Mark: ...
+
+
+class WeakBag(Generic[M]):
+    """Things that are not kept alive by it. Most hold one; a WeakSet, which is dear to make, is there from
+    the second on. Not for several threads at once."""
+
+    __slots__ = ("_first", "_others")
+
+    def __init__(self) -> None:
+        self._first: weakref.ref[M] | None = None
+        self._others: weakref.WeakSet[M] | None = None
+
+    def add(self, thing: M) -> None:
+        if self._first is None or self._first() is None:
+            self._first = weakref.ref(thing)
+            return
+        if self._others is None:
+            self._others = weakref.WeakSet()
+        self._others.add(thing)
+
+    def live(self) -> list[M]:
+        """Those that there are still."""
+        first = None if self._first is None else self._first()
+        found = [] if first is None else [first]
+        return found if self._others is None else [*found, *self._others]
 
 
 class Stop:
@@ -50,7 +76,7 @@ class Stop:
     def __init__(self, outer: Stop | None = None) -> None:
         self.stopped = False
         self._lock = threading.Lock()
-        self._parts: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._parts: WeakBag[Any] = WeakBag()
         self._outer = outer
         if outer is not None:
             outer.enter(self)
@@ -66,7 +92,7 @@ class Stop:
     def cancel(self) -> None:
         self.stopped = True
         with self._lock:
-            parts = list(self._parts)
+            parts = self._parts.live()
         for part in parts:
             part.cancel()
 
@@ -97,6 +123,7 @@ class _Never(Stop):
 
 
 _NEVER = _Never()
+_NOTHING_SAID = Sampling()
 _STOP: contextvars.ContextVar[Stop] = contextvars.ContextVar("sglang_dsl_stop", default=_NEVER)
 
 
@@ -106,48 +133,72 @@ def stop_here() -> Stop:
     return Stop(None if outer is _NEVER else outer)
 
 
-@dataclass(frozen=True, eq=False)
 class RunInfo:
     """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
-    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens.
-    `members`: the run's executors that still live."""
+    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `stop`: what
+    stops it from outside."""
 
-    program: str
-    backend: Backend | None
-    defaults: Sampling = field(default_factory=Sampling)
-    timeout: float | None = None
-    stream: bool = False
-    seed: int | None = None
-    meters: tuple[Meter, ...] = ()
-    record: Record | None = None
-    index: int | None = None
-    inline: bool = False
-    speculation: int | None = None
-    ledger: Ledger = field(default_factory=Ledger)
-    members: weakref.WeakSet[Member] = field(default_factory=weakref.WeakSet)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: Stop = field(default_factory=_STOP.get)
+    __slots__ = (
+        "_calls", "_lock", "_members", "backend", "defaults", "index", "inline", "ledger", "meters",
+        "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+    )  # fmt: skip
 
-    @functools.cached_property
+    def __init__(
+        self,
+        program: str,
+        backend: Backend | None,
+        defaults: Sampling = _NOTHING_SAID,
+        timeout: float | None = None,
+        stream: bool = False,
+        seed: int | None = None,
+        meters: tuple[Meter, ...] = (),
+        record: Record | None = None,
+        index: int | None = None,
+        inline: bool = False,
+        speculation: int | None = None,
+    ) -> None:
+        self.program, self.backend, self.defaults, self.timeout = program, backend, defaults, timeout
+        self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
+        self.index, self.inline, self.speculation = index, inline, speculation
+        self.ledger = Ledger()
+        self.stop = _STOP.get()
+        self._members: WeakBag[Member] = WeakBag()
+        self._lock = threading.Lock()
+        self._calls: Calls | None = None
+
+    @property
     def calls(self) -> Calls:
         """How its calls are made."""
-        return Calls(
-            self.program,
-            self.backend,
-            self.ledger,
-            record=self.record,
-            seed=self.seed,
-            index=self.index,
-        )
+        if self._calls is None:
+            record, seed, index = self.record, self.seed, self.index
+            self._calls = Calls(
+                self.program, self.backend, self.ledger, record=record, seed=seed, index=index
+            )
+        return self._calls
 
     def enter(self, member: Member) -> None:
-        with self.lock:
-            self.members.add(member)
+        with self._lock:
+            self._members.add(member)
         self.stop.enter(member)
 
     def live(self) -> list[Member]:
-        with self.lock:
-            return list(self.members)
+        """The run's executors that still live."""
+        with self._lock:
+            return self._members.live()
+
+    def usage(self) -> dict[str, int]:
+        """Totals over the run, its forks included; waits for what they have queued. Failures do not stop
+        it."""
+        for member in self.live():
+            mark = member.mark()
+            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
+        return self.ledger.total()
+
+    async def usage_async(self) -> dict[str, int]:
+        for member in self.live():
+            mark = member.mark()
+            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
+        return self.ledger.total()
 
 
 _NUMBERS = itertools.count()
@@ -209,9 +260,10 @@ class Prefix:
             self._cold = False
 
 
-class Item(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One thing to do: a leaf node with the place of its `+=` and the variable it sets (and the one for its
-    reasoning), a mark to reach, or one to go back to. `ready`: a generation, lowered."""
+class Item(msgspec.Struct, eq=False, gc=False):
+    """One thing to do: constant text (`lead`), and behind it a node with the place of its `+=` and the
+    variable it sets (and the one for its reasoning), a mark to reach, or one to go back to. `ready`: a
+    generation, lowered."""
 
     node: Node | None = None
     src: Source | None = None
@@ -220,6 +272,7 @@ class Item(msgspec.Struct, frozen=True, eq=False, gc=False):
     back: Mark | None = None
     thought: Variable | None = None
     ready: Lowered | None = None
+    lead: tuple[Node, ...] = ()
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -155,7 +154,7 @@ class Ahead:
         self._rest = None
         room = max(self._tokens, call.sampling.max_new_tokens)
         longer = room > call.sampling.max_new_tokens
-        wide = dataclasses.replace(
+        wide = msgspec.structs.replace(
             call,
             sampling=msgspec.structs.replace(call.sampling, stop=(), max_new_tokens=room),
             return_logprob=longer and tells_tokens,
@@ -247,17 +246,17 @@ def match(
 
 
 class _State(Protocol):
-    """An executor, as far as it is needed here."""
+    """A state's Fold, as far as it is needed here."""
 
     run: RunInfo
     transcript: Transcript
     error: ProgramError | None
 
-    def _where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
-    async def _warm(self, backend: Backend) -> None: ...
-    async def _fold(self, node: Node, item: Item) -> None: ...
-    def _settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
-    def _fail(self, cause: BaseException, item: Item) -> None: ...
+    def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
+    async def warm(self, backend: Backend) -> None: ...
+    async def do(self, node: Node, item: Item) -> None: ...
+    def settle(self, node: Gen, item: Item, done: Completion, splits: Sequence[Split]) -> None: ...
+    def fail(self, cause: BaseException, item: Item) -> None: ...
 
 
 @dataclass
@@ -298,7 +297,7 @@ class Speculation:
             self.ahead.said(node.text)
         elif not waits:
             self.ahead.forget()
-        await state._fold(node, item)
+        await state.do(node, item)
 
     async def answer(self, call: Call, node: Gen, item: Item, state: _State) -> Completion:
         """A generation's answer: what the model has said already, or a new call's."""
@@ -309,9 +308,9 @@ class Speculation:
         return await self.ahead.answered(call, make, tells_tokens=self.tells_tokens)
 
     async def _make(self, node: Gen, item: Item, state: _State, call: Call) -> Completion:
-        where = state._where("gen", node.name, item, node.timeout)
-        call = dataclasses.replace(call, timeout=where.timeout)
-        return await state.run.calls.generate(where, call, state._warm, None)
+        where = state.where("gen", node.name, item, node.timeout)
+        call = msgspec.structs.replace(call, timeout=where.timeout)
+        return await state.run.calls.generate(where, call, state.warm, None)
 
     async def _release(self, state: _State) -> None:
         """Do what was held back: somebody needs it, or the turn is over. Raises what goes wrong, after all
@@ -323,7 +322,7 @@ class Speculation:
         try:
             await self._do(items, state)
         except (Exception, asyncio.CancelledError) as error:
-            state._fail(error, asked)
+            state.fail(error, asked)
             self.held = items  # drop() tells those who wait for them
             raise
 
@@ -343,16 +342,16 @@ class Speculation:
         if not gens or len(told) == 1 or state.transcript.kind != "open":
             for item in items:
                 assert item.node is not None
-                await state._fold(item.node, item)
+                await state.do(item.node, item)
             return
         values = iter(await self._asked(told, gens, state))
         for item in items:
             if isinstance(item.node, Gen):
                 done = next(values)
-                state._settle(item.node, item, done, [Split("", "", done.texts[0])])
+                state.settle(item.node, item, done, [Split("", "", done.texts[0])])
             else:
                 assert item.node is not None
-                await state._fold(item.node, item)
+                await state.do(item.node, item)
 
     async def _asked(self, told: list[Item], gens: list[Item], state: _State) -> list[Completion]:
         """One value for each of `gens`."""
@@ -367,9 +366,9 @@ class Speculation:
         timeout = max((node.timeout for node in nodes if node.timeout is not None), default=None)
         problem = ""
         for _ in range(TRIES):
-            where = state._where("gen", nodes[0].name, gens[0], timeout)
-            call = dataclasses.replace(calls[0], sampling=sampling, timeout=where.timeout)
-            done = await state.run.calls.generate(where, call, state._warm, None)
+            where = state.where("gen", nodes[0].name, gens[0], timeout)
+            call = msgspec.structs.replace(calls[0], sampling=sampling, timeout=where.timeout)
+            done = await state.run.calls.generate(where, call, state.warm, None)
             complete = (done.meta.get("finish_reason") or {}).get("type") != "length"
             found = match(pieces, done.texts[0], complete=complete)
             if isinstance(found, str):

@@ -17,9 +17,10 @@ from sglang_dsl import branches
 from sglang_dsl.branches import Vote
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
-from sglang_dsl.core import Checkpoint, Core
+from sglang_dsl.core import Core
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
 from sglang_dsl.executor_view import ExecutorView
+from sglang_dsl.faces import Face, Group
 from sglang_dsl.ir import (
     Gen,
     Node,
@@ -40,8 +41,9 @@ from sglang_dsl.reads import checked, choice_of, name_of
 T = TypeVar("T")
 
 
-class ProgramState:
-    """The running program. Use it from one thread at a time; reading is safe from any."""
+class ProgramState(Face["Turn"]):
+    """The running program. Use it from one thread at a time; reading, which waits by blocking, is safe from
+    any."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -49,11 +51,6 @@ class ProgramState:
         self.ret_value: Any = None
         # In a batch, the place of its item.
         self.index: int | None = None
-
-    @property
-    def core(self) -> Core:
-        """What this state stands on; for tools that look at programs."""
-        return self._core
 
     @property
     def stream_executor(self) -> ExecutorView:
@@ -84,29 +81,17 @@ class ProgramState:
         """The variable's value; waits for the last queued node that sets it. By its name, or by the gen or
         select that sets it: a type checker then knows what it is. Raises ProgramError where that failed,
         MissingVariable where no node sets it."""
-        return self._core.find(name if isinstance(name, str) else name_of(name)).wait()
+        return self._core.find(name if isinstance(name, str) else name_of(name)).get()
 
     def value(self, name: str, kind: type[T]) -> T:
         """s[name], which must be of the type `kind`, as a type checker then knows. Raises InvalidValue where
         it is not, and as s[name] does."""
         variable = self._core.find(name)
-        return checked(variable, variable.wait(), kind)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable; readers of `name` get `value` from now on."""
-        self._core.set(name, value)
-
-    def __contains__(self, name: object) -> bool:
-        """Whether some node sets `name`, done or not; does not wait."""
-        return isinstance(name, str) and self._core.known(name)
+        return checked(variable, variable.get(), kind)
 
     def get_var(self, name: str) -> Any:
         """s[name]."""
         return self[name]
-
-    def set_var(self, name: str, value: Any) -> None:
-        """s[name] = value."""
-        self[name] = value
 
     def get(self, name: str, default: Any = None) -> Any:
         """The variable's value, or `default` where no node sets it."""
@@ -123,7 +108,7 @@ class ProgramState:
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """What the backend said about the variable's generation: token counts, finish reason, ...; waits."""
         variable = self._core.find(name)
-        variable.wait()
+        variable.get()
         return copy.deepcopy(variable.meta)
 
     def choice(self, name: str) -> Choice:
@@ -159,10 +144,6 @@ class ProgramState:
         """Tokens of this run with all its forks: calls, prompt_tokens, completion_tokens, cached_tokens,
         jumped_tokens; waits."""
         return self._core.usage()
-
-    def cancel(self) -> None:
-        """Stop what is under way, in the branches too; readers get ProgramCancelled."""
-        self._core.cancel()
 
     def show(self, form: str = "tree") -> None:
         """Print the state to the terminal: turns, generated text, forks, usage; or its calls as a diagram,
@@ -260,26 +241,6 @@ class ProgramState:
             turn.added = True
         return turn
 
-    def system(self, expr: Node | str | None = None) -> Turn:
-        """A turn of the system: added at once with `expr`; without, for a `with`."""
-        return self.role("system", expr)
-
-    def user(self, expr: Node | str | None = None) -> Turn:
-        """A turn of the user: added at once with `expr`; without, for a `with`."""
-        return self.role("user", expr)
-
-    def assistant(self, expr: Node | str | None = None) -> Turn:
-        """A turn of the assistant: added at once with `expr`; without, for a `with`."""
-        return self.role("assistant", expr)
-
-    def developer(self, expr: Node | str | None = None) -> Turn:
-        """A turn of the developer: added at once with `expr`; without, for a `with`."""
-        return self.role("developer", expr)
-
-    def tool(self, expr: Node | str | None = None) -> Turn:
-        """A turn of a tool: added at once with `expr`; without, for a `with`."""
-        return self.role("tool", expr)
-
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
         """Record the text added inside into the variable `name`."""
@@ -335,16 +296,6 @@ class ProgramState:
         ProgramError."""
         self._core.adopt(branch.core, caller())
 
-    def checkpoint(self) -> Checkpoint:
-        """This moment, for rollback(). Does not wait."""
-        return self._core.checkpoint()
-
-    def rollback(self, checkpoint: Checkpoint) -> None:
-        """Go back to a moment of this state: what was said, set and went wrong since is forgotten. What is
-        under way is not waited for by readers, but ends before what comes next begins; cancel() first to stop
-        it. Raises BadProgram for another state's checkpoint, or in a stream, which cannot be taken back."""
-        self._core.rollback(checkpoint)
-
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
         """One branch; at the end of the block its variables come back, each as a list of one."""
@@ -393,26 +344,12 @@ class Turn:
             self._state.core.submit(RoleEnd(role, src=src), src)
 
 
-class ProgramStateGroup:
+class ProgramStateGroup(Group[ProgramState]):
     """Forks of one state, in order."""
 
     def __init__(self, parent: ProgramState, states: Sequence[ProgramState]) -> None:
         self._parent = parent
         self._states = tuple(states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __getitem__(self, index: int) -> ProgramState:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: ProgramState) -> None:
-        # `forks[i] += x` ends with this assignment.
-        if self._states[index] is not state:
-            raise BadProgram("a fork cannot be replaced; forks[i] += ... adds to it")
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._states)
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
         """Add to every fork: text or a node to each, a list one by one, a function of the index what it
@@ -452,11 +389,6 @@ class ProgramStateGroup:
         """
         src = caller()
         self._parent.core.join([state.core for state in self._states], join_mode(mode), src)
-
-    def cancel(self) -> None:
-        """Stop all forks."""
-        for state in self._states:
-            state.cancel()
 
     # -- choosing --------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ rendered from the messages where the checkpoint is known.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -72,6 +73,12 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         """With the open turn ended. Raises ValueError where none is open."""
         if self.role is None:
             raise ValueError("no turn is open")
+        first = self.prev
+        if self.kind == "text" and not self.thought and first is not None and first.kind == "open":
+            # One piece of text, as most turns are.
+            turn = Message(self.role, self.value)
+            length = self.length + len(CLOSING)
+            return Transcript(self, "close", self.role, None, length, None, turn, first.prev)
         begin, entries = self._open_turn()
         thoughts = "\n\n".join(entry.thought for entry in entries if entry.thought)
         turn = Message(role=self.role, content=content_of(entries), reasoning_content=thoughts or None)
@@ -142,22 +149,36 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
             at = begin.prev
         raw: list[Transcript] = []
         while at is not None:
-            if at.kind in ("text", "media"):
+            kind = at.kind
+            if kind == "text" or kind == "media":
                 raw.append(at)
                 at = at.prev
                 continue
-            if raw and (content := content_of(reversed(raw), thinking=True)):
-                found.append(Message(role=RAW_ROLE, content=content))
-            raw = []
-            if at.turn is not None:
+            if raw:
+                if content := content_of(reversed(raw), thinking=True):
+                    found.append(Message(role=RAW_ROLE, content=content))
+                raw = []
+            if kind == "close":
+                assert at.turn is not None
                 found.append(at.turn)
-            at = at.before if at.kind == "close" else at.prev
+                at = at.before
+            else:
+                at = at.prev
         found.reverse()
         return tuple(found)
 
     def prompt(self) -> Prompt:
         """What a generation that continues here is given. Its last message is open: outside turns that is raw
         text, empty where a turn has just ended, so that nothing is put between."""
+        if self.kind == "open":
+            # A turn that has just begun, behind whole turns, as most are.
+            found, at = [Message(self.value, "", True)], self.prev
+            while at is not None and at.turn is not None:
+                found.append(at.turn)
+                at = at.before
+            if at is None or at.kind == "root":
+                found.reverse()
+                return Prompt(tuple(found))
         messages = self.messages()
         last = messages[-1] if messages else None
         if last is None or (last.role != RAW_ROLE and not last.open):
@@ -190,6 +211,7 @@ Transcript.EMPTY = Transcript()
 CLOSING = "\n"
 
 
+@functools.lru_cache(maxsize=256)
 def opening(role: str) -> str:
     """How plain text begins a turn."""
     return f"{role.upper()}: "

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from sglang_dsl.ir import Source
 
 COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens")
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(msgspec.Struct, frozen=True, gc=False):
     """One call. kind: gen or select. branch: () for the program itself, (2,) for its third fork, ...
     seconds: in all; first_token_s: to the first piece of a stream. replayed: answered from a record."""
 
@@ -22,7 +22,7 @@ class CallRecord:
     branch: tuple[int, ...]
     seconds: float
     source: Source | None = None
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = {}
     first_token_s: float | None = None
     replayed: bool = False
 
@@ -33,17 +33,15 @@ class CallRecord:
 class Ledger:
     """Records of all calls of one run."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: list[CallRecord] = []
+    __slots__ = ("_records", "add")
 
-    def add(self, record: CallRecord) -> None:
-        with self._lock:
-            self._records.append(record)
+    def __init__(self) -> None:
+        # Without a lock: adding one and copying all are atomic.
+        self._records: list[CallRecord] = []
+        self.add = self._records.append
 
     def records(self) -> tuple[CallRecord, ...]:
-        with self._lock:
-            return tuple(self._records)
+        return tuple(self._records)
 
     def total(self) -> dict[str, int]:
         """calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens."""

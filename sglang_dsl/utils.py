@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from runtime.protocol.registry import MissingExtra
 from sglang_dsl.server_options import own_flags
 
 MAX_DOWNLOAD_BYTES = 4 << 30
@@ -88,8 +89,13 @@ def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = 
 
 def load_image(source: Any) -> tuple[Any, tuple[int, int]]:
     """A PIL image and its size (width, height) in pixels, from a path, an address, bytes or a PIL image.
-    Needs Pillow."""
-    pictures: Any = importlib.import_module("PIL.Image")
+    Raises MissingExtra without Pillow."""
+    try:
+        pictures: Any = importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise MissingExtra(
+            "load_image needs Pillow: pip install pillow (image(...) does not: it takes files as they are)"
+        ) from error
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         source = download_and_cache_file(source)
     elif isinstance(source, bytes):

@@ -166,6 +166,7 @@ class Ticket:
                 token_ids=list(option.ids),
                 logprobs=_known(self._tail(option.scored, len(option.ids)), option.text),
                 unconditional=None if option.alone is None else self._tail(option.alone, len(option.ids)),
+                token_texts=list(map(self._facts.text_of, option.ids)),
             )
             for option in self.job.options
         ]

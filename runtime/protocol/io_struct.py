@@ -313,12 +313,14 @@ class BatchEmbeddingOutput(BaseBatchReq):
 
 class ChoiceScores(msgspec.Struct):
     """One option's score: log-probabilities (natural log) of its tokens after the boundary that all options
-    share, and, where asked for, the same tokens' without the prompt."""
+    share, and, where asked for, the same tokens' without the prompt. `token_texts`: of each token, None where
+    there is no tokenizer at hand."""
 
     text: str
     token_ids: list[int]
     logprobs: list[float]
     unconditional: list[float | None] | None = None
+    token_texts: list[str] | None = None
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True):

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
@@ -19,8 +21,7 @@ from sglang_dsl.loop import background
 CLOSE_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last
     message is open when the generation continues it. A prompt that is only raw text is a plain completion
     prompt."""
@@ -35,8 +36,7 @@ class Prompt:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True, gc=False):
     """One generation. `timeout` in seconds."""
 
     prompt: Prompt
@@ -46,12 +46,11 @@ class Call:
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = {}
     timeout: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceCall:
+class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
     """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt."""
 
     prompt: Prompt
@@ -60,17 +59,15 @@ class ChoiceCall:
     timeout: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(msgspec.Struct, frozen=True, gc=False):
     """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens,
     cached_tokens, jumped_tokens, ... as far as the backend knows them."""
 
     texts: tuple[str, ...]
-    meta: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of a streamed text; `meta` is set on the last one. `told`: what the backend said with this
     piece: its counters so far, and of lists with an entry per token those of this piece."""
 
@@ -82,12 +79,13 @@ class Delta:
 @dataclass(frozen=True, slots=True)
 class ChoiceScore:
     """Natural-log probabilities of one option's tokens after the boundary that all options share. `text`: the
-    option; whoever asked fills it in."""
+    option; whoever asked fills it in. `token_texts`: of each token, () where the backend does not say."""
 
     logprobs: tuple[float, ...]
     token_ids: tuple[int, ...] = ()
     unconditional: tuple[float | None, ...] | None = None
     text: str = ""
+    token_texts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

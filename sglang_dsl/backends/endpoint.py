@@ -189,6 +189,7 @@ class RuntimeEndpoint(Backend):
                 tuple(one["logprobs"]),
                 tuple(one.get("token_ids") or ()),
                 None if one.get("unconditional") is None else tuple(one["unconditional"]),
+                token_texts=tuple(one.get("token_texts") or ()),
             )
             for one in scored
         )

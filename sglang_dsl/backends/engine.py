@@ -117,6 +117,7 @@ class EngineBackend(Backend):
                 tuple(scored.logprobs),
                 tuple(scored.token_ids),
                 None if scored.unconditional is None else tuple(scored.unconditional),
+                token_texts=tuple(scored.token_texts or ()),
             )
             for scored in output.choices
         )

@@ -218,5 +218,5 @@ def _told(said: Call | ChoiceCall | Prompt) -> Any:
     """What a call says, as plain data."""
     if isinstance(said, Prompt):
         return msgspec.to_builtins(said.messages)
-    rest = [getattr(said, field.name) for field in dataclasses.fields(said) if field.name != "prompt"]
+    rest = [getattr(said, name) for name in said.__struct_fields__ if name != "prompt"]
     return [_told(said.prompt), *(repr(one) for one in rest)]

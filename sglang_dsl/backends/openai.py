@@ -28,6 +28,7 @@ from sglang_dsl.backends.base import (
 )
 from sglang_dsl.backends.openai_stream import Reply, pieces_of
 from sglang_dsl.backends.remote import (
+    Leading,
     Shaped,
     faults,
     form_for,
@@ -86,7 +87,8 @@ class OpenAI(Backend):
 
     token_usage counts what was charged. A constraint becomes structured output where a JSON schema says the
     same (json_schema, choices, the dtypes): strict where the API's strict mode takes the schema, otherwise
-    asked for and then checked here, which needs jsonschema.
+    asked for and then checked here, which needs jsonschema. A completion model is held to nothing: a dtype is
+    read from the begin of what it says, and a reply that begins otherwise is an error.
     """
 
     name = "openai"
@@ -256,6 +258,8 @@ class OpenAI(Backend):
         if constraint is not None and constraint.kind in self._extensions:
             body[EXTENSIONS[constraint.kind]] = constraint.spec
             return Shaped(call, None, body)
+        if constraint is not None and not chat and constraint.spec in Leading.KINDS:
+            return Leading(call, constraint, body)
         if constraint is not None and not chat:
             raise Unsupported(
                 f"completions cannot be held to {constraint.kind}", backend=self.name, hint=_HINT

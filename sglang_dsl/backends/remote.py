@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -208,6 +208,40 @@ class Shaped:
         value = self._form.read(text, self._constraint)
         ends = [at for stop in self._stops if (at := value.find(stop)) >= 0]
         return value[: min(ends)] if ends else value
+
+
+class Leading(Shaped):
+    """A number, bool or string read from the begin of what a completion model says, where nothing holds the
+    model to one. `body`: a request with "prompt", and maybe "stop", which is changed: a string's opening
+    quote is said for the model, and stop texts that end a number before it began are left out."""
+
+    KINDS: ClassVar[frozenset[str]] = frozenset({REGEX_INT, REGEX_FLOAT, REGEX_BOOL, REGEX_STR})
+
+    def __init__(self, call: Call, constraint: Constraint, body: dict[str, Any]) -> None:
+        super().__init__(call, None, body)
+        self._asked = constraint
+        self._quote = constraint.spec == REGEX_STR
+        stops = [stop for stop in body.get("stop", ()) if stop.strip()]
+        if self._quote:
+            body["prompt"] += '"'
+            stops = ['"', *stops]
+        body.pop("stop", None)
+        if stops:
+            body["stop"] = stops
+
+    def piece(self, text: str) -> str:
+        self._held.append(text)
+        return ""
+
+    def rest(self) -> str:
+        return self.whole("".join(self._held))
+
+    def whole(self, text: str) -> str:
+        said = f'"{text}"' if self._quote else text.lstrip()
+        found = re.match(self._asked.spec, said)
+        if found is None or (self._quote and found.end() != len(said)):
+            raise broken_promise(self._asked, text)
+        return found[0].rstrip()
 
 
 def form_for(call: Call, backend: str, hint: str = "use json_schema or choices") -> JsonForm | None:

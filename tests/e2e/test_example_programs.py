@@ -211,7 +211,11 @@ def logprobs_of_choices(told: dict[str, Any]) -> None:
     assert [text for text, _, _ in told["choices"]] == ["positive", "negative"]
     for _, probability, tokens in told["choices"]:
         assert probability > 0.8
-        assert all(logprob <= 0 and isinstance(token, int) for one in tokens for logprob, token, _ in one)
+        assert all(
+            logprob <= 0 and isinstance(token, int) and isinstance(text, str)
+            for one in tokens
+            for logprob, token, text in one
+        )
 
 
 def surest(told: dict[str, Any]) -> None:
@@ -288,6 +292,18 @@ def sent(told: dict[str, Any]) -> None:
     assert len(told["answers"]) == 3
 
 
+def seen_and_heard(told: dict[str, Any]) -> None:
+    assert told["sent"] == [["image_url", "text"], ["text", "audio_url"]]
+    assert len(told["answers"]) == 3
+    assert len(told["steps"]) == 7
+    assert all(-1 <= step <= 1 for step in told["steps"])
+
+
+def compiled(told: dict[str, Any]) -> None:
+    assert told["examples"] == 3
+    assert told["right"] >= 2
+
+
 def beyond_ascii(told: dict[str, Any]) -> None:
     assert list(told["card"]) == ["姓名", "学院", "长度", "存活"]
     assert told["card"]["学院"] in ("狮院", "鹰院", "蛇院")
@@ -306,7 +322,9 @@ USAGE: dict[str, Any] = {
     "min_tokens": lengths,
     "multi_stage_fork": survey,
     "parallel_sample": sampled,
+    "pictures_and_sounds": seen_and_heard,
     "readme_examples": readme,
+    "signatures": compiled,
     "speculative": speculated,
     "streaming": streamed,
     "traced_rag": traced,

@@ -25,11 +25,11 @@ def _settings() -> Iterator[None]:
 
 @pytest.fixture
 def idle() -> Callable[[], int]:
-    """Waits up to 5 s until no task runs on the language's loop; gives the number still running."""
+    """Waits up to a minute until no task runs on the language's loop; gives the number still running."""
 
     def wait() -> int:
         gc.collect()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while background().task_count and time.monotonic() < deadline:
             time.sleep(0.005)
         return background().task_count

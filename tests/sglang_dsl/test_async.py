@@ -323,23 +323,28 @@ def test_async_batches_take_async_items_and_keep_errors_apart() -> None:
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_unordered_batches_give_results_as_they_end(kind: str) -> None:
+    seen: list[int] = []
+
     async def reply(call: Any) -> str:
-        await asyncio.sleep(0.2 if call.prompt.plain_text == "0 " else 0)
+        while call.prompt.plain_text == "0 " and len(seen) < 5:
+            await asyncio.sleep(0.002)
         return "x"
 
     items = [{"text": f"{number} "} for number in range(6)]
     backend = sgl.MockBackend(reply)
     if kind == "sync":
-        order = [state.index for state in echo.run_batch(items, ordered=False, backend=backend)]
+        batch = echo.run_batch(items, ordered=False, generator_style=True, backend=backend)
+        for state in batch:
+            seen.append(state.index)  # noqa: PERF401 - the reply looks at it meanwhile
     else:
 
-        async def main() -> list[int]:
-            batch = echo.arun_batch(items, ordered=False, backend=backend)
-            return [state.blocking.index async for state in batch]
+        async def main() -> None:
+            async for state in echo.arun_batch(items, ordered=False, backend=backend):
+                seen.append(state.blocking.index)  # noqa: PERF401 - as above
 
-        order = asyncio.run(main())
-    assert sorted(order) == list(range(6))
-    assert order[-1] == 0
+        asyncio.run(main())
+    assert sorted(seen) == list(range(6))
+    assert seen[-1] == 0
 
 
 def test_tracing_follows_async_bodies_without_a_loop() -> None:

@@ -178,7 +178,7 @@ def test_following_is_of_one_context_alone() -> None:
     def slow(s: Any, x: str) -> None:
         s += "Begin."
         inside.set()
-        go_on.wait(5)
+        go_on.wait(60)
 
     @sgl.function
     def quick(s: Any) -> None:
@@ -186,7 +186,7 @@ def test_following_is_of_one_context_alone() -> None:
 
     thread = threading.Thread(target=slow.cache, args=(MockBackend(),))
     thread.start()
-    inside.wait(5)
+    inside.wait(60)
     assert quick.run(backend=MockBackend(["real"]))["x"] == "real"
     go_on.set()
     thread.join(5)

@@ -284,14 +284,22 @@ def test_reading_on_the_languages_own_loop_is_refused_instead_of_hanging() -> No
     def program(s: Any) -> None:
         s += gen("slow")
 
-    slow = program.run(backend=MockBackend(delay_s=0.2))
+    go_on = threading.Event()
+
+    async def reply(call: Any) -> str:
+        while not go_on.is_set():
+            await asyncio.sleep(0.002)
+        return "late"
+
+    slow = program.run(backend=MockBackend(reply))
 
     def script(call: Any) -> str:
         return str(slow["slow"])
 
     with pytest.raises(BackendError, match="wait for itself"):
         program.run(backend=MockBackend(script))["slow"]
-    assert slow["slow"]
+    go_on.set()
+    assert slow["slow"] == "late"
 
     async def inner() -> None:
         background().run(asyncio.sleep(0))

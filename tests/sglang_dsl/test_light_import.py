@@ -9,6 +9,8 @@ import sys
 import sglang_dsl
 
 BUDGET_S = 0.150
+WORKS = 5
+"""On a slower machine: so many times a fixed piece of work. An import is two or three."""
 HEAVY = (
     "torch",
     "numpy",
@@ -24,7 +26,10 @@ import json, sys, time
 began = time.process_time()
 import sglang_dsl
 took = time.process_time() - began
-print(json.dumps({"took": took, "modules": sorted(sys.modules)}))
+modules, table, began = sorted(sys.modules), {}, time.process_time()
+for n in range(60_000):
+    table[str(n)] = (n, [n])
+print(json.dumps({"took": took, "work": time.process_time() - began, "modules": modules}))
 """
 
 
@@ -39,12 +44,13 @@ def test_import_is_light() -> None:
     runs = []
     for _ in range(5):
         runs.append(json.loads(fresh(CODE)))
-        if runs[-1]["took"] < BUDGET_S:
+        if runs[-1]["took"] < max(BUDGET_S, WORKS * runs[-1]["work"]):
             break
     loaded = set(runs[0]["modules"])
     assert [name for name in HEAVY if name in loaded] == []
     # CPU time of this process, the best of a few: other work on the machine is not the import's.
-    assert min(run["took"] for run in runs) < BUDGET_S
+    took, work = (min(run[name] for run in runs) for name in ("took", "work"))
+    assert took < max(BUDGET_S, WORKS * work)
 
 
 def test_running_a_program_on_the_mock_stays_light() -> None:

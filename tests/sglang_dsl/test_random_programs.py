@@ -265,7 +265,7 @@ def run_trials(first: int, count: int, folder: Path, at_once: int = 12) -> tuple
         pool.shutdown()
         for future in futures:
             future.result()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while (background().task_count or busy_threads()) and time.monotonic() < deadline:
             time.sleep(0.002)
         assert background().task_count == 0, begin

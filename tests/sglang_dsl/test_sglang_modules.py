@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import sys
 from enum import Enum
 from typing import Any
 
@@ -57,6 +58,16 @@ def test_programs_find_what_they_import(line: str) -> None:
     found = importlib.import_module(f"sglang_dsl.{module}")
     for name in names.split():
         assert getattr(found, name) is not None
+
+
+def test_a_picture_without_pillow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.protocol.registry import MissingExtra
+    from sglang_dsl.srt.utils import load_image
+
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match="pip install pillow"):
+        load_image(b"no picture")
 
 
 # -- the regex of a model ------------------------------------------------------------------------------------

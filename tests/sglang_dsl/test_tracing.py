@@ -79,11 +79,11 @@ def test_tracing_in_one_thread_leaves_the_others_alone() -> None:
     @sgl.function
     def slow(s: Any) -> None:
         entered.set()
-        go_on.wait(5)
+        go_on.wait(60)
 
     tracing = threading.Thread(target=slow.trace)
     tracing.start()
-    entered.wait(5)
+    entered.wait(60)
     state = sgl.function(lambda s: s.__iadd__(gen("x"))).run(backend=MockBackend(["real"]))
     go_on.set()
     tracing.join(5)

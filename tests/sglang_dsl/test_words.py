@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -208,3 +209,22 @@ def test_unknown_node_kind() -> None:
 
 def test_a_label_says_only_what_was_said() -> None:
     assert gen("x", max_tokens=3).label() == "Gen(name='x', max_tokens=3)"
+
+
+def test_a_node_is_remembered_by_its_place_and_its_words_types_included() -> None:
+    def node(value: Any) -> Any:
+        return gen("x", max_tokens=value)
+
+    first, again, other = node(1), node(1), node(2)
+    assert first == again
+    assert (first.sampling.max_tokens, other.sampling.max_tokens) == (1, 2)
+    with pytest.raises(BadProgram, match="whole number"):
+        node(True)
+    with pytest.raises(BadProgram, match="whole number"):
+        node(1.0)
+    here = gen("x")
+    there = gen("x")
+    assert here == there
+    assert here.src is not None
+    assert there.src is not None
+    assert here.src.line == there.src.line - 1

@@ -193,7 +193,12 @@ def test_w08_where_the_prompt_ends_makes_no_difference(pocket: Any) -> None:
     texts = ["The ruler of Hesper is Queen", "The ruler of Hesper is not", "The ruler of Hesper is"]
     margins = []
     for cut in (14, 17, 19, 20, 21):
-        choice = pick.run(texts[0][:cut], [text[cut:] for text in texts], backend=pocket).choice("x")
+        options = [text[cut:] for text in texts]
+        state = pick.run(texts[0][:cut], options, backend=pocket)
+        for option, tokens in zip(options, state.get_meta_info("x")["input_token_logprobs"], strict=True):
+            # From the boundary on, which may stand a little before the option.
+            assert "".join(text for _, _, text in tokens).endswith(option)
+        choice = state.choice("x")
         sums = [sum(one) for one in choice.logprobs]
         margins.append([one - sums[0] for one in sums])
     for margin in margins:
@@ -233,14 +238,14 @@ def test_w11_the_users_stop_list_stays_theirs(backend: Backend) -> None:
     watched = Watched(backend)
 
     @sgl.function
-    def program(s: Any) -> None:
+    def program(s: Any, number: int) -> None:
+        # Different each time, so that nothing that is remembered of the last one hides what grows.
+        ended = sgl.gen("n", dtype=int, stop=STOP, max_tokens=4, top_k=100 + number)
         s += sgl.user("Hi")
-        s += sgl.assistant(
-            sgl.gen("x", max_tokens=2, stop=STOP) + sgl.gen("n", dtype=int, stop=STOP, max_tokens=4)
-        )
+        s += sgl.assistant(sgl.gen("x", max_tokens=2, stop=STOP, top_k=100 + number) + ended)
 
-    for _ in range(10):
-        program.run(backend=watched).sync()
+    for number in range(10):
+        program.run(number, backend=watched).sync()
     assert STOP == ["\n"]
     lengths = [len(call.sampling.stop) for call in watched.calls if isinstance(call, Call)]
     assert lengths[2:] == lengths[:2] * 9

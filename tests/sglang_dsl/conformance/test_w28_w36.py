@@ -66,12 +66,25 @@ def test_w29_completion_models_stream_and_generate_numbers_and_strings(api: Api)
         assert "".join(streamed.text_iter("x")) == streamed["x"] == "twenty"
         assert api.sent[-1][0] == "/v1/completions"
         assert LIMITS & api.sent[-1][1].keys() == {"max_tokens"}
-        api.say = lambda path, body: openai_completion("24")
+        said = {int: " 24 hours", float: "3.5 km", bool: "True.", str: "a day", "string": ""}
+        read = {int: "24", float: "3.5", bool: "True", str: '"a day"', "string": '""'}
+        for dtype, text in said.items():
+            api.say = lambda path, body, text=text: openai_completion(text)
+            state = program.run(dtype, backend=backend)
+            assert state["x"] == read[dtype]
+            assert state.text() == "It is " + read[dtype]
+            api.say = lambda path, body, text=text: openai_stream([text[:2], text[2:]], "text")
+            assert "".join(program.stream(dtype, backend=backend).text_iter("x")) == read[dtype]
+        # A quote is opened for the model, and its next one ends the text.
+        assert (api.sent[-1][1]["prompt"], api.sent[-1][1]["stop"]) == ('It is "', ['"'])
+        api.say = lambda path, body: openai_completion("about a day")
+        with pytest.raises(sgl.BackendError, match="about a day") as caught:
+            program.run(int, backend=backend)["x"]
+        assert caught.value.retryable
         # No completion API takes a regular expression: refused, before anything is sent, and by name.
         sent = len(api.sent)
-        for dtype in (int, str):
-            with pytest.raises(sgl.Unsupported, match="regex"):
-                program.run(dtype, backend=backend)["x"]
+        with pytest.raises(sgl.Unsupported, match="regex"):
+            sgl.function(lambda s: s.__iadd__("x" + sgl.gen("x", regex="[ab]+"))).run(backend=backend)["x"]
         assert len(api.sent) == sent
 
 

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import tomllib
 import weakref
 from collections.abc import Iterator
@@ -60,12 +61,21 @@ def test_w37_programs_may_be_async_and_threads_do_not_grow_with_them(backend: Ba
 def test_w38_calls_have_deadlines_and_programs_can_be_cancelled(backend: Backend) -> None:
     slow = Watched(backend, delay_s=30)
     with pytest.raises(sgl.Timeout) as caught:
-        within(lambda: ask.run(backend=slow, timeout=0.05)["x"], 10)
+        within(lambda: ask.run(backend=slow, timeout=0.05)["x"])
     assert caught.value.retryable
-    state = ask.run(backend=slow)
-    state.cancel()
-    with pytest.raises(sgl.ProgramCancelled):
-        within(lambda: state["x"], 10)
+
+    def under_way(calls: int) -> None:
+        while len(slow.calls) < calls:
+            time.sleep(0.001)
+
+    for wait in (False, True):
+        before = len(slow.calls)
+        state = ask.run(backend=slow)
+        if wait:
+            within(lambda before=before: under_way(before + 1))
+        state.cancel()
+        with pytest.raises(sgl.ProgramCancelled):
+            within(lambda state=state: state["x"])
 
 
 def test_w39_values_have_types(backend: Backend) -> None:
@@ -200,8 +210,12 @@ def test_w47_runs_are_recorded_and_replayed_and_seeds_repeat_them(backend: Backe
     silent = Watched(backend, errors={0: AssertionError("asked")})
     assert ask.run(backend=silent, cache="ro", cache_dir=tmp_path).text() == said
     assert silent.calls == []
-    drawn = [ask.run(backend=backend, temperature=1.0, seed=11)["x"] for _ in range(2)]
+    seen = Watched(backend)
+    drawn = [ask.run(backend=seen, temperature=1.0, seed=11)["x"] for _ in range(2)]
     assert drawn[0] == drawn[1]
+    seeds = [call.sampling.seed for call in seen.calls if isinstance(call, Call)]
+    assert seeds[0] is not None
+    assert seeds[0] == seeds[1]
 
 
 def test_w48_the_language_is_light() -> None:

@@ -1,0 +1,223 @@
+"""Fold: what one state has said so far, and how one more node is done, through a backend where it takes one.
+
+Used by one coroutine at a time, on the language's loop; constant text also by whoever holds the state's lock
+while that rests. Knows no queue, no readers and no particular backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
+
+from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
+from sglang_dsl.budgets import Meter
+from sglang_dsl.calls import Before, Where
+from sglang_dsl.choices import METHODS, told
+from sglang_dsl.errors import BackendError, BadProgram, ProgramError
+from sglang_dsl.feed import Feed
+from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
+from sglang_dsl.reasoning import Split, Telling
+from sglang_dsl.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
+from sglang_dsl.speculation import Speculation
+from sglang_dsl.transcript import Transcript
+
+
+class Fold:
+    """`start`: what had been said when this branch began; `begun`: whether that is known. `error`: the first
+    failure; nothing is done after it. `src`: where the branch was forked."""
+
+    __slots__ = (
+        "_prefix", "_scopes", "_step", "ahead", "begun", "branch", "error", "feed", "meters", "run",
+        "src", "start", "transcript",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        run: RunInfo,
+        branch: tuple[int, ...],
+        meters: tuple[Meter, ...],
+        prefix: Prefix | None,
+        src: Source | None,
+    ) -> None:
+        self.run, self.branch, self.meters, self.src = run, branch, meters, src
+        self.transcript = self.start = Transcript.EMPTY
+        self.error: ProgramError | None = None
+        self.feed = Feed()
+        self.ahead = None if run.speculation is None else Speculation.of(run.speculation, run.backend)
+        self.begun = prefix is None
+        self._prefix = prefix
+        self._scopes: dict[str, Transcript] | None = None
+        self._step = 0
+
+    async def begin(self) -> None:
+        """Take over what the parent had said at the fork. Raises the parent's failure."""
+        assert self._prefix is not None
+        self.begun = True
+        mark = await self._prefix.reached()
+        self.transcript = self.start = mark.transcript
+        if self.run.stream:
+            self.feed.put(self.transcript.text())
+        if mark.error is not None:
+            raise mark.error
+
+    def go_back(self, transcript: Transcript) -> None:
+        """What was said since `transcript`, and what went wrong, is forgotten."""
+        self.transcript, self.error = transcript, None
+        if self._scopes is not None:
+            length = transcript.length
+            self._scopes = {name: begin for name, begin in self._scopes.items() if begin.length <= length}
+
+    def say(self, nodes: Iterable[Any]) -> None:
+        """Do what no backend is needed for and no variable comes of. What goes wrong is kept."""
+        at = self.transcript
+        streams = self.run.stream
+        for node in nodes:
+            kind = type(node)
+            try:
+                if kind is Text:
+                    at = at.say(node.text)
+                elif kind is RoleBegin:
+                    at = at.open(node.role)
+                elif kind is RoleEnd:
+                    at = at.close()
+                elif kind is Media:
+                    at = at.show(json.loads(node.part))
+                elif kind is ScopeBegin:
+                    self._scopes = {**(self._scopes or {}), node.name: at}
+                    continue
+                else:
+                    raise BadProgram(f"{node.label()} cannot be run")
+            except Exception as error:  # noqa: BLE001 - told to whoever reads
+                self.fail(error, Item(node, getattr(node, "src", None)))
+                return
+            self.transcript = at
+            if streams:
+                self.feed.put(at.plain)
+
+    def do(self, node: Node, item: Item) -> Coroutine[Any, Any, None]:
+        """Do any node. Raises what goes wrong."""
+        if isinstance(node, Gen):
+            return self._generate(node, item)
+        if isinstance(node, Select):
+            return self._select(node, item)
+        return self._at_once(node, item)
+
+    async def _at_once(self, node: Node, item: Item) -> None:
+        if not isinstance(node, ScopeEnd):
+            self.say((node,))
+            return
+        assert item.variable is not None
+        since = (self._scopes or {}).pop(node.name, self.start)
+        item.variable.settle(self.transcript.text(since))
+
+    async def _generate(self, node: Gen, item: Item) -> None:
+        assert item.variable is not None
+        assert item.ready is not None
+        ready, run = item.ready, self.run
+        ahead = self.ahead
+        if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
+            done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
+            self.settle(node, item, done, Telling.splits(node, done.texts))
+            return
+        where = self.where("gen", node.name, item, node.timeout)
+        call = ready.call(self.transcript.prompt(), where.timeout)
+        if not run.stream or ready.n != 1 or ready.peeks:
+            done = await run.calls.generate(where, call, self._before)
+            texts = ("",) * len(done.texts) if ready.peeks else done.texts
+            if len(texts) == 1 and node.reasoning is None:
+                self._settle_one(node, item, texts[0], done.meta)
+                return
+            self.settle(node, item, done, Telling.splits(node, texts))
+            return
+        telling = Telling(node, item.variable, item.thought, self.feed)
+        done = await run.calls.generate(where, call, self._before, telling.piece)
+        telling.end()
+        self.settle(node, item, done, Telling.splits(node, done.texts), streamed=True)
+
+    def settle(
+        self, node: Gen, item: Item, done: Completion, splits: Sequence[Split], streamed: bool = False
+    ) -> None:
+        """Say what was generated, and tell it to the readers."""
+        variable = item.variable
+        assert variable is not None
+        first, one = splits[0], len(splits) == 1
+        self.transcript = self.transcript.say(
+            first.answer, chosen=node.name or "", hidden=first.head, thought=first.reasoning
+        )
+        if self.run.stream and not streamed:
+            self.feed.put(first.answer)
+        if item.thought is not None:
+            thoughts = [split.reasoning for split in splits]
+            item.thought.settle(thoughts[0] if one else thoughts, streamed=streamed)
+        variable.meta = done.meta
+        if one:
+            variable.raw = first.answer
+            value: Any = first.answer if node.typed is None else typed_value(node, first.answer, done.meta)
+        else:
+            variable.raw = [split.answer for split in splits]
+            value = [typed_value(node, text, done.meta) for text in variable.raw]
+        variable.settle(value, done.meta, streamed=streamed)
+
+    def _settle_one(self, node: Gen, item: Item, text: str, meta: dict[str, Any]) -> None:
+        """settle() of one text that was not streamed and is all answer."""
+        variable = item.variable
+        assert variable is not None
+        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        if self.run.stream:
+            self.feed.put(text)
+        variable.raw, variable.meta = text, meta
+        variable.settle(text if node.typed is None else typed_value(node, text, meta), meta)
+
+    async def _select(self, node: Select, item: Item) -> None:
+        assert item.variable is not None
+        variable, where = item.variable, self.where("select", node.name, item, node.timeout)
+        method = METHODS[node.method]
+        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
+        seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+        drawn = node.temperature > 0 and seed is None
+        found = await self.run.calls.score(where, call, self._before, drawn)
+        try:
+            seed = found.meta["draw"] if drawn else seed
+            pairs = zip(found.scores, node.choices, strict=True)
+            scores = [dataclasses.replace(score, text=option) for score, option in pairs]
+            decision = method.decide(scores, node.temperature, seed)
+        except ValueError as error:
+            raise BackendError(f"the choices cannot be compared: {error}") from error
+        text = node.choices[decision.index]
+        meta = dict(found.meta) | told(method, scores, decision)
+        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        if self.run.stream:
+            self.feed.put(text)
+        variable.settle(text, meta)
+
+    def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:
+        """This call, and the next step."""
+        step, self._step = self._step, self._step + 1
+        limit = self.run.timeout if timeout is None else timeout
+        return Where(kind, name, self.branch, step, item.src, limit, self.meters)
+
+    @property
+    def _before(self) -> Before:
+        return None if self._prefix is None else self.warm
+
+    async def warm(self, backend: Backend) -> None:
+        """Prepare the backend for what the branches of one fork share."""
+        if self._prefix is not None:
+            await self._prefix.warm(backend)
+
+    def fail(self, cause: BaseException, item: Item) -> None:
+        """Remember the failure, with its place. The first one stays."""
+        if self.error is not None:
+            return
+        place: dict[str, Any] = {
+            "program": self.run.program,
+            "source": item.src or self.src,
+            "node": f"{item.node.label():.200}" if item.node is not None else None,
+            "variable": item.variable.name if item.variable is not None else None,
+            "backend": self.run.backend.name if self.run.backend is not None else None,
+        }
+        timeout = getattr(item.node, "timeout", None)
+        self.error = placed(cause, place, self.run.timeout if timeout is None else timeout)
+        forget_frames(cause)
