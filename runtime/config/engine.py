@@ -42,6 +42,11 @@ class EngineConfig:
         "keep a second copy of the matrices, laid out for small batches (CPU, float32): auto (where it fits "
         "comfortably), always or never",
     )
+    runner_process: bool | None = option(
+        None,
+        "compute the model in a process of its own, so that work for constraints takes no time from it; "
+        "None: where there are two CPU cores or more",
+    )
     attention: str = option("auto", "an attention implementation's name; auto: the best one for the device")
     context_length: int | None = option(
         None, "prompt + new tokens of a request, at most; None: the model's own"
@@ -75,8 +80,8 @@ class EngineConfig:
     running_timeout_s: float | None = option(None, "seconds a request may take from then on; None: no limit")
     overlap: bool | None = option(
         None,
-        "let the scheduler work while the model computes; None: where the model runs on a GPU (on a CPU they "
-        "share the cores, and it gains nothing)",
+        "let the scheduler work while the model computes; None: where the model runs on a GPU or in a "
+        "process of its own (elsewhere they share the interpreter, and it gains nothing)",
     )
     max_sessions: int = option(1024, "sessions open at once, at most")
     eviction_policy: str = option(
@@ -204,9 +209,9 @@ class EngineConfig:
             )
         return limit if self.context_length is None else self.context_length
 
-    def scheduler(self, spec: AnySpec, *, gpu: bool = False) -> SchedulerConfig:
-        """`gpu`: whether the model runs on one."""
-        return self._scheduler(self.context(spec), gpu)
+    def scheduler(self, spec: AnySpec, *, beside: bool = False) -> SchedulerConfig:
+        """`beside`: whether the model computes on a GPU or in a process of its own."""
+        return self._scheduler(self.context(spec), beside)
 
     def pooling_of(self, path: Path, spec: AnySpec) -> Pooling:
         """How texts become vectors. Raises ModelLoadError: the checkpoint asks for what is not computed."""
@@ -216,8 +221,8 @@ class EngineConfig:
     def runner(self) -> RunnerConfig:
         return hand(RunnerConfig, self)
 
-    def _scheduler(self, context_length: int | None, gpu: bool = False) -> SchedulerConfig:
-        overlap = gpu if self.overlap is None else self.overlap
+    def _scheduler(self, context_length: int | None, beside: bool = False) -> SchedulerConfig:
+        overlap = beside if self.overlap is None else self.overlap
         return hand(
             SchedulerConfig,
             self,

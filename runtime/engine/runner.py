@@ -9,11 +9,11 @@ import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -94,20 +94,39 @@ class _Pending:
     future: Future[_Forward]
 
 
+class _Here(Executor):
+    """Runs what it is given at once, in the caller's thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        made: Future[Any] = Future()
+        try:
+            made.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            made.set_exception(error)
+        return made
+
+
 class TorchRunner:
     """Implements runtime.plan.Runner. launch() hands the forward pass to a thread of its own, in which torch
-    lets go of the interpreter, so that the caller can fill masks meanwhile."""
+    lets go of the interpreter, so that the caller can fill masks meanwhile; with `beside` False launch() runs
+    it, for a caller who has a process of his own for it."""
 
-    def __init__(self, decoder: Decoder, attention: Attention, config: RunnerConfig) -> None:
+    def __init__(
+        self, decoder: Decoder, attention: Attention, config: RunnerConfig, *, beside: bool = True
+    ) -> None:
         self._decoder, self._attention, self._config = decoder, attention, config
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward")
+        self._worker: Executor = (
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else _Here()
+        )
         self._pending: _Pending | None = None
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
         self._sampler = Sampler()
 
     @classmethod
-    def load(cls, path: str | Path, spec: ModelSpec, config: RunnerConfig | None = None) -> TorchRunner:
+    def load(
+        cls, path: str | Path, spec: ModelSpec, config: RunnerConfig | None = None, *, beside: bool = True
+    ) -> TorchRunner:
         """Read the checkpoint in `path` and make its KV pool. Raises ModelLoadError."""
         config = (config or RunnerConfig()).verify()
         directory = Path(path).expanduser()
@@ -123,7 +142,12 @@ class TorchRunner:
             )
             pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, dtype, device)
             attention = choose(config.attention, device)(pool, spec.num_heads, spec.windows)
-        return cls(decoder, attention, config)
+        return cls(decoder, attention, config, beside=beside)
+
+    @property
+    def device(self) -> str:
+        """The kind of device it computes on: cpu or cuda."""
+        return self._decoder.device.type
 
     @property
     def slots(self) -> int:
@@ -146,6 +170,9 @@ class TorchRunner:
         self._sampler.release(plan.released)
         batch = Batch.of(plan, self.vocab_size, self.slots, self._decoder.device)
         self._pending = _Pending(batch, self._worker.submit(self._forward, batch))
+
+    def done(self) -> bool:
+        return self._pending is None or self._pending.future.done()
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         """Raises DeadlineExceeded when the pass takes longer than step_timeout_s, InternalFault when it

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from runtime.engine.forbidden import Forbidden
 from runtime.engine.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
 from runtime.engine.penalties import Ids, Tallies, adjust, adjusted, every, listed
 from runtime.plan import Row, TokenMask
@@ -45,6 +46,7 @@ class Sampler:
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()
         self._tallies = Tallies()
+        self._forbidden = Forbidden()
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget sequences that will not come again."""
@@ -127,8 +129,8 @@ class Sampler:
         self._process(scores, rows, some, faults)
         masked = [place for place, index in enumerate(some) if index in masks]
         if masked:
-            bits = [unpack(masks[some[place]].bits, scores.shape[1]) for place in masked]
-            forbidden = ~torch.from_numpy(np.stack(bits)).to(scores.device)
+            bits = [masks[some[place]].bits for place in masked]
+            forbidden = self._forbidden.fill(bits, scores.shape[1], scores.device)
             if len(masked) == len(some):
                 scores.masked_fill_(forbidden, -math.inf)
             else:
@@ -195,12 +197,6 @@ class Sampler:
 
 def _failed(name: str, error: Exception) -> str:
     return f"the logit processor {name!r} failed: {type(error).__name__}: {error}"
-
-
-def unpack(bits: np.ndarray, vocab: int) -> np.ndarray:
-    """Packed little-endian words -> bool [vocab]; ids beyond the words are not allowed."""
-    flat = np.unpackbits(np.ascontiguousarray(bits).view(np.uint8), bitorder="little")[:vocab].view(bool)
-    return flat if len(flat) == vocab else np.pad(flat, (0, vocab - len(flat)))
 
 
 def _pick(scores: Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int | None]:

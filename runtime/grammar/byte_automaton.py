@@ -26,6 +26,9 @@ class ByteAutomaton(ABC):
     nodes: int
     """state % nodes == 0 between two characters, and only there."""
 
+    classes: int
+    """Kinds of characters that are told apart."""
+
     @abstractmethod
     def step(self, state: int, byte: int) -> int:
         """The state after one byte, or DEAD."""

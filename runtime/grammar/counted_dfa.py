@@ -26,7 +26,8 @@ class CountedByteDfa(ByteAutomaton):
     def __init__(self, counts: CountDfa, utf8: npt.NDArray[np.int32] | None = None) -> None:
         self.counts = counts
         self.utf8 = utf8_table(counts.intervals, counts.classes) if utf8 is None else utf8
-        self.nodes = len(self.utf8)
+        self.nodes, self.classes = len(self.utf8), counts.classes
+        self.intervals = counts.intervals
         self._rows: dict[int, npt.NDArray[np.int64]] = {}
 
     def fits(self) -> bool:

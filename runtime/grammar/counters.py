@@ -65,6 +65,12 @@ class CountDfa:
     accepts: tuple[tuple[tuple[Interval, ...], ...], ...]
     intervals: tuple[tuple[int, int, int], ...]
 
+    def repeating(self) -> npt.NDArray[np.intp]:
+        """The controls that lead straight back to themselves."""
+        taken = self.count > 0
+        source = np.nonzero(taken)[0]
+        return np.unique(source[self.target[self.first[taken]] == source])
+
 
 class _Ambiguous(Exception):
     """Repeats whose count is not one number."""

@@ -43,6 +43,7 @@ class ByteDfa(ByteAutomaton):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", len(self.utf8))
+        object.__setattr__(self, "classes", self.delta.shape[1] - 1)
 
     @cached_property
     def pattern_of(self) -> npt.NDArray[np.intp]:
@@ -126,23 +127,22 @@ class ByteDfa(ByteAutomaton):
             digest.update(repr(part.shape).encode() + part.tobytes())
         return digest.digest()
 
-    def loops(self, state: int) -> bool:
-        """Whether some character leads from `state` back to it: a walk from it goes on for long."""
+    def width(self, state: int) -> int:
+        """The most ASCII bytes that lead from `state` to one and the same; 0 in the middle of a character."""
         at, node = divmod(state, self.nodes)
-        return node == 0 and bool((self.delta[at] == at).any())
+        if node:
+            return 0
+        taken = self.delta[at] >= 0
+        return int(np.bincount(self.delta[at][taken], self._bytes[taken]).max(initial=0))
 
-    def by_controls(self) -> CountedByteDfa | None:
-        """This automaton as one with counters, of which it has none; its states are the same ints. None where
-        nothing in it repeats, or its table is large."""
-        if (
-            not self.intervals
-            or not (self.delta == np.arange(len(self.delta), dtype=np.int32)[:, None]).any()
-        ):
-            return None
-        return self.with_controls()
+    @cached_property
+    def _bytes(self) -> npt.NDArray[np.intp]:
+        """How many ASCII bytes each class has."""
+        return np.bincount(~np.minimum(self.utf8[0, :128], -1), minlength=self.delta.shape[1])
 
     def with_controls(self) -> CountedByteDfa | None:
-        """by_controls(), repeats or not; None only where the table is large."""
+        """This automaton as one with counters, of which it has none; its states are the same ints. None where
+        its table is large."""
         return None if self.delta.size > _PRODUCT_LIMIT else self._by_controls
 
     @cached_property

@@ -29,14 +29,18 @@ from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
 from runtime.grammar.json_schema.empty import bury, endless, innermost
 from runtime.grammar.json_schema.in_string import Lengths, StringMatcher, Strings
 from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
+from runtime.grammar.json_schema.plain_strings import PlainMatcher, Whole
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.source import ESCAPES, layout, read_schema
+from runtime.grammar.json_schema.string_rules import Rules, Texts
 from runtime.grammar.json_schema.tracker import JsonTracker
 from runtime.grammar.json_schema.widen import Lowered, Unspelled, Widen
+from runtime.grammar.llguidance_parser import Parser
+from runtime.grammar.plain_tokens import PlainTokens
 from runtime.grammar.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.structural_tag import StructuralTags
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.token_bits import Bits, TokenBits
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
@@ -77,6 +81,8 @@ DEFAULT_LIMITS = LLGuidanceLimits()
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
 _DEAD = re.compile(r"nsatisfiable.* while processing json-schema:///#/\$defs/(\w+)")
 _MAX_DEAD = 64
+_TWICE = 40_000
+"""Characters of a lowered schema up to which it is compiled for all tokens, too, where a string needs it."""
 _CURES = {"oneOf constraints": "one_of", "circular references with sibling": "siblings"}
 """What the library says of a schema -> the way of widening that avoids it."""
 _SOURCE_LINE = re.compile(r" 1 \| ")
@@ -130,6 +136,13 @@ class LLSpace:
         self.gaps = has_gaps(self.bits)
         self.sieve = Sieve(self.bits)
         self.lengths = Lengths(self.bits)
+        self.plain = PlainTokens(self.bits)
+        self.rules = Rules(self.plain)
+        others = list(self.plain.less(tokens))
+        # No slices: they are for the tokens that are left out.
+        self.others = LLTokenizer(
+            TokenizerWrapper(_Words(others, stop[0])), n_vocab=len(tokens), eos_token=stop, slices=[]
+        )
 
 
 class _Step(NamedTuple):
@@ -154,7 +167,7 @@ class LLGuidanceMatcher(Matcher):
     After an eos only an eos may follow, which changes nothing.
     """
 
-    def __init__(self, compiled: _Compiled, parser: LLMatcher) -> None:
+    def __init__(self, compiled: _Compiled, parser: Parser) -> None:
         self._compiled, self._parser = compiled, parser
         self._space = compiled.space
         self.vocabulary = self._space.vocabulary
@@ -204,10 +217,15 @@ class LLGuidanceMatcher(Matcher):
         if self._parser.is_stopped():
             self._check()
             return self._space.bits.stop_only
+        return self._space.bits.seal(self.words())
+
+    def words(self) -> Bits:
+        """The ids that may follow, eos included, as words of the library's ids; a new array. Not after an
+        end."""
         bits = np.zeros(self._space.words, dtype=np.uint32)
-        self._parser.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._parser.compute_mask(bits.ctypes.data, bits.nbytes)
         self._check()
-        return self._space.bits.seal(bits)
+        return bits
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self._parser.is_stopped():
@@ -235,7 +253,7 @@ class LLGuidanceMatcher(Matcher):
         self._last, self._stopped = last, stopped
 
     def copy(self) -> LLGuidanceMatcher:
-        twin = LLGuidanceMatcher(self._compiled, self._parser.deep_copy())
+        twin = LLGuidanceMatcher(self._compiled, self._parser.copy())
         twin._last, twin._stopped, twin._mask = self._last, self._stopped, self._mask
         return twin
 
@@ -281,6 +299,7 @@ class LLGuidanceBackend(GrammarBackend):
         with self._lock:
             if self._space is None:
                 self._space = LLSpace(self.vocabulary)
+                self._tags.prepare()
             return self._space
 
     def compile(self, constraint: Constraint) -> Matcher:
@@ -366,10 +385,7 @@ class LLGuidanceBackend(GrammarBackend):
         while True:
             text = json.dumps({**schema, "x-guidance": layout} if isinstance(schema, dict) else schema)
             try:
-                matcher = self._start(_unforced(f"start: %json {text}"), origin, KIND)
-                if self.space.gaps:
-                    return matcher
-                return StringMatcher(matcher, JsonTracker(Strings.of(schema)), self.space.lengths)
+                return self._followed(_unforced(f"start: %json {text}"), origin, schema)
             except BadConstraint as error:
                 found = _DEAD.search(error.message)
                 if found is None or found[1] in dead or buried >= _MAX_DEAD:
@@ -377,6 +393,22 @@ class LLGuidanceBackend(GrammarBackend):
                 dead.add(found[1])
                 buried += 1
                 schema = bury(plan.schema, dead)
+
+    def _followed(self, grammar: str, origin: Origin, schema: Lowered) -> Matcher:
+        """A matcher of the lowered schema in `grammar`, with what makes its masks quick."""
+        space = self.space
+        found = None if space.gaps else Texts.starting(schema, space.rules)
+        if found is not None and (found[1] or len(grammar) <= _TWICE):
+            inner = self._start(grammar, origin, KIND, space.others)
+            whole = Whole(lambda: self._start(grammar, origin, KIND))
+            if not found[1]:
+                whole()
+            tracker = JsonTracker(found[0], repeats=True)
+            return PlainMatcher(inner, LLGuidanceMatcher.words, tracker, space.lengths, space.plain, whole)
+        matcher = self._start(grammar, origin, KIND)
+        if space.gaps:
+            return matcher
+        return StringMatcher(matcher, JsonTracker(Strings.of(schema)), space.lengths)
 
     def _nothing(self, plan: Plan, widen: Widen, layout: dict[str, Any], told: str) -> BadConstraint:
         """The error for a schema that nothing matches: with the innermost place that says so."""
@@ -395,9 +427,12 @@ class LLGuidanceBackend(GrammarBackend):
         kind = Unspelled if "Regex is empty" in told and not widen.order else BadConstraint
         return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
 
-    def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:
+    def _start(
+        self, grammar: str, origin: Origin, where: str, tokenizer: LLTokenizer | None = None
+    ) -> Matcher:
         """A matcher at the start of `grammar`, its first mask made. Raises BadConstraint."""
-        parser = LLMatcher(self.space.tokenizer, grammar, log_level=0, limits=self._limits.to_library())
+        tokenizer = tokenizer or self.space.tokenizer
+        parser = Parser.start(tokenizer, grammar, self._limits.to_library(), where)
         if parser.is_error():
             raise BadConstraint(_told(parser.get_error())[:2000], where=where)
         compiled = _Compiled(self.space, origin, where)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -17,10 +16,14 @@ import numpy.typing as npt
 
 from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import ByteDfa
-from runtime.grammar.length_tables import LengthTables
+from runtime.grammar.mask_cache import MaskCache
 from runtime.grammar.mask_store import MaskStore
+from runtime.grammar.merged_trie import MergedTries
+from runtime.grammar.plain_tokens import WIDE, PlainAutomaton, PlainCounts, PlainTokens
 from runtime.grammar.shortest_end import ShortestEnds
 from runtime.grammar.state_masks import StateMasks
+from runtime.grammar.symbolic_walk import Walker
+from runtime.grammar.token_bits import TokenBits
 from runtime.grammar.trie import TokenTrie
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
@@ -29,37 +32,10 @@ from runtime.protocol.vocabulary import Vocabulary
 SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
 
+_PREPARED = 8
 _EXPLORED = 4096
 _STATES_BYTES = 16 << 20
 _SERIALS_KEPT = 10_000
-
-
-class MaskCache:
-    """Masks by key, the longest unused dropped first when they take more than `limit_bytes`."""
-
-    def __init__(self, limit_bytes: int = 256 << 20) -> None:
-        self._limit, self._held = limit_bytes, 0
-        self._masks: OrderedDict[tuple[int, ...], TokenMask] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: tuple[int, ...], make: Callable[[], TokenMask]) -> TokenMask:
-        with self._lock:
-            mask = self._masks.get(key)
-            if mask is not None:
-                self._masks.move_to_end(key)
-                return mask
-        mask = make()  # outside of the lock: two threads may make the same one, which is harmless
-        with self._lock:
-            if key not in self._masks:
-                self._masks[key] = mask
-                self._held += _size(mask)
-            while self._held > self._limit and len(self._masks) > 1:
-                self._held -= _size(self._masks.popitem(last=False)[1])
-        return mask
-
-
-def _size(mask: TokenMask) -> int:
-    return int(mask.bits.nbytes) + (0 if mask.allowed is None else int(mask.allowed.nbytes)) + 400
 
 
 class TokenSpace:
@@ -70,7 +46,10 @@ class TokenSpace:
     ) -> None:
         self.vocabulary = vocabulary
         self.trie = TokenTrie(vocabulary)
-        self.lengths = LengthTables(self.trie, store=store)
+        bits = TokenBits(vocabulary)
+        self.plain = PlainTokens(bits)
+        self.others = TokenTrie(Vocabulary(self.plain.less(bits.texts)))
+        self.trees = MergedTries(self.others, store=store)
         self.cache = MaskCache(cache_bytes)
         self.eos = np.array(sorted(vocabulary.eos), dtype=np.int64)
         self._serials: OrderedDict[bytes, int] = OrderedDict()
@@ -128,11 +107,16 @@ class TokenSpace:
         return vocabulary.tokens[token]
 
 
-def pack(ids: npt.NDArray[np.int64], width: int) -> TokenMask:
-    """The mask that allows exactly `ids` out of `width`."""
+def flagged(ids: npt.NDArray[np.int64], width: int) -> npt.NDArray[np.uint32]:
+    """`ids` out of `width` as words."""
     flags = np.zeros(-(-width // 32) * 32, dtype=np.bool_)
     flags[ids] = True
-    bits = np.packbits(flags, bitorder="little").view("<u4")
+    return np.packbits(flags, bitorder="little").view("<u4")
+
+
+def pack(ids: npt.NDArray[np.int64], width: int) -> TokenMask:
+    """The mask that allows exactly `ids` out of `width`."""
+    bits = flagged(ids, width)
     bits.flags.writeable = False
     if len(ids) * SPARSE >= width:
         return TokenMask(bits, None)
@@ -167,9 +151,10 @@ class TokenAutomaton:
         self._serial = space.serial(dfa.content)
         self._complete = space.trie.can_spell(dfa)
         self._alive: dict[int, bool] = {}
-        self._states: dict[int, StateMasks] = {}
+        self._states: dict[int, tuple[StateMasks, ...]] = {}
         self._held = 0
         self._lock = threading.Lock()
+        self._plain: PlainAutomaton | PlainCounts | None = None
         self._counted = dfa if isinstance(dfa, CountedByteDfa) else None
         if not self._complete:
             if self._counted is not None:
@@ -178,11 +163,14 @@ class TokenAutomaton:
         if not self.leads_on(0):
             text = "no sequence of the vocabulary's tokens spells a text that matches"
             raise BadConstraint(text, where="constraint")
-        # Tables and first mask are made where constraints are compiled, not in the scheduler's loop.
-        if self._counted is not None:
-            space.lengths.prepare(self._counted)
-        elif self._complete and isinstance(dfa, ByteDfa) and (plain := dfa.by_controls()) is not None:
-            space.lengths.prepare(plain)
+        # Trees and first mask are made where constraints are compiled, not in the scheduler's loop.
+        if isinstance(dfa, CountedByteDfa):
+            self._plain = PlainCounts(dfa, space.plain)
+            for control in dfa.counts.repeating()[:_PREPARED].tolist():
+                self._masks_of(dfa, control, 0)
+        elif self._complete and dfa.intervals:
+            self._plain = PlainAutomaton(dfa, space.plain)
+            self._plain.prepare(_PREPARED)
         self.mask(0)
 
     def mask(self, state: int) -> TokenMask:
@@ -191,34 +179,43 @@ class TokenAutomaton:
             return self.space.cache.get((self._serial, state), lambda: self._make(state))
         control, values, node = self._counted.place(state)
         masks = self._masks_of(self._counted, control, node)
-        key = (self._serial, control * self._counted.nodes + node, *masks.region(values))
+        region = tuple(part for one in masks for part in one.region(values))
+        key = (self._serial, control * self._counted.nodes + node, *region)
         return self.space.cache.get(key, lambda: self._sealed(masks, values))
 
-    def _masks_of(self, dfa: CountedByteDfa, control: int, node: int) -> StateMasks:
-        """The masks of one control, made when first needed."""
+    def _masks_of(self, dfa: CountedByteDfa, control: int, node: int) -> tuple[StateMasks, ...]:
+        """The masks of one control, made when first needed: of plain tokens, and of the others."""
         place = control * dfa.nodes + node
         masks = self._states.get(place)
         if masks is None:
-            masks = StateMasks(dfa, self.space.trie, self.space.lengths, control, node)
+            walker = Walker(dfa, self.space.trees.of(dfa.utf8, ~dfa.classes))
+            accepts = dfa.counts.accepts[control] if node == 0 else ()
+            masks = (StateMasks(walker, walker.start(control, node), accepts),)
+            if isinstance(self._plain, PlainCounts) and node == 0:
+                masks += (self._plain.masks(control),)
             with self._lock:
                 if self._held > _STATES_BYTES:
                     self._states, self._held = {}, 0
                 self._states[place] = masks
-                self._held += masks.nbytes
+                self._held += sum(one.nbytes for one in masks)
         return masks
 
-    def _sealed(self, masks: StateMasks, values: tuple[int, ...]) -> TokenMask:
-        bits = masks.bits(values)
-        if masks.accepts(values):
+    def _sealed(self, masks: tuple[StateMasks, ...], values: tuple[int, ...]) -> TokenMask:
+        bits = masks[0].bits(values)
+        for one in masks[1:]:
+            bits |= one.bits(values)
+        if masks[0].accepts(values):
             bits |= self.space.stop_only.bits
         return seal(bits, len(self.space.vocabulary))
 
     def _make(self, state: int) -> TokenMask:
         assert isinstance(self.dfa, ByteDfa), "states with counters have masks of their own"
-        plain = self.dfa.by_controls() if self._complete and self.dfa.loops(state) else None
-        if plain is not None:
-            control, values, node = plain.place(state)
-            return self._sealed(self._masks_of(plain, control, node), values)
+        if isinstance(self._plain, PlainAutomaton) and self.dfa.width(state) >= WIDE:
+            ids = self.space.others.reach(self.dfa, state).ids
+            if self.dfa.accepts(state):
+                ids = np.concatenate((ids, self.space.eos))
+            width = len(self.space.vocabulary)
+            return seal(flagged(ids, width) | self._plain.after(state), width)
         ids, states = self.space.trie.reach(self.dfa, state)
         if not self._complete:
             after, which = np.unique(states, return_inverse=True)

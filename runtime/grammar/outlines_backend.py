@@ -12,6 +12,7 @@ from functools import cached_property
 
 import msgspec
 
+from runtime.grammar import charset
 from runtime.grammar.automaton import Limits
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.byte_automaton import DEAD
@@ -144,6 +145,7 @@ class OutlinesGrammarBackend(GrammarBackend):
         self._limits, self._whitespace = limits, whitespace
         store = MaskStore(grammar_cache_dir, vocabulary) if grammar_cache_dir else None
         self._space = TokenSpace(vocabulary, store=store)
+        charset.prepare()
         self._readers: dict[str, Callable[[Constraint], Matcher]] = {
             "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
             "choices": lambda constraint: DfaMatcher(

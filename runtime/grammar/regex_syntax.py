@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any, Literal
@@ -177,10 +178,15 @@ class _Reader:
             else:
                 parts.append(category(_CATEGORIES[value], ascii_only))
                 spelling.append(_CATEGORIES[value])
-        exact = complement(union(*parts)) if negated else union(*parts)
+        exact = _united(tuple(parts), negated)
         if not flags & re.IGNORECASE:
             return Chars(exact)
         return Chars(ignoring_case(f"[{'^' * negated}{''.join(spelling)}]", exact, ascii_only))
+
+
+@lru_cache(maxsize=256)
+def _united(parts: tuple[Ranges, ...], negated: bool) -> Ranges:
+    return complement(union(*parts)) if negated else union(*parts)
 
 
 def _offset(pattern: str, spelling: str) -> int | None:

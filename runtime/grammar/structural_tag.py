@@ -54,18 +54,21 @@ class StructuralTags:
         self._space: TagSpace | None = None
         self._lock = threading.Lock()
 
+    def prepare(self) -> TagSpace:
+        """Make what structural tags need of the vocabulary, where it is not there yet."""
+        with self._lock:
+            if self._space is None:
+                self._space = TagSpace(self._vocabulary)
+            return self._space
+
     def compile(self, spec: str, whitespace: Whitespace | None = None) -> Matcher:
         """A matcher for the structural tag in `spec`; `whitespace`: the policy of its JSON. Raises
         BadConstraint (where in it, and why) or UnsupportedConstraint."""
         reader = _Reader(self._compile, whitespace)
         part = reader.read(spec)
-        with self._lock:
-            if self._space is None:
-                self._space = TagSpace(self._vocabulary)
-            space = self._space
-        for (
-            word
-        ) in reader.ends:  # here, where constraints are compiled, not at the first mask inside of a tag
+        space = self.prepare()
+        # Here, where constraints are compiled, not at the first mask inside of a tag.
+        for word in reader.ends:
             space.ending_in(word)
         for closers in {leaf.closers for leaf in reader.leaves}:
             space.closing(closers)

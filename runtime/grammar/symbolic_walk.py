@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.counted_dfa import CountedByteDfa
-from runtime.grammar.trie import Ints, TokenTrie, spread
+from runtime.grammar.merged_trie import Ints, MergedTrie
+from runtime.grammar.trie import spread
 
 Bools = npt.NDArray[np.bool_]
 
@@ -41,24 +42,21 @@ class Front(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """Tokens [found] (those that the tree's nodes name) and the box of starting values [slots, found] that
-    allows each. A token may come up several times."""
+    """Nodes of the tree [found] at which tokens end, and the box of starting values [slots, found] that
+    allows each. A node may come up several times."""
 
-    tokens: Ints
+    nodes: Ints
     low: Ints
     high: Ints
 
 
 class Rules(NamedTuple):
-    """What a walk asks of values: low, high int64 [slots, edges], and the same of the gates' rows; which
-    edges and rows may be taken."""
+    """What a walk asks of values: low, high int64 [slots, edges], and the same of the gates' rows."""
 
     low: Ints
     high: Ints
     gate_low: Ints
     gate_high: Ints
-    edges: Bools | None = None
-    gates: Bools | None = None
 
 
 def rules_of(dfa: CountedByteDfa) -> Rules:
@@ -67,10 +65,11 @@ def rules_of(dfa: CountedByteDfa) -> Rules:
 
 
 class Walker:
-    """Steps of many paths at once through `dfa`, along `trie`."""
+    """Steps of many paths at once through `dfa`, along `tree`."""
 
-    def __init__(self, dfa: CountedByteDfa, trie: TokenTrie, rules: Rules) -> None:
-        self._dfa, self._trie, self._rules = dfa, trie, rules
+    def __init__(self, dfa: CountedByteDfa, tree: MergedTrie) -> None:
+        self._dfa, self.tree, self._rules = dfa, tree, rules_of(dfa)
+        self.radix = dfa.counts.radix
         counts, gates = dfa.counts, dfa.gates
         self._utf8 = dfa.utf8.reshape(-1)
         self._first, self._count = counts.first.reshape(-1), counts.count.reshape(-1)
@@ -78,13 +77,12 @@ class Walker:
         self._target = counts.target.astype(np.int64)
         self._gate_first, self._gate_count = gates.first, gates.count
 
-    def start(self, control: int, node: int, high: int | None = None) -> Front:
-        """All first bytes of tokens, before a step. high: bound of every slot's starting value; None: the
-        slot's own."""
-        here = np.arange(self._trie.roots)
+    def start(self, control: int, node: int) -> Front:
+        """All first bytes of tokens, before a step."""
+        here = np.arange(self.tree.roots)
         size, radix = len(here), self._dfa.counts.radix
         shape = (len(radix), size)
-        bounds = np.array([radix[slot] - 1 if high is None else high for slot in range(len(radix))])
+        bounds = np.array([values - 1 for values in radix])
         return Front(
             here, np.full(size, control), np.full(size, node), np.zeros(shape, dtype=np.bool_),
             np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64),
@@ -102,12 +100,12 @@ class Walker:
 
     def below(self, front: Front) -> Front:
         """The children of each path's node."""
-        here, source = spread(self._trie.child_start[front.here], self._trie.child_count[front.here])
+        here, source = spread(self.tree.child_start[front.here], self.tree.child_count[front.here])
         return front.take(source)._replace(here=here)
 
     def step(self, front: Front) -> Front:
         """After the byte of each path's node."""
-        entry = self._utf8[front.node * 256 + self._trie.byte[front.here]].astype(np.int64)
+        entry = self._utf8[front.node * 256 + self.tree.byte[front.here]].astype(np.int64)
         leaf = entry < 0
         if leaf.all():
             return self._complete(front, ~entry)
@@ -129,9 +127,6 @@ class Walker:
         cell = front.control * self._width + kind
         edge, source = spread(self._first[cell].astype(np.int64), self._count[cell].astype(np.int64))
         rules, counts = self._rules, self._dfa.counts
-        if rules.edges is not None:
-            kept = np.flatnonzero(rules.edges[edge])
-            edge, source = edge[kept], source[kept]
         front = front.take(source)
         if counts.radix:
             front, kept = _held(front, rules.low[:, edge], rules.high[:, edge])
@@ -146,8 +141,6 @@ class Walker:
         row, source = spread(self._gate_first[front.control], self._gate_count[front.control])
         node = node[source]
         may = gates.open[row, node]
-        if rules.gates is not None:
-            may &= rules.gates[row]
         kept = np.flatnonzero(may)
         row, node = row[kept], node[kept]
         front = front.take(source[kept])
@@ -157,18 +150,18 @@ class Walker:
         return front._replace(node=node)
 
     def allowed(self, levels: list[Front]) -> Allowed:
-        """The tokens that end somewhere in `levels`."""
-        tokens, lows, highs = [], [], []
+        """The nodes in `levels` at which tokens end."""
+        nodes, lows, highs = [], [], []
         for level in levels:
-            token = self._trie.token[level.here]
+            token = self.tree.token[level.here]
             ends = np.flatnonzero(token >= 0)
-            tokens.append(token[ends])
+            nodes.append(token[ends])
             lows.append(level.low[:, ends])
             highs.append(level.high[:, ends])
         slots = len(self._dfa.counts.radix)
         empty = np.zeros((slots, 0), dtype=np.int64)
         return Allowed(
-            np.concatenate([np.empty(0, dtype=np.int64), *tokens]),
+            np.concatenate([np.empty(0, dtype=np.int64), *nodes]),
             np.concatenate([empty, *lows], axis=1),
             np.concatenate([empty, *highs], axis=1),
         )
@@ -184,3 +177,14 @@ def _held(front: Front, low: Ints, high: Ints) -> tuple[Front, Ints]:
     if len(kept) == may.shape[1]:
         return front._replace(low=new_low, high=new_high), kept
     return front._replace(low=new_low, high=new_high).take(kept), kept
+
+
+class CharacterWalker(Walker):
+    """The same along a tree of whole characters; kind_of [characters of the tree]: the class of each."""
+
+    def __init__(self, dfa: CountedByteDfa, tree: MergedTrie, kind_of: Ints) -> None:
+        super().__init__(dfa, tree)
+        self._kind_of = kind_of
+
+    def step(self, front: Front) -> Front:
+        return self._complete(front, self._kind_of[self.tree.byte[front.here]])

@@ -142,10 +142,10 @@ class TagSpace:
     def _utf8(self) -> list[Bits]:
         """By state: the tokens that UTF-8 text may go on with."""
         flags = np.zeros((len(_UTF8), len(self.texts)), dtype=np.bool_)
-        for token, data in enumerate(self.texts):
-            if data.isascii():
-                flags[0, token] = bool(data)
-                continue
+        ascii_only = np.fromiter(map(bytes.isascii, self.texts), np.bool_, len(self.texts))
+        flags[0] = ascii_only & (self._sizes > 0)
+        for token in np.flatnonzero(~ascii_only).tolist():
+            data = self.texts[token]
             for start in range(len(_UTF8)):
                 state = start
                 for byte in data:

@@ -13,6 +13,8 @@ from runtime.protocol.vocabulary import Vocabulary
 SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
 
+_FEW = 6
+
 Bits = npt.NDArray[np.uint32]
 
 
@@ -47,10 +49,11 @@ class TokenBits:
             bits[-1] &= np.uint32((1 << (self.width % 32)) - 1)
         bits.flags.writeable = False
         wide = _wide(bits)
-        most = np.count_nonzero(wide) * wide.itemsize * 8  # cheaper than counting the bits
+        words = wide.nonzero()[0]
+        most = len(words) * wide.itemsize * 8  # cheaper than counting the bits
         if most * SPARSE >= self.width and int(np.bitwise_count(wide).sum()) * SPARSE >= self.width:
             return TokenMask(bits, None)
-        allowed = self.ids(bits)
+        allowed = _few(wide, words) if len(words) <= _FEW else self.ids(bits)
         allowed.flags.writeable = False
         return TokenMask(bits, allowed)
 
@@ -83,6 +86,18 @@ class TokenBits:
         for token in ids:
             bits[token >> 5] &= ~np.uint32(1 << (token & 31))
         return self.seal(bits)
+
+
+def _few(wide: npt.NDArray[np.unsignedinteger], words: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """The ids in `words` of `wide`: with so few, quicker than by arrays."""
+    each = wide.itemsize * 8
+    found: list[int] = []
+    for word, value in zip(words.tolist(), wide[words].tolist()):
+        while value:
+            last = value & -value
+            found.append(word * each + last.bit_length() - 1)
+            value ^= last
+    return np.array(found, dtype=np.int64)
 
 
 def _wide(bits: Bits) -> npt.NDArray[np.unsignedinteger]:

@@ -36,20 +36,32 @@ class TokenTrie:
     byte, child_start, child_count, token int64 [nodes]: the byte of a node, its children, the token that ends
     at it (-1 for none). The first `roots` nodes are the first bytes. Leaves out
     ids that stand for no text: special ones, those that end a generation and empty ones.
+
+    characters: the tokens are whole characters, and those take the part of bytes: `byte` is the place of a
+    node's in `points`, the code points in use, ascending.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, *, characters: bool = False) -> None:
         tokens = vocabulary.tokens
         silent = vocabulary.special | vocabulary.eos
         texts = sorted((data, token) for token, data in enumerate(tokens) if data and token not in silent)
         self.size = len(tokens)
         self._ids = np.array([token for _, token in texts], dtype=np.int64)
-        lengths = np.array([len(data) for data, _ in texts], dtype=np.int64)
+        self.points = np.arange(256)
+        joined = b"".join(data for data, _ in texts)
+        if characters:
+            lengths = np.array([len(data.decode()) for data, _ in texts], dtype=np.int64)
+            wide = np.frombuffer(joined.decode().encode("utf-32-le"), dtype="<u4")
+            self.points, buffer = np.unique(wide.astype(np.int64), return_inverse=True)
+        else:
+            lengths = np.array([len(data) for data, _ in texts], dtype=np.int64)
+            buffer = np.frombuffer(joined, dtype=np.uint8).astype(np.int64)
         starts = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype(np.int64) if texts else lengths
-        buffer = np.frombuffer(b"".join(data for data, _ in texts), dtype=np.uint8)
         self.deepest = int(lengths.max(initial=0))
         bytes_, child_start, child_count, tokens_at = [], [], [], []
         self.roots = 0
+        self.levels = [0]
+        """Where each level of nodes begins, and where the last one ends."""
         made = 0
         rows = np.arange(len(texts))  # tokens longer than the depth, in sorted order
         above = np.zeros(len(texts), dtype=np.int64)  # their node one level up, counted within that level
@@ -74,6 +86,7 @@ class TokenTrie:
             tokens_at.append(token)
             above = mine
             made += level
+            self.levels.append(made)
         if bytes_:
             child_start.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
             child_count.append(np.zeros(len(bytes_[-1]), dtype=np.int64))
@@ -90,36 +103,22 @@ class TokenTrie:
         self.missing_bytes = frozenset(range(256)) - singles
 
     @cached_property
-    def parent(self) -> Ints:
-        """int64 [nodes]: the node above each, -1 above the first bytes."""
+    def parent(self) -> npt.NDArray[np.int32]:
+        """int32 [nodes]: the node above each, -1 above the first bytes."""
         children, source = spread(self.child_start, self.child_count)
-        parent = np.full(len(self.byte), -1, dtype=np.int64)
+        parent = np.full(len(self.byte), -1, dtype=np.int32)
         parent[children] = source
         return parent
 
     @cached_property
-    def by_byte(self) -> list[Ints]:
-        """The nodes of each byte."""
-        return [np.flatnonzero(self.byte == byte) for byte in range(256)]
-
-    def all_of(self, tokens: Ints) -> npt.NDArray[np.bool_]:
-        """bool [vocabulary, in whole words of 32]: `tokens`, and those of equal text."""
-        flags = np.zeros(-(-self.size // 32) * 32, dtype=np.bool_)
-        flags[tokens] = True
+    def end_of(self) -> npt.NDArray[np.int64]:
+        """int64 [ids, in whole words of 32]: the node at which an id's text ends; -1 for ids without one."""
+        ends = np.full(-(-self.size // 32) * 32, -1, dtype=np.int64)
+        nodes = np.flatnonzero(self.token >= 0)
+        ends[self.token[nodes]] = nodes
         if len(self._twins):
-            flags[self._twins[:, 0]] = flags[self._twins[:, 1]]
-        return flags
-
-    def with_equals(self, tokens: Ints) -> tuple[Ints, Ints]:
-        """(`tokens` and those of equal text, the place of each one's text in `tokens`)."""
-        places = np.arange(len(tokens))
-        if not len(self._twins):
-            return tokens, places
-        order = np.argsort(self._twins[:, 1], kind="stable")
-        twins, named = self._twins[order, 0], self._twins[order, 1]
-        begin, end = np.searchsorted(named, tokens), np.searchsorted(named, tokens, side="right")
-        rows, source = spread(begin, end - begin)
-        return np.concatenate((tokens, twins[rows])), np.concatenate((places, source))
+            ends[self._twins[:, 0]] = ends[self._twins[:, 1]]
+        return ends
 
     def reach(self, dfa: ByteDfa, state: int) -> Reached:
         """All tokens whose bytes `dfa` allows from `state`."""
@@ -148,6 +147,13 @@ class TokenTrie:
         state_of[self._twins[:, 0]] = state_of[self._twins[:, 1]]
         ids = np.flatnonzero(state_of != DEAD)
         return Reached(ids, state_of[ids])
+
+    def with_twins(self, tokens: list[int]) -> list[int]:
+        """`tokens`, of which nodes name each, and those of equal text."""
+        if not len(self._twins):
+            return tokens
+        twins: list[int] = self._twins[np.isin(self._twins[:, 1], tokens), 0].tolist()
+        return tokens + twins
 
     def can_spell(self, dfa: ByteDfa | CountedByteDfa) -> bool:
         """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""

@@ -1,22 +1,18 @@
-"""The scheduler's side of the pipeline put together: runner, grammars, scheduler. Torch comes in here.
+"""The scheduler's side of the pipeline put together: runner, grammars, scheduler.
 
 The same for a thread of this process and for a process of its own; it knows mailboxes, not what is behind
-them.
+them, and runners, not where they compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import cast
 
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.pooling import Pooling
-from runtime.engine.device import pick_device
-from runtime.engine.embed import TorchTextRunner
-from runtime.engine.profiler import TorchProfiler
-from runtime.engine.runner import TorchRunner
 from runtime.formats.reasoning import Thoughts
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
@@ -24,48 +20,39 @@ from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint import Model
+from runtime.processes.loading import Loaded
 from runtime.processes.scheduler import SchedulerProcess
 from runtime.processes.thoughts import model_thoughts
 from runtime.processes.vectors import Vectors
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.scheduler.scheduler import Scheduler
 
-AnyRunner: TypeAlias = Runner | TextRunner
-
-
-def load_runner(config: EngineConfig, model: Model) -> AnyRunner:
-    """The model's weights, ready to run. Raises ModelLoadError and BadRequest."""
-    match model.spec:
-        case EncoderSpec() as spec:
-            pooling = config.pooling_of(model.path, spec)
-            return TorchTextRunner.load(model.path, spec, config.runner(), pooling)
-        case ModelSpec() as spec:
-            return TorchRunner.load(model.path, spec, config.runner())
-
 
 def assemble(
-    config: EngineConfig, model: Model, load: Callable[[], AnyRunner], inbox: Inbox, outbox: Outbox
+    config: EngineConfig, model: Model, load: Callable[[], Loaded], inbox: Inbox, outbox: Outbox
 ) -> tuple[SchedulerProcess, int]:
     """The process, not running yet, and the KV pool's slots (for an encoder, which has no pool, the tokens of
     one step). Raises what `load` raises."""
     pooling = config.pooling_of(model.path, model.spec)
-    runner = load()
+    loaded = load()
     try:
         match model.spec:
             case EncoderSpec() as spec:
-                return _reading(config, spec, pooling, cast(TextRunner, runner), inbox, outbox)
+                process, slots = _reading(config, spec, pooling, loaded, inbox, outbox)
             case ModelSpec() as spec:
-                return _generating(config, model, spec, pooling, cast(Runner, runner), inbox, outbox)
+                process, slots = _generating(config, model, spec, pooling, loaded, inbox, outbox)
+        loaded.on_death(process.give_up)
     except BaseException:
-        runner.close()
+        loaded.runner.close()
         raise
+    return process, slots
 
 
 def _reading(
     config: EngineConfig,
     spec: EncoderSpec,
     pooling: Pooling,
-    runner: TextRunner,
+    loaded: Loaded,
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
@@ -78,8 +65,8 @@ def _reading(
     )
     scheduler = EmbeddingScheduler(config.scheduler(spec), limits)
     vectors = Vectors(pooling, scores=limits.scores, width=limits.width)
-    profiler = TorchProfiler(config.profile_folder)
-    made = SchedulerProcess(scheduler, runner, None, inbox, outbox, profiler=profiler, vectors=vectors)
+    runner = cast(TextRunner, loaded.runner)
+    made = SchedulerProcess(scheduler, runner, None, inbox, outbox, profiler=loaded.profiler, vectors=vectors)
     return made, max(config.context(spec), config.max_prefill_tokens)
 
 
@@ -88,10 +75,11 @@ def _generating(
     model: Model,
     spec: ModelSpec,
     pooling: Pooling,
-    runner: Runner,
+    loaded: Loaded,
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
+    runner = cast(Runner, loaded.runner)
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
     options = {"whitespace": config.grammar_whitespace, "grammar_cache_dir": config.grammar_cache_dir}
@@ -106,7 +94,7 @@ def _generating(
     )
     thoughts = model_thoughts(config, model)
     scheduler = Scheduler(
-        config.scheduler(spec, gpu=pick_device(config.device).type != "cpu"),
+        config.scheduler(spec, beside=loaded.beside),
         slots=runner.slots,
         vocabulary=model.tokenizer.vocabulary,
         encode=model.tokenizer.encode_plain,
@@ -115,8 +103,9 @@ def _generating(
         reasoning=None if thoughts is None else _reasoning(model, thoughts),
     )
     vectors = Vectors(pooling, width=spec.hidden_size)
-    profiler = TorchProfiler(config.profile_folder)
-    made = SchedulerProcess(scheduler, runner, grammar, inbox, outbox, profiler=profiler, vectors=vectors)
+    made = SchedulerProcess(
+        scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors
+    )
     return made, runner.slots
 
 

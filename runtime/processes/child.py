@@ -2,8 +2,8 @@
 
     python -m runtime.processes.child < frames of runtime.processes.channel
 
-It loads only what its role needs: torch is in the scheduler's process alone. Signals are the supervisor's
-business; a child obeys its pipe.
+It loads only what its role needs: torch is in the runner's process alone (runtime.engine.follower). Signals
+are the supervisor's business; a child obeys its pipe.
 """
 
 from __future__ import annotations

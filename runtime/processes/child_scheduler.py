@@ -1,5 +1,5 @@
-"""The scheduler's process: loads the model, then serves its mailbox until it is closed. The only one with
-torch."""
+"""The scheduler's process: has the model loaded, beside it or in itself, then serves its mailbox until it is
+closed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import gc
 from pathlib import Path
 
 from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
-from runtime.processes.assemble import assemble, load_runner
+from runtime.processes.assemble import assemble
 from runtime.processes.channel import ChildSpec, Stop
 from runtime.processes.checkpoint import load_model
 from runtime.processes.life import Life
+from runtime.processes.loading import load_runner
 from runtime.processes.names import DETOKENIZER, SCHEDULER, socket_path
 
 YOUNG = 20_000

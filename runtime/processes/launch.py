@@ -16,12 +16,12 @@ from concurrent.futures import Future
 
 from runtime.config.engine import EngineConfig
 from runtime.ipc.mailbox import MailboxClosed, MemoryMailbox
-from runtime.plan import Runner, TextRunner
-from runtime.processes.assemble import assemble, load_runner
+from runtime.processes.assemble import assemble
 from runtime.processes.checkpoint import Model, load_model
 from runtime.processes.detokenizer import DetokenizerManager
 from runtime.processes.door import make_door
 from runtime.processes.frontdoor import TokenizerManager
+from runtime.processes.loading import Loaded, load_runner
 from runtime.processes.scheduler import SchedulerProcess
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import BatchTokenIDOutput
@@ -53,7 +53,7 @@ def launch(config: EngineConfig) -> Pipeline:
     return start(config, model, lambda: load_runner(config, model))
 
 
-def start(config: EngineConfig, model: Model, load_runner: Callable[[], Runner | TextRunner]) -> Pipeline:
+def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded]) -> Pipeline:
     """The pipeline around any runner. `load_runner` is called in the scheduler's thread."""
     requests, news = MemoryMailbox(), MemoryMailbox()
     worker = _Worker(config, model, load_runner, requests, news)
@@ -86,7 +86,7 @@ class _Worker:
         self,
         config: EngineConfig,
         model: Model,
-        load_runner: Callable[[], Runner | TextRunner],
+        load_runner: Callable[[], Loaded],
         inbox: MemoryMailbox,
         outbox: MemoryMailbox,
     ) -> None:

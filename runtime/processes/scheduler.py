@@ -58,6 +58,8 @@ BLOCKED_S = 0.001
 """How long to wait for mail while requests wait for something other than a step (their grammar)."""
 PAUSED_S = 0.05
 """The same while generation is paused, or a flush waits for requests to end."""
+LOST_S = 0.5
+"""How long it may take until it is noticed that the runner is lost."""
 MAX_FAULTS_IN_A_ROW = 3
 
 Answer = tuple[bool, str, dict[str, Any]]
@@ -105,6 +107,12 @@ class SchedulerProcess:
         self._faults = 0
         self._working_since: float | None = None
         self.closed_because = "the engine was closed"
+        self._lost: RuntimeFault | None = None
+
+    def give_up(self, fault: RuntimeFault) -> None:
+        """From any thread: nothing can be computed any more. `run` answers everybody with `fault`, and raises
+        it, within LOST_S. Until then mail is still taken: whoever sends some is to hear why."""
+        self._lost = fault
 
     @property
     def stalled_s(self) -> float:
@@ -113,12 +121,16 @@ class SchedulerProcess:
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
     def run(self) -> None:
-        """Serve until the inbox is closed; then end what still runs, and release runner and grammars."""
+        """Serve until the inbox is closed; then end what still runs, and release runner and grammars. Raises
+        what it was given up for."""
         try:
             wait = 0.0
             while True:
                 self._working_since = None
-                mail = self._inbox.receive(wait)
+                mail = self._receive(wait)
+                if self._lost is not None:
+                    self._fail_all(self._lost)
+                    raise self._lost
                 self._working_since = self._clock()
                 for item in mail:
                     self._take(item)
@@ -131,6 +143,15 @@ class SchedulerProcess:
             if self._grammar is not None:
                 self._grammar.close()
             self._runner.close()
+
+    def _receive(self, wait: float) -> list[Any]:
+        """Mail; none when there is none for so long, or when it was given up."""
+        until = self._clock() + wait
+        while True:
+            mail = self._inbox.receive(min(wait, LOST_S))
+            wait = until - self._clock()
+            if mail or wait <= 0 or self._lost is not None:
+                return mail
 
     # -- mail ------------------------------------------------------------------------------------------------
 

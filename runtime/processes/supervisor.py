@@ -21,10 +21,11 @@ from pathlib import Path
 from types import FrameType
 
 from runtime.config.engine import EngineConfig
-from runtime.config.flags import ENV_PREFIX, read_options
+from runtime.config.flags import read_options
 from runtime.config.server import ServerConfig
 from runtime.ipc.zmq_mailbox import address_of
 from runtime.processes import logs
+from runtime.processes.environment import for_children
 from runtime.processes.group import Group
 from runtime.processes.names import DETOKENIZER, socket_path
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
@@ -45,7 +46,7 @@ class Supervisor:
 
     def __init__(self, engine: EngineConfig, server: ServerConfig, environment: Mapping[str, str]) -> None:
         self._engine, self._server = engine, server
-        self._environment = _for_children(environment)
+        self._environment = for_children(environment)
         self._signals = 0
         self._failures = 0
         self._served = False
@@ -221,17 +222,6 @@ def _make_folder(base: str | None) -> Path:
 def _longest(folder: Path) -> Path:
     """The longest path of a socket that is made in there."""
     return socket_path(folder / "10000", DETOKENIZER)
-
-
-def _for_children(environment: Mapping[str, str]) -> dict[str, str]:
-    """What children inherit: no key, and a way to find this package wherever it was found."""
-    made = {name: value for name, value in environment.items() if name != f"{ENV_PREFIX}API_KEY"}
-    root = Path(__file__).resolve().parents[2]
-    if root.name not in ("site-packages", "dist-packages"):
-        made["PYTHONPATH"] = os.pathsep.join(
-            part for part in (environment.get("PYTHONPATH"), str(root)) if part
-        )
-    return made
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:

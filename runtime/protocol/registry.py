@@ -59,9 +59,13 @@ class Registry(Generic[T]):
             raise ValueError(f"{self.kind} {name!r} is registered already ({self._lines[name]})")
         self._lines[name] = target
 
+    def target(self, name: str) -> str | None:
+        """Where the object behind `name` is defined, "module:object"; it is not loaded."""
+        return self._lines.get(name) or self._all().get(name)
+
     def load(self, name: str) -> T:
         """The object behind `name`. Raises UnknownName or MissingExtra."""
-        target = self._lines.get(name) or self._all().get(name)
+        target = self.target(name)
         if target is None:
             raise UnknownName(f"unknown {self.kind} {name!r}; known: {', '.join(self.names()) or 'none'}")
         module, _, attribute = target.partition(":")

@@ -24,6 +24,7 @@ from runtime.server.context import ServerContext
 from runtime.server.errors import NotSupported, json_response
 from runtime.server.openai_params import check_model, follow, ready, run
 from runtime.server.openapi import Operation
+from runtime.server.reasoning import Splitter, split
 from runtime.server.sse import closing_stream, event
 from runtime.server.tokens import beside
 from runtime.server.wording import in_words
@@ -48,8 +49,8 @@ _WORDS = {
     "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
 }  # fmt: skip
 """What the runtime's fields are called here, where they have another name."""
-_MAY_THINK = ("disabled", "adaptive", "between_tools")
-"""Kinds of `thinking` that a model without thoughts can keep."""
+_AS_IT_LIKES = ("adaptive", "between_tools")
+"""Kinds of `thinking` that leave it to the model whether it thinks."""
 
 
 class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -182,19 +183,48 @@ def routes(ctx: ServerContext) -> list[Route]:
 def _prompt(ctx: ServerContext, body: Prompting) -> dict[str, Any]:
     """The conversation's fields of a GenerateReqInput. A last assistant message is continued."""
     check_model(ctx, body.model)
-    thinks = body.thinking is not None and body.thinking.get("type") not in _MAY_THINK
-    if thinks and ctx.model.reasoning_parser is None:
-        raise NotSupported("no reasoning format is known for this model", where="thinking")
+    made, switch = _thinking(ctx, body.thinking)
     tools = tools_of(body.tools, body.tool_choice, forced_ok=ctx.model.tool_parser is not None)
     messages = messages_of(body.system, body.messages)
     begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    made: dict[str, Any] = {"messages": conversation(messages, continue_final_message=begun)}
+    made["messages"] = conversation(messages, continue_final_message=begun)
     if tools:
         made["tools"] = tools
     effort = (body.output_config or {}).get("effort")
     if effort is not None:
-        made["template_kwargs"] = {"reasoning_effort": effort}
+        switch["reasoning_effort"] = effort
+    if switch:
+        made["template_kwargs"] = switch
     return made
+
+
+def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a GenerateReqInput that `thinking` asks for, and variables of the chat template. Raises
+    BadRequest, NotSupported."""
+    if given is None:
+        return {}, {}
+    match given:
+        case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
+            if budget < 1:
+                raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
+            if ctx.door.thoughts is None:
+                raise NotSupported(
+                    "it is not known how this model marks its thoughts",
+                    where="thinking",
+                    hint="leave it out, or name the mark that ends them: serve --reasoning-end TEXT",
+                )
+            made, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
+        case {"type": "disabled"} if len(given) == 1:
+            made, on = {}, False
+        case {"type": str(kind)} if kind in _AS_IT_LIKES:
+            return {}, {}
+        case _:
+            raise BadRequest(
+                'is {"type": "enabled", "budget_tokens": N} or {"type": "disabled"}', where="thinking"
+            )
+    # Only a checkpoint's own template may know the switch; the others would refuse any variable.
+    own = ctx.model.template_source == "checkpoint jinja"
+    return made, {"enable_thinking": on} if own else {}
 
 
 def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
@@ -233,36 +263,48 @@ class _Job:
         if body.stop_sequences:
             sampling["stop"] = list(body.stop_sequences)
         sampling |= _format(body.output_config, body.output_format)
+        budget = (body.thinking or {}).get("budget_tokens")
+        if isinstance(budget, int) and budget >= body.max_tokens:
+            raise BadRequest(
+                f"must be less than max_tokens, {body.max_tokens}, got {budget}",
+                where="thinking.budget_tokens",
+            )
         made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **_prompt(ctx, body))
         self._words = (
             _WORDS if body.output_format is None else _WORDS | {"json_schema": "output_format.schema"}
         )
         self._request = ready(ctx, made, self._words)
+        self._thinks = made.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
 
     async def whole(self) -> MessageReply:
         (output,) = await run(self._ctx, self._request, self._words)
         reason, sequence = self._stop(output)
-        return self._message(output, [{"type": "text", "text": output.text}], reason, sequence)
+        said = split(output, self._ctx.door.thoughts)
+        content = [] if said.reasoning is None else [_thought(said.reasoning)]
+        if said.content or said.reasoning is None:
+            content.append({"type": "text", "text": said.content})
+        return self._message(output, content, reason, sequence)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        sent, last = 0, None
+        last, cut, blocks = None, Splitter(self._ctx.door.thoughts), _Blocks()
         async with closing_stream(follow(self._ctx, self._request, self._words)) as outputs:
             async for _, output in outputs:
                 if last is None:
                     head = self._message(output, [], None, None)
                     head.usage.output_tokens = 0
                     yield event({"type": "message_start", "message": head}, "message_start")
-                    block = {"type": "text", "text": ""}
-                    yield _named("content_block_start", index=0, content_block=block)
+                    for one in blocks.kind("thinking" if self._thinks else "text"):
+                        yield one
                     yield _named("ping")
                 last = output
-                text, sent = output.text[sent:], len(output.text)
-                if text:
-                    yield _named("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+                thought, text = cut.news(output)
+                for one in (*blocks.news("thinking", thought), *blocks.news("text", text)):
+                    yield one
         if last is None:
             return
-        yield _named("content_block_stop", index=0)
+        for one in blocks.end():
+            yield one
         reason, sequence = self._stop(last)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         yield _named("message_delta", delta=delta, usage=self._usage(last))
@@ -293,6 +335,35 @@ class _Job:
         cached = int(output.meta.get("cached_tokens") or 0) if told else 0
         made = int(output.meta.get("completion_tokens") or 0)
         return Usage(prompt - cached, made, 0, cached)
+
+
+class _Blocks:
+    """The content blocks of a stream, one open at a time."""
+
+    def __init__(self) -> None:
+        self._open, self._index = "", -1
+
+    def kind(self, kind: str) -> list[bytes]:
+        """What makes `kind` the block that is open."""
+        if kind == self._open:
+            return []
+        events, self._open, self._index = self.end(), kind, self._index + 1
+        block = _thought("") if kind == "thinking" else {"type": "text", "text": ""}
+        return [*events, _named("content_block_start", index=self._index, content_block=block)]
+
+    def news(self, kind: str, text: str) -> list[bytes]:
+        if not text:
+            return []
+        delta = {"type": f"{kind}_delta", kind: text}
+        return [*self.kind(kind), _named("content_block_delta", index=self._index, delta=delta)]
+
+    def end(self) -> list[bytes]:
+        return [_named("content_block_stop", index=self._index)] if self._open else []
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """Nothing signs thoughts here: they are not taken back from clients either."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
 
 
 def _named(name: str, **facts: Any) -> bytes:

@@ -134,9 +134,13 @@ def from_query(request: Request, kind: type[T]) -> T:
     given = dict(request.query_params)
     check_fields(given, field_names(kind))
     try:
-        return msgspec.convert(given, kind, strict=False, str_keys=True)
+        made = msgspec.convert(given, kind, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise _named(error, "") from None
+    for name, value in msgspec.structs.asdict(made).items() if isinstance(made, msgspec.Struct) else ():
+        if isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT:
+            raise BadRequest(f"the number {given.get(name, '')[:24]}... does not fit in 64 bits", where=name)
+    return made
 
 
 def field_names(kind: type[Any]) -> tuple[str, ...]:

@@ -194,12 +194,17 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
-    # A model that marks no reasoning has none to keep apart: then this is kept by doing nothing.
-    asked = body.separate_reasoning or body.stream_reasoning
-    if asked and ctx.door.thoughts is not None and not body.require_reasoning:
+    name = "separate_reasoning" if body.separate_reasoning else "stream_reasoning"
+    if getattr(body, name) and ctx.door.thoughts is None:
+        raise NotSupported(
+            "this model marks no reasoning that could be kept apart",
+            where=name,
+            hint="leave it out, or name the mark that ends the reasoning: serve --reasoning-end TEXT",
+        )
+    if getattr(body, name) and not body.require_reasoning:
         raise NotSupported(
             "this model's reasoning is kept apart where it is asked for",
-            where="separate_reasoning",
+            where=name,
             hint="send require_reasoning: true as well",
         )
     if choice_kind(body.tool_choice)[0] in ("required", "named"):

@@ -52,7 +52,7 @@ class Served:
         self._ready, self._log = folder / "ready.json", folder / "log.txt"
         command = [
             sys.executable, "-m", "runtime", "serve", "--ready-file", str(self._ready), "--port", "0",
-            "--max-total-tokens", "8192", "--threads", "1", *arguments,
+            "--max-total-tokens", "8192", "--threads", "1", "--runner-process", *arguments,
         ]  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(prefix="served-"))  # short, as paths of sockets must be
         given = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder), **(environment or {})}
@@ -92,7 +92,7 @@ class Served:
         self.seen.update({f"{name} {one.pid}": one for name, one in now.items()})
         return now
 
-    def end(self, number: int = signal.SIGTERM, timeout: float = 30) -> int:
+    def end(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
         """Its exit code, after that signal (0: only wait)."""
         if number:
             self.process.send_signal(number)
@@ -100,7 +100,7 @@ class Served:
         self.check_nothing_left()
         return code
 
-    def check_nothing_left(self, timeout: float = 10) -> None:
+    def check_nothing_left(self, timeout: float = 30) -> None:
         """No process that was seen lives, and no socket is left."""
         deadline = time.monotonic() + timeout
         while True:
@@ -165,7 +165,7 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
 def wait_idle() -> Callable[..., None]:
     """Wait until a server has nothing in hand and all its KV pages are free, or kept for later."""
 
-    def wait(server: Served, timeout: float = 10.0, **headers: str) -> None:
+    def wait(server: Served, timeout: float = 60.0, **headers: str) -> None:
         deadline = time.monotonic() + timeout
         while True:
             told = httpx.get(f"{server.url}/server_info", headers=headers, timeout=30).json()
@@ -187,7 +187,7 @@ def wait_idle() -> Callable[..., None]:
 def wait_live() -> Callable[..., None]:
     """Wait until the scheduler of a server has that many requests in hand."""
 
-    def wait(server: Served, count: int, timeout: float = 30.0) -> None:
+    def wait(server: Served, count: int, timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
         while True:
             told = httpx.get(f"{server.url}/server_info", timeout=30).json()

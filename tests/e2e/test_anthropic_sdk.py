@@ -143,9 +143,37 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"stop_sequences": [""]}, "stop_sequences .*empty"),
     ({"extra_body": {"temperature": -1}}, "temperature must be"),
     ({"extra_body": {"top_kk": 1}}, "did you mean 'top_k'"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens: .*less than max_tok"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens: must be at least 1"),
+    ({"thinking": {"type": "enabled"}}, 'thinking: is {"type": "enabled", "budget_tokens": N}'),
+    ({"thinking": {"type": "enabled", "budget_tokens": "4"}}, "thinking: is"),
+    ({"thinking": {"type": "disabled", "budget_tokens": 4}}, "thinking: is"),
+    ({"thinking": {"type": "much"}}, "thinking: is"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search"),
 ]
+
+
+def test_thoughts_are_a_block_of_their_own_and_keep_their_budget(client: anthropic.Anthropic) -> None:
+    thinking: Any = {"type": "enabled", "budget_tokens": 6}
+    words: Any = {"messages": ASKED, **GREEDY, "max_tokens": 40, "thinking": thinking}
+    done = client.messages.create(**words)
+    thought, said = done.content
+    assert thought.type == "thinking"
+    assert thought.thinking
+    assert said.type == "text"
+    assert said.text
+    with client.messages.stream(**words) as stream:
+        kinds = [one.type for one in stream if one.type.startswith("content_block_st")]
+        whole = stream.get_final_message()
+    assert kinds == ["content_block_start", "content_block_stop"] * 2
+    assert [block.to_dict() for block in whole.content] == [block.to_dict() for block in done.content]
+    form: Any = {"format": {"type": "json_schema", "schema": {"enum": ["yes", "no"]}}}
+    shaped = client.messages.create(**{**words, "output_config": form})
+    assert [block.type for block in shaped.content] == ["thinking", "text"]
+    assert shaped.content[1].to_dict()["text"] in ('"yes"', '"no"')
+    for kind in ("disabled", "adaptive"):
+        plain = client.messages.create(**{**words, "thinking": {"type": kind}})
+        assert [block.type for block in plain.content] == ["text"]
 
 
 @pytest.mark.parametrize(("words", "message"), BAD)

@@ -30,7 +30,9 @@ from runtime.protocol.sampling import SamplingParams
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True}
-SOON_S = 8.0
+SOON_S = 30.0
+STEP_S = "4"
+"""More than a machine stands still: what is stopped must be the one that the test stops."""
 
 
 def generate(url: str, params: dict[str, Any]) -> httpx.Response:
@@ -51,15 +53,15 @@ def told(url: str) -> str:
 def test_a_stopped_process_is_noticed_and_its_clients_hear_of_it(
     start_server: Callable[..., Any], wait_live: Callable[..., None], victim: str
 ) -> None:
-    server = start_server("--step-timeout-s", "1.5").wait_ready()
+    server = start_server("--step-timeout-s", STEP_S).wait_ready()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(told, server.url) for _ in range(2)]
         wait_live(server, 2)
         server.children()[victim].suspend()
         began = time.monotonic()
-        outcomes = [future.result(30) for future in futures]
-    assert time.monotonic() - began < 1.5 + SOON_S
-    reason = f"the {victim} process made no progress for 1.5 s"
+        outcomes = [future.result(60) for future in futures]
+    assert time.monotonic() - began < float(STEP_S) + SOON_S
+    reason = f"the {victim} process made no progress for {STEP_S} s"
     # Nobody but the stopped worker has the connections of its clients: those are cut.
     assert all(one.startswith("connection: ") if victim == "worker-0" else reason in one for one in outcomes)
     assert server.end(0) == 1
@@ -148,7 +150,7 @@ def test_it_recovers_when_clients_used_up_its_descriptors(start_server: Callable
     time.sleep(1.0)
     for one in idle:
         one.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while True:
         try:
             if generate(server.url, SHORT).status_code == 200:

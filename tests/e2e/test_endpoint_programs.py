@@ -51,7 +51,7 @@ SAID = {
     "04_regex_fields": "'job': ",
     "05_batch_and_stream": "BackendError: the prompt has",
 }
-SOON_S = 15.0
+SOON_S = 30.0
 
 
 def module_of(file: Path) -> ModuleType:

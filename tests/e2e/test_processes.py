@@ -21,7 +21,7 @@ import pytest
 
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_new_tokens": 4, "temperature": 0}
-SOON_S = 8.0
+SOON_S = 30.0
 """How long bad news may take to reach everybody."""
 
 
@@ -61,7 +61,7 @@ def state(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
 
 def wait_for_live(url: str, count: int, headers: dict[str, str] | None = None) -> None:
     """Until the scheduler has that many requests in hand."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while state(url, headers)["live"] != count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -71,6 +71,12 @@ def has_torch(process: psutil.Process) -> bool:
     return any("libtorch" in region.path for region in process.memory_maps())
 
 
+def runner_of(server: Any) -> psutil.Process:
+    """The process that computes the model."""
+    [found] = server.children()["scheduler"].children()
+    return psutil.Process(found.pid)
+
+
 def test_it_serves_with_torch_in_one_process_and_drains(start_server: Callable[..., Any]) -> None:
     key = "k3y-nobody-may-see"
     server = start_server(
@@ -78,9 +84,10 @@ def test_it_serves_with_torch_in_one_process_and_drains(start_server: Callable[.
     ).wait_ready()
     children = server.children()
     assert list(children) == ["scheduler", "detokenizer", "worker-0", "worker-1"]
-    assert [name for name, one in children.items() if has_torch(one)] == ["scheduler"]
-    assert not has_torch(psutil.Process(server.process.pid))
-    for one in children.values():
+    assert not any(has_torch(one) for one in (*children.values(), psutil.Process(server.process.pid)))
+    runner = runner_of(server)
+    assert has_torch(runner)
+    for one in (*children.values(), runner):
         assert key not in " ".join(one.cmdline())
         assert key not in " ".join(one.environ().values())
     [listening] = {
@@ -92,7 +99,7 @@ def test_it_serves_with_torch_in_one_process_and_drains(start_server: Callable[.
     assert listening == "127.0.0.1"
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
-        assert httpx.get(f"{server.url}/model_info").status_code == 401
+        assert httpx.get(f"{server.url}/model_info", timeout=60).status_code == 401
         said = client.post("/generate", json={"text": "The capital of France is", "sampling_params": SHORT})
         assert said.status_code == 200
         assert said.json()["meta_info"]["completion_tokens"] == 4
@@ -121,12 +128,22 @@ def test_a_killed_process_is_named_to_everybody_who_waits(
     with load(server.url) as futures:
         server.children()[victim].kill()
         began = time.monotonic()
-        outcomes = [future.result(30) for future in futures]
+        outcomes = [future.result(60) for future in futures]
         took = time.monotonic() - began
     assert all(f"the {victim} process was killed by SIGKILL" in told for told in outcomes), outcomes
     assert took < SOON_S
     assert server.end(0) == 1
     assert f"the {victim} process was killed by SIGKILL" in server.log
+
+
+def test_a_killed_runner_is_named_to_everybody_who_waits(start_server: Callable[..., Any]) -> None:
+    server = start_server().wait_ready()
+    with load(server.url) as futures:
+        runner_of(server).kill()
+        outcomes = [future.result(60) for future in futures]
+    assert all("the model's process was killed by SIGKILL" in told for told in outcomes), outcomes
+    assert server.end(0) == 1
+    assert "the model's process was killed by SIGKILL" in server.log
 
 
 def test_a_killed_http_worker_is_named_to_the_clients_of_the_others(
@@ -136,7 +153,7 @@ def test_a_killed_http_worker_is_named_to_the_clients_of_the_others(
     with load(server.url, 8) as futures:
         server.children()["worker-1"].kill()
         began = time.monotonic()
-        outcomes = [future.result(30) for future in futures]
+        outcomes = [future.result(60) for future in futures]
         took = time.monotonic() - began
     named = [told for told in outcomes if "the worker-1 process was killed by SIGKILL" in told]
     cut = [told for told in outcomes if told.startswith("connection: ")]
@@ -158,11 +175,11 @@ def test_with_restart_the_server_comes_back(start_server: Callable[..., Any]) ->
 
 
 def test_a_hanging_process_is_noticed_and_named(start_server: Callable[..., Any]) -> None:
-    server = start_server("--step-timeout-s", "1.5").wait_ready()
+    server = start_server("--step-timeout-s", "4").wait_ready()  # more than a machine stands still
     with load(server.url, 2) as futures:
         server.children()["scheduler"].suspend()
-        outcomes = [future.result(30) for future in futures]
-    assert all("the scheduler process made no progress for 1.5 s" in told for told in outcomes), outcomes
+        outcomes = [future.result(60) for future in futures]
+    assert all("the scheduler process made no progress for 4 s" in told for told in outcomes), outcomes
     assert server.end(0) == 1
 
 
@@ -171,7 +188,7 @@ def test_nothing_outlives_a_killed_supervisor(start_server: Callable[..., Any]) 
     with load(server.url, 2) as futures:
         server.children()
         server.process.kill()
-        outcomes = [future.result(30) for future in futures]
+        outcomes = [future.result(60) for future in futures]
     assert all("supervisor died" in told for told in outcomes), outcomes
     assert server.end(0, timeout=SOON_S) == -signal.SIGKILL
 
@@ -180,10 +197,13 @@ def test_a_second_signal_does_not_wait_for_requests(start_server: Callable[..., 
     server = start_server("--drain-timeout-s", "60").wait_ready()
     with load(server.url, 2) as futures:
         server.process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        deadline = time.monotonic() + 60
+        while "ending; requests in hand" not in server.log:  # two signals at once would be one
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         server.process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        outcomes = [future.result(30) for future in futures]
+        outcomes = [future.result(60) for future in futures]
     assert all("told to end at once" in told for told in outcomes), outcomes
     assert time.monotonic() - began < SOON_S
     assert server.end(0) == 0
@@ -193,7 +213,7 @@ def test_what_is_not_finished_when_draining_is_over_is_told_so(start_server: Cal
     server = start_server("--drain-timeout-s", "0.5").wait_ready()
     with load(server.url, 4) as futures:
         server.process.send_signal(signal.SIGTERM)
-        outcomes = [future.result(30) for future in futures]
+        outcomes = [future.result(60) for future in futures]
     assert all("not finished within 0.5 s" in told for told in outcomes), outcomes
     assert server.end(0) == 0
 
@@ -274,11 +294,11 @@ def test_a_temporary_folder_with_a_long_path_is_no_hindrance(
 
 def test_it_can_be_told_to_end_while_it_loads(start_server: Callable[..., Any]) -> None:
     server = start_server()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "listening on" not in server.log:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert server.end(timeout=20) == 0
+    assert server.end(timeout=60) == 0
     assert "ready on" not in server.log
 
 

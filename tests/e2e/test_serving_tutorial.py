@@ -83,7 +83,7 @@ def test_every_option_and_path_it_names_exists(shared_server: Any) -> None:
     named = set(re.findall(r"--([a-z][a-z-]+[a-z])", PAGE))
     negated = {name.removeprefix("no-") for name in named}
     assert negated - known == {"config", "help", "backend"}
-    paths = set(httpx.get(f"{shared_server.url}/openapi.json").json()["paths"])
+    paths = set(httpx.get(f"{shared_server.url}/openapi.json", timeout=60).json()["paths"])
     said = set(re.findall(r"`(?:GET |POST )?(/[a-z_/0-9]+)(?:\?[^`]*)?`", PAGE))
     assert len(said) > 15
     assert said <= paths

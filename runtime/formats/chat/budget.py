@@ -16,10 +16,11 @@ import jinja2
 TIME_LIMIT_S = 0.8
 """Of the thread's own processor time."""
 TIME_PER_INPUT_BYTE_S = 5e-7
-WALL_FACTOR = 10.0
-"""So much more may pass on the clock: a busy machine must not stop a harmless template."""
+WALL_S, WALL_FACTOR = 30.0, 10.0
+"""What may pass on the clock, at least, and for each second of processor time: a busy machine, or one that
+stands still, must not stop a harmless template."""
 WORKED_CHECKS, WORKED_BYTES = 256, 1 << 20
-"""Below both, little was done: time that passed was the machine's pause, and only the clock's limit counts."""
+"""Below both, little was done: time that passed was the machine's pause, and only the clock counts."""
 MAX_MADE_BYTES = 48 << 20
 """All that one rendering may make, besides MADE_PER_INPUT_BYTE for each byte it was given."""
 MADE_PER_INPUT_BYTE = 16
@@ -42,7 +43,7 @@ class Budget:
     def __init__(self, given: int = 0, time_limit_s: float = TIME_LIMIT_S) -> None:
         self._limit_s = time_limit_s = time_limit_s + TIME_PER_INPUT_BYTE_S * given
         now = time.monotonic()
-        self._look_from, self._deadline = now + time_limit_s, now + time_limit_s * WALL_FACTOR
+        self._look_from, self._deadline = now + time_limit_s, now + max(WALL_S, time_limit_s * WALL_FACTOR)
         self._busy_until = time.thread_time() + time_limit_s
         self._checks = 0
         self._left = self._whole = MAX_MADE_BYTES + MADE_PER_INPUT_BYTE * given
@@ -53,7 +54,7 @@ class Budget:
         self._checks += 1
         now = time.monotonic()
         # The thread's own time is dearer to ask for, and never more than what passed.
-        if now > self._look_from and (now > self._deadline or self._worked() and self._busy()):
+        if now > self._look_from and (now > self._deadline or (self._worked() and self._busy())):
             raise Limit(f"the template does too much work: it took more than {self._limit_s:.2g} s")
 
     def _worked(self) -> bool:

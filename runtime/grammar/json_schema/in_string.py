@@ -60,34 +60,37 @@ class Strings(Duty):
     @classmethod
     def of(cls, schema: Any) -> Strings:
         definitions = schema.get("$defs", {}) if isinstance(schema, Mapping) else {}
-        return cls(_expand(schema, definitions, frozenset()), definitions)
+        return cls(expand(schema, definitions, frozenset()), definitions)
 
     def member(self, name: str) -> Strings:
-        return self._at(
-            name, lambda node: node.get("properties", {}).get(name, node.get("additionalProperties", True))
-        )
+        def chosen(node: Mapping[str, Any]) -> Any:
+            return node.get("properties", {}).get(name, node.get("additionalProperties", True))
+
+        return self._at(name, "object", chosen)
 
     def item(self, index: int) -> Strings:
         def chosen(node: Mapping[str, Any]) -> Any:
             first = node.get("prefixItems", ())
             return first[index] if index < len(first) else node.get("items", True)
 
-        return self._at(index, chosen)
+        return self._at(index, "array", chosen)
 
-    def _at(self, step: str | int, chosen: Any) -> Strings:
+    def _at(self, step: str | int, kind: str, chosen: Any) -> Strings:
         known = self._inner.get(step)
         if known is None:
-            known = Strings(self._after(chosen), self._definitions)
+            known = Strings(self._after(kind, chosen), self._definitions)
             if len(self._inner) < _KEPT:
                 self._inner[step] = known
         return known
 
-    def _after(self, chosen: Any) -> list[Mapping[str, Any]] | None:
+    def _after(self, kind: str, chosen: Any) -> list[Mapping[str, Any]] | None:
         if self._nodes is None:
             return None
         found: list[Mapping[str, Any]] = []
         for node in self._nodes:
-            inner = _expand(chosen(node), self._definitions, frozenset())
+            if not takes(node, kind):
+                continue
+            inner = expand(chosen(node), self._definitions, frozenset())
             if inner is None or node.keys() & {"enum", "const"}:
                 return None
             found += inner
@@ -97,27 +100,50 @@ class Strings(Duty):
         return None
 
 
-def _expand(node: Any, definitions: Mapping[str, Any], met: frozenset[str]) -> list[Mapping[str, Any]] | None:
+def expand(node: Any, definitions: Mapping[str, Any], met: frozenset[str]) -> list[Mapping[str, Any]] | None:
     """The schemas of which a value under `node` has to match one; None where there is more to it."""
     if isinstance(node, bool):
         return [{}] if node else []
-    if not isinstance(node, Mapping) or not node.keys() <= _KNOWN or isinstance(node.get("items"), list):
+    if not isinstance(node, Mapping) or not is_known(node):
         return None
     rest = node.keys() - {"$defs", "x-guidance"}
     if "$ref" in node:
         name = str(node["$ref"]).removeprefix(_DEFINITION)
         if rest != {"$ref"} or name not in definitions or name in met:
             return None
-        return _expand(definitions[name], definitions, met | {name})
+        return expand(definitions[name], definitions, met | {name})
     if "anyOf" in node:
         found: list[Mapping[str, Any]] = []
         for option in node["anyOf"] if rest == {"anyOf"} else ():
-            inner = _expand(option, definitions, met)
+            inner = expand(option, definitions, met)
             if inner is None:
                 return None
             found += inner
         return found or None
     return [node]
+
+
+def takes(node: Mapping[str, Any], kind: str) -> bool:
+    """Whether `node` may take a value of this kind: string, object or array."""
+    kinds = node.get("type")
+    if kinds is None and node.keys() & {"enum", "const"}:
+        values = [node["const"]] if "const" in node else node["enum"]
+        return any(isinstance(value, _PYTHON[kind]) for value in values)
+    return kinds is None or kind == kinds or (isinstance(kinds, list) and kind in kinds)
+
+
+_PYTHON: dict[str, type] = {"string": str, "object": dict, "array": list}
+
+
+def is_known(node: Mapping[str, Any], more: frozenset[str] = frozenset()) -> bool:
+    """Whether all that `node` says is understood here; `more`: keywords besides."""
+    return node.keys() <= _KNOWN | more and not isinstance(node.get("items"), list)
+
+
+def counted_set(pattern: str) -> Bound | None:
+    """A pattern, as a lowered schema spells it, of one set of characters, counted."""
+    one = _REPEATED.fullmatch(pattern)
+    return None if one is None else _counted(*one.groups())
 
 
 def _bound(nodes: list[Mapping[str, Any]]) -> Bound | None:
@@ -132,10 +158,10 @@ def _bound(nodes: list[Mapping[str, Any]]) -> Bound | None:
         if "pattern" not in node:
             found.add(Bound(node.get("minLength", 0), node.get("maxLength")))
             continue
-        one = _REPEATED.fullmatch(node["pattern"])
+        one = counted_set(node["pattern"])
         if one is None or node.keys() & {"minLength", "maxLength"}:
             return None
-        found.add(_counted(*one.groups()))
+        found.add(one)
     return found.pop() if len(found) == 1 else None
 
 

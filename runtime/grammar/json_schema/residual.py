@@ -491,9 +491,10 @@ class Duty:
             return str(error)
         return self._fault_of(value)
 
+    def string_fault(self, text: str) -> str | None:
+        """What fault() would say of the string `text`."""
+        return self._fault_of(text) if self._reads_text else self._any_text_fault
+
     def _fault_of(self, value: Any) -> str | None:
-        for place in self.places:
-            fault = self._residual.fault(place, value)
-            if fault is not None:
-                return fault
-        return None
+        faults = (self._residual.fault(place, value) for place in self.places)
+        return next((fault for fault in faults if fault is not None), None)

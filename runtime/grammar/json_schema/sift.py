@@ -100,21 +100,20 @@ class Closers:
                 named = place._replace(mode=at.NAME)
                 if told_apart(named) is not None:
                     names = candidates & self.names
-                    lead = b'"' if place.mode == at.KEY else b',"'
-                    yield from self._closing(tracker, named, "", names, self._groups[1], lead)
+                    yield from self._closing(tracker, named, "", names, self._groups[1])
                     candidates = candidates & ~names
         yield from self._followed(tracker, candidates)
 
     def _closing(
-        self, tracker: JsonTracker, place: Place, begun: str, simple: Bits, groups: _Groups, lead: bytes = b""
+        self, tracker: JsonTracker, place: Place, begun: str, simple: Bits, groups: _Groups
     ) -> Iterator[int]:
-        """Of tokens that end the string which `begun` is of; `lead`: what begins it."""
+        """Of tokens that end the string or name which `begun` is of."""
         ids = self.bits.ids(simple)
         if not len(ids):
             return
 
         def taken(text: str) -> bool:
-            return tracker.allows(lead + json.dumps(text, ensure_ascii=False).encode()[1:])
+            return tracker.closes(place, begun + text)
 
         apart = told_apart(place)
         if apart is None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
-from runtime.grammar.json_schema.refs import KIND
-from runtime.protocol.errors import BadConstraint, BadRequest
+from runtime.grammar.json_schema.refs import KIND, show
+from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 
 ANY_JSON = "$$ANY$$"
 """The schema of any JSON value, as requests for a plain JSON object spell it."""
@@ -50,6 +51,8 @@ def read_schema(spec: str) -> Any:
     if not isinstance(schema, (dict, bool)):
         raise BadConstraint("a schema is a JSON object or a boolean", where=KIND)
     _check_nesting(schema)
+    if _SURROGATE.search(spec):
+        _check_text(schema, ())
     return schema
 
 
@@ -72,3 +75,22 @@ def _check_nesting(schema: Any) -> None:
     raise BadConstraint(
         f"is nested more than {_MAX_NESTING} levels deep", where=KIND, hint="use $defs and $ref"
     )
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_SAID = {"$comment", "default", "description", "examples", "title"}
+
+
+def _check_text(node: Any, place: tuple[str | int, ...]) -> None:
+    """No text has a lone surrogate, though JSON can spell one: neither can a value here."""
+    if isinstance(node, str) and any("\ud800" <= char <= "\udfff" for char in node):
+        text = "holds a lone surrogate, which no text has"
+        raise UnsupportedConstraint(text, where=f"{KIND} {show(place)}")
+    if isinstance(node, list):
+        for number, inner in enumerate(node):
+            _check_text(inner, (*place, number))
+    elif isinstance(node, dict):
+        for name, inner in node.items():
+            _check_text(name, place)
+            if name not in _SAID:
+                _check_text(inner, (*place, name))

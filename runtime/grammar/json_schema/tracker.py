@@ -46,16 +46,18 @@ class Place(NamedTuple):
 
 
 class JsonTracker:
-    """The text so far and the place in it. `fault` says why the last feed() was refused."""
+    """The text so far and the place in it. `fault` says why the last feed() was refused. repeats: names may
+    come again."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, duty: Duty, *, repeats: bool = False) -> None:
         self._text = bytearray()
+        self._repeats = repeats
         self.place = Place(0, VALUE, 0, False, duty, None)
         self.fault = ""
         self._known: dict[tuple[int, bytes], str | None] = {}
 
     def copy(self) -> JsonTracker:
-        twin = JsonTracker(self.place.duty)
+        twin = JsonTracker(self.place.duty, repeats=self._repeats)
         twin._text, twin.place = bytearray(self._text), self.place
         return twin
 
@@ -84,6 +86,20 @@ class JsonTracker:
         taken = self.feed(data)
         self.restore(before)
         return taken
+
+    def closes(self, place: Place, text: str) -> bool:
+        """Whether the string or name under way at `place` may end as `text`."""
+        frame, duty = place.frame, place.duty
+        if place.mode == NAME:
+            assert frame is not None, "a name is inside of an object"
+            if text in frame.names and not self._repeats:
+                return False
+            return frame.duty.name_fault(text) is None and not frame.duty.member(text).impossible
+        if duty.places and duty.string_fault(text) is not None:
+            return False
+        if frame is None or frame.is_object or not frame.duty.unique:
+            return True
+        return json.dumps(text) not in frame.names
 
     def complete(self) -> bool:
         """Whether the text is a whole document that its schema takes."""
@@ -177,7 +193,8 @@ class JsonTracker:
         frame = place.frame
         assert frame is not None, "a name is inside of an object"
         name = json.loads(self._text[place.start : at])
-        fault = f"the name {name!r} is there already" if name in frame.names else frame.duty.name_fault(name)
+        again = name in frame.names and not self._repeats
+        fault = f"the name {name!r} is there already" if again else frame.duty.name_fault(name)
         if fault is not None:
             self.fault = fault
             return None

@@ -253,14 +253,21 @@ def test_cancelling_and_aborting_free_everything(engine: Engine) -> None:
             asyncio.create_task(engine.submit(GenerateReqInput(text=prompt, sampling_params=endless)))
             for prompt in PROMPTS
         ]
-        await asyncio.sleep(0.05)
+        while not engine.state()["live"]:
+            await asyncio.sleep(0.001)
         for task in tasks:
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in done)
 
     asyncio.run(cancel())
-    killer = threading.Timer(0.1, engine.abort)
+
+    def abort() -> None:
+        while not engine.state()["running"]:
+            pass
+        engine.abort()
+
+    killer = threading.Thread(target=abort)
     killer.start()
     with pytest.raises(Aborted):
         engine.generate(PROMPTS[0], endless)

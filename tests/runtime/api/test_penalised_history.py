@@ -67,7 +67,8 @@ def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.Monkey
         {**PENALTIES, "max_new_tokens": 40, "repetition_penalty": 0.7, "min_new_tokens": 20},
         {**PENALTIES, "max_new_tokens": 90, "regex": FORCED, "frequency_penalty": -0.5},
     ]
-    with Engine("pocket", dtype="float32", device="cpu", threads=1, max_total_tokens=2048) as engine:
+    here: dict[str, Any] = {"runner_process": False, "threads": 1}  # where its sampler can be watched
+    with Engine("pocket", dtype="float32", device="cpu", max_total_tokens=2048, **here) as engine:
         over = threading.Event()
 
         def disturb() -> None:

@@ -128,12 +128,14 @@ def test_open_close_and_time_out(engine: Engine) -> None:
     def ask(**words: Any) -> ControlOutput:
         return engine.control(OpenSessionReq(**words))
 
-    assert ask(session_id="s", timeout_s=0.05).data == {"session_id": "s"}
+    assert ask(session_id="s").data == {"session_id": "s"}
     assert "open already" in ask(session_id="s").message
+    assert engine.control(CloseSessionReq(session_id="s")).ok
+    assert ask(session_id="t", timeout_s=0.05).data == {"session_id": "t"}
     time.sleep(0.2)
     with pytest.raises(BadRequest, match="may have timed out"):
-        turn(engine, "s", "x", [1])
-    assert not engine.control(CloseSessionReq(session_id="s")).ok
+        turn(engine, "t", "x", [1])
+    assert not engine.control(CloseSessionReq(session_id="t")).ok
     for words in ({"capacity": -1}, {"session_id": ""}, {"timeout_s": -1.0}):
         assert not ask(**words).ok
     assert engine.state()["num_sessions"] == 0

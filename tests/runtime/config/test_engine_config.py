@@ -27,7 +27,7 @@ def test_the_loop_overlaps_where_the_model_computes_elsewhere() -> None:
     _, spec = EngineConfig().locate()
     for given, meant in ((None, (False, True)), (True, (True, True)), (False, (False, False))):
         config = EngineConfig.of({"overlap": given})
-        assert tuple(config.scheduler(spec, gpu=gpu).overlap for gpu in (False, True)) == meant
+        assert tuple(config.scheduler(spec, beside=beside).overlap for beside in (False, True)) == meant
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.sampler import NOTHING_ALLOWED, Sampler, uniform, unpack
+from runtime.engine.forbidden import Forbidden
+from runtime.engine.sampler import NOTHING_ALLOWED, Sampler, uniform
 from runtime.plan import Row, Run, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -165,11 +166,15 @@ def test_ties_go_to_the_lowest_id_and_ids_beyond_the_logits_are_never_taken() ->
     ]
 
 
-def test_unpack() -> None:
-    for vocab in (1, 31, 32, 33, 64, 100):
-        ids = sorted(set(range(0, vocab, 7)) | {vocab - 1})
-        assert np.flatnonzero(unpack(packed(ids, vocab), vocab)).tolist() == ids
-    assert np.flatnonzero(unpack(packed([0, 31], 32), 50)).tolist() == [0, 31]  # too short: not allowed
+def test_forbidden() -> None:
+    forbidden = Forbidden()
+    for vocab in (1, 31, 32, 33, 64, 100, 33):
+        rows = [sorted({*range(shift, vocab, 7), vocab - 1}) for shift in range(vocab % 5 + 1)]
+        found = forbidden.fill([packed(ids, vocab) for ids in rows], vocab, torch.device("cpu"))
+        assert found.shape == (len(rows), vocab)
+        assert [np.flatnonzero(~row.numpy()).tolist() for row in found] == rows
+    (short,) = forbidden.fill([packed([0, 31], 32)], 50, torch.device("cpu"))
+    assert np.flatnonzero(~short.numpy()).tolist() == [0, 31]
 
 
 def test_a_draw_close_to_one_stays_inside() -> None:

@@ -182,7 +182,7 @@ def test_strings_of_all_constraints_share_one_table(trained):
             automaton = TokenAutomaton(dfa, space)
             state = dfa.walk(0, before.replace("\\", "").encode())
             assert ids_of(automaton.mask(state)) == brute(dfa, space.vocabulary, state)
-    assert len(space.lengths) == 1
+    assert len(space.plain.trees) <= 2, "however long they may be, and whatever stands before them"
     before = len(space.cache._masks)
     TokenAutomaton(compile_regex(f'"{JSON_CHARACTER}{{0,16}}"'), space).mask(0)
     assert len(space.cache._masks) == before, "an equal automaton has its masks already"

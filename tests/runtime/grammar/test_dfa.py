@@ -345,7 +345,7 @@ def test_hostile_patterns_are_bounded(number):
     except BadConstraint as error:
         messages.append(str(error))
     assert all(messages)
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 10.0
 
 
 def test_limits_are_kept():

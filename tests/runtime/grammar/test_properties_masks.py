@@ -80,8 +80,13 @@ def run(case: Case, name: str, words: str, walks: int, steps: int) -> None:
             ids = matcher.closing(400)
             if ids is None:
                 tokens, ended = follow(matcher, dice, vocabulary, texts, 0, tokens, 600)
-                assert ended, (case.name, b"".join(texts[token] for token in tokens))
-            else:
+            while ids is None and not ended:
+                # As the scheduler does it where going back step by step leads nowhere: to an earlier place.
+                assert tokens, (case.name, "no end from the start")
+                matcher.rollback(1)
+                tokens.pop()
+                ids = matcher.closing(400)
+            if ids is not None:
                 assert len(ids) <= 400
                 for token in ids:
                     assert token in allowed(matcher)

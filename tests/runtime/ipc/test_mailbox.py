@@ -16,14 +16,14 @@ def test_items_come_in_order_and_together() -> None:
     items = [AbortReq(rid=str(n)) for n in range(5)]
     for item in items:
         box.send(item)
-    assert box.receive(timeout=1) == items
+    assert box.receive(timeout=20) == items
     assert box.receive(timeout=0) == []
 
 
 def test_receive_keeps_its_deadline() -> None:
     started = time.monotonic()
     assert MemoryMailbox().receive(timeout=0.05) == []
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
 
 
 def test_a_sender_wakes_the_receiver() -> None:
@@ -36,7 +36,7 @@ def test_what_was_sent_before_closing_still_arrives() -> None:
     box = MemoryMailbox()
     box.send(AbortReq(rid="last"))
     box.close()
-    assert [item.rid for item in box.receive(timeout=1)] == ["last"]
+    assert [item.rid for item in box.receive(timeout=20)] == ["last"]
     for timeout in (0, 1, None):
         with pytest.raises(MailboxClosed):
             box.receive(timeout=timeout)

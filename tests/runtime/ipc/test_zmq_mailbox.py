@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
 def push(path: Path, *frames: bytes) -> None:
     """Send raw frames, as a stranger would."""
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.setsockopt(zmq.LINGER, 2000)
+        socket.setsockopt(zmq.LINGER, 20_000)
         socket.connect(f"ipc://{path}")
         for frame in frames:
             socket.send(frame)

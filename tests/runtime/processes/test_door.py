@@ -21,6 +21,7 @@ from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint import Model
 from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.launch import Pipeline, start
+from runtime.processes.loading import Loaded
 from runtime.processes.observe import Begun
 from runtime.processes.prepare import Limits, Preparer
 from runtime.processes.tokenizer import Tokenizer
@@ -102,21 +103,21 @@ def runner() -> Held:
 @pytest.fixture
 def pipeline(tokenizer: Tokenizer, runner: Held) -> Iterator[Pipeline]:
     model = Model(Path("nowhere"), SPEC, tokenizer)
-    made = start(EngineConfig(close_timeout_s=5.0), model, lambda: runner)
+    made = start(EngineConfig(close_timeout_s=5.0), model, lambda: Loaded(runner))
     yield made
     runner.open.set()
     made.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.005)
 
 
 def state(pipeline: Pipeline) -> dict[str, Any]:
-    return pipeline.door.control(GetStateReq(), 5.0).data
+    return pipeline.door.control(GetStateReq(), 60.0).data
 
 
 def idle(pipeline: Pipeline) -> bool:
@@ -254,15 +255,15 @@ def test_cancelling_frees_the_scheduler_at_once(pipeline: Pipeline) -> None:
         samples = GenerateReqInput(text="fox", sampling_params={**ENDLESS, "n": 3})
         work = (door.submit(endless), door.submit_batch(batch), door.submit_batch(samples))
         tasks = [asyncio.create_task(one) for one in work]
-        while (await door.control_async(GetStateReq(), 5.0)).data["running"] < 7:
+        while (await door.control_async(GetStateReq(), 60.0)).data["running"] < 7:
             await asyncio.sleep(0.002)
         for task in tasks:
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(one, asyncio.CancelledError) for one in done)
         # The next answer of the scheduler comes after it has read the orders to abort.
-        await door.control_async(GetStateReq(), 5.0)
-        assert (await door.control_async(GetStateReq(), 5.0)).data["running"] == 0
+        await door.control_async(GetStateReq(), 60.0)
+        assert (await door.control_async(GetStateReq(), 60.0)).data["running"] == 0
 
     asyncio.run(go())
     assert idle(pipeline)

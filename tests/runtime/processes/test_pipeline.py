@@ -18,6 +18,7 @@ from runtime.config.model import ModelSpec, RopeSpec
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint import Model
 from runtime.processes.launch import Pipeline, start
+from runtime.processes.loading import Loaded
 from runtime.processes.tokenizer import Tokenizer
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import (
@@ -83,7 +84,7 @@ def runner() -> Troubled:
 
 @pytest.fixture
 def pipeline(model: Model, runner: Troubled) -> Iterator[Pipeline]:
-    made = start(EngineConfig(close_timeout_s=5.0), model, lambda: runner)
+    made = start(EngineConfig(close_timeout_s=5.0), model, lambda: Loaded(runner))
     yield made
     runner.open.set()
     made.close()
@@ -96,8 +97,8 @@ def blocking(pipeline: Pipeline, request: GenerateReqInput) -> GenerateOutput:
 
 def settled(pipeline: Pipeline) -> dict[str, Any]:
     """The scheduler's state once nothing lives in it any more."""
-    for _ in range(500):
-        state = pipeline.door.control(GetStateReq(), 5.0).data
+    for _ in range(6000):
+        state = pipeline.door.control(GetStateReq(), 60.0).data
         if not (state["running"] or state["waiting"] or state["compiling"]):
             return state
         time.sleep(0.01)
@@ -194,12 +195,12 @@ def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
         pipeline.door.abort("no such id")
         pipeline.door.abort("b")
         with pytest.raises(Aborted):
-            jobs["b"].result(10)
+            jobs["b"].result(60)
         assert not jobs["a"].done()
         pipeline.door.abort(None)
         for rid in "ac":
             with pytest.raises(Aborted):
-                jobs[rid].result(10)
+                jobs[rid].result(60)
 
 
 def test_a_loop_that_closed_is_not_waited_for(pipeline: Pipeline) -> None:
@@ -266,7 +267,7 @@ def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Tro
             time.sleep(0.005)
         pipeline.close()
         with pytest.raises(EngineDead, match="closed"):
-            waiting.result(10)
+            waiting.result(60)
     pipeline.close()
     assert runner.closed
     with pytest.raises(EngineDead, match="closed"):
@@ -277,7 +278,7 @@ def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Tro
 
 def test_a_hanging_step_is_noticed(model: Model, runner: Troubled) -> None:
     config = EngineConfig(step_timeout_s=0.2, close_timeout_s=0.2)
-    hanging = start(config, model, lambda: runner)
+    hanging = start(config, model, lambda: Loaded(runner))
     runner.open.clear()
     with pytest.raises(EngineDead, match=r"0\.2 s"):
         blocking(hanging, GenerateReqInput(text="the dog"))
@@ -293,7 +294,7 @@ def test_a_dead_scheduler_is_everybodys_error(
     def broken(*_: object) -> list[object]:
         raise ZeroDivisionError("a defect of the scheduler")
 
-    made = start(EngineConfig(), model, lambda: runner)
+    made = start(EngineConfig(), model, lambda: Loaded(runner))
     runner.open.clear()
     event = threading.Event()
     ticket = made.door.begin(GenerateReqInput(text="the dog", sampling_params=ENDLESS), event.set)
@@ -312,7 +313,7 @@ def test_a_dead_scheduler_is_everybodys_error(
 
 
 def test_what_loading_raises_reaches_the_caller_as_itself(model: Model) -> None:
-    def broken() -> FakeRunner:
+    def broken() -> Loaded:
         raise ModelLoadError("the weights are gone", where="model.safetensors")
 
     with pytest.raises(ModelLoadError, match=r"model\.safetensors: the weights are gone"):
@@ -322,14 +323,14 @@ def test_what_loading_raises_reaches_the_caller_as_itself(model: Model) -> None:
 def test_loading_has_a_deadline(model: Model, runner: Troubled) -> None:
     late = threading.Event()
 
-    def slow() -> FakeRunner:
-        late.wait(10)
-        return runner
+    def slow() -> Loaded:
+        late.wait(60)
+        return Loaded(runner)
 
     with pytest.raises(EngineDead, match=r"0\.1 s"):
         start(EngineConfig(load_timeout_s=0.1), model, slow)
     late.set()
-    for _ in range(500):
+    for _ in range(6000):
         if runner.closed:
             return
         time.sleep(0.01)
@@ -338,6 +339,6 @@ def test_loading_has_a_deadline(model: Model, runner: Troubled) -> None:
 
 def test_flush_and_state(pipeline: Pipeline) -> None:
     blocking(pipeline, GenerateReqInput(text="the dog"))
-    assert pipeline.door.control(GetStateReq(), 5.0).data["evictable"] > 0
-    assert pipeline.door.control(FlushCacheReq(), 5.0).ok
-    assert pipeline.door.control(GetStateReq(), 5.0).data["evictable"] == 0
+    assert pipeline.door.control(GetStateReq(), 60.0).data["evictable"] > 0
+    assert pipeline.door.control(FlushCacheReq(), 60.0).ok
+    assert pipeline.door.control(GetStateReq(), 60.0).data["evictable"] == 0

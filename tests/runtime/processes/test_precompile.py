@@ -24,7 +24,7 @@ def test_all_are_told_in_order_with_their_errors():
         asked = Precompiles(manager)
         asked.add(PrecompileReq(constraints=regex("a+", "(", "b")), 0.0)
         for constraint in regex("a+", "b"):
-            manager.submit(constraint).result(10)
+            manager.submit(constraint).result(60)
         ((request, data),) = list(asked.due(1.0))
         assert not asked
         good, bad, other = data["constraints"]

@@ -31,7 +31,7 @@ class Listening:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def connect(self, timeout: float = 10.0) -> socket.socket:
+    def connect(self, timeout: float = 60.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
 
@@ -48,11 +48,11 @@ def listening(app: ASGIApp, config: ServerConfig) -> Iterator[Listening]:
             yield Listening(held.getsockname()[1], server)
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 
-def until(true: Callable[[], bool], timeout: float = 10.0) -> None:
+def until(true: Callable[[], bool], timeout: float = 60.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + timeout
     while not true():

@@ -19,9 +19,12 @@ Serving = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture(scope="module")
 def hurried(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
-    """A server that gives requests four seconds, and takes four prompts at most."""
-    config = ServerConfig(max_batch_items=4, served_model_name="pocket", request_timeout_s=4.0)
-    with serving(build_app(pipeline.door, config), config) as made, httpx.Client(base_url=made.url) as client:
+    """A server that gives requests a minute, and takes four prompts at most."""
+    config = ServerConfig(max_batch_items=4, served_model_name="pocket", request_timeout_s=60.0)
+    with (
+        serving(build_app(pipeline.door, config), config) as made,
+        httpx.Client(base_url=made.url, timeout=90) as client,
+    ):
         yield client
 
 

@@ -254,6 +254,10 @@ def test_sessions_open_and_close_once(client: httpx.Client) -> None:
     assert named.json() == "mine"
     assert client.get("/close_session", params={"session_id": "mine"}).status_code == 200
     assert client.get("/open_session", params={"sessionid": "mine"}).status_code == 400
+    for huge in ("9" * 26, "-" + "9" * 26, "9" * 5000):
+        told = client.get("/open_session", params={"capacity_of_str_len": huge})
+        assert told.status_code == 400, told.text
+        assert "capacity_of_str_len" in told.text
     for wrong in ({"timeout": 0}, {"capacity_of_str_len": -1}, {"session_id": ""}):
         assert client.post("/open_session", json=wrong).status_code == 400
 

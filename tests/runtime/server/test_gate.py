@@ -232,7 +232,7 @@ def test_a_body_that_never_ends_is_given_up() -> None:
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": headers,
                  "query_string": b"", "root_path": ""}  # fmt: skip
-        await asyncio.wait_for(app(scope, receive, send), 10)
+        await asyncio.wait_for(app(scope, receive, send), 50)
         assert sent[0]["status"] == 408
         assert msgspec.json.decode(sent[1]["body"])["error"]["code"] == "body_timeout"
 

@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.processes.launch import Pipeline
+from runtime.config.engine import EngineConfig
+from runtime.config.server import ServerConfig
+from runtime.processes.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
+from runtime.server.app import build_app
 
 TURNS = [{"role": "user", "content": "What is 2 plus 3?"}]
 CHAT: tuple[str, dict[str, Any]] = ("/v1/chat/completions", {"messages": TURNS})
@@ -108,3 +111,39 @@ def test_a_chats_prompt_can_be_given_as_ids(client: httpx.Client) -> None:
         {"input_ids": ids, "continue_final_message": True},
     ):
         assert client.post(path, json={**wrong, **GREEDY}).status_code == 400
+
+
+def test_reasoning_that_nobody_can_keep_apart_is_refused(
+    client: httpx.Client, serving: Callable[..., Any]
+) -> None:
+    """Where the model marks none, and where it marks some but was not asked to reason."""
+    for name in ("separate_reasoning", "stream_reasoning"):
+        told = client.post("/v1/chat/completions", json={**CHAT[1], **GREEDY, name: True})
+        assert (told.status_code, told.json()["error"]["param"]) == (400, name)
+        assert "require_reasoning" in told.json()["error"]["message"]
+        both = {**CHAT[1], **GREEDY, "max_tokens": 12, name: True, "require_reasoning": True}
+        assert client.post("/v1/chat/completions", json={**both, "max_thinking_tokens": 3}).status_code == 200
+    engine = EngineConfig(
+        model="pocket", device="cpu", threads=1, max_total_tokens=1024, reasoning_end="none"
+    )
+    pipeline, config = launch(engine), ServerConfig(served_model_name="pocket")
+    try:
+        with (
+            serving(build_app(pipeline.door, config), config) as made,
+            httpx.Client(base_url=made.url, timeout=60) as silent,
+        ):
+            for name in ("separate_reasoning", "stream_reasoning"):
+                for fields in ({}, {"require_reasoning": True}, {"stream": True}):
+                    body = {**CHAT[1], **GREEDY, name: True, **fields}
+                    told = silent.post("/v1/chat/completions", json=body)
+                    assert (told.status_code, told.json()["error"]["param"]) == (400, name)
+                    assert "marks no reasoning" in told.json()["error"]["message"]
+                said = silent.post("/v1/chat/completions", json={**CHAT[1], **GREEDY, name: False})
+                assert said.status_code == 200
+            thinking = {"type": "enabled", "budget_tokens": 2}
+            body = {"messages": TURNS, "model": "pocket", "max_tokens": 4, "thinking": thinking}
+            told = silent.post("/v1/messages", json=body)
+            assert told.status_code == 400
+            assert told.json()["error"]["message"].startswith("thinking: it is not known")
+    finally:
+        pipeline.close()

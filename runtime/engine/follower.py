@@ -1,0 +1,267 @@
+"""Follower: a runner in a process of its own. It receives plans, runs them and gives results back.
+
+    python -m runtime.engine.follower <socket> <memory of masks>
+
+Started by runtime.processes.runner_process, whose file descriptors these are; it ends with the process that
+started it. Its pass runs in its only working thread: whoever sent the plan is free meanwhile as it is. It
+knows no requests, grammars or policies. Torch comes in by the table, after it was told what to load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from typing import Any, TypeAlias
+
+import msgspec
+
+from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig
+from runtime.engine.logit_processors import PROCESSORS
+from runtime.ipc.line import Line, LineClosed
+from runtime.ipc.plans import (
+    Copy,
+    Done,
+    Failure,
+    Finish,
+    Launch,
+    MaskReader,
+    PlanReader,
+    Profile,
+    Result,
+    Verify,
+    encode,
+    read_order,
+)
+from runtime.plan import Runner, TokenMask
+from runtime.protocol.errors import InternalFault, RuntimeFault
+from runtime.protocol.registry import Registry
+
+log = logging.getLogger(__name__)
+
+YOUNG = 20_000
+"""New objects between two looks of the garbage collector, as in the scheduler's process."""
+LOOK_MS = 1000
+"""How often it is looked whether the parent is still the same process."""
+
+PARTS: Registry[Any] = Registry(
+    "runner part",
+    {
+        "runner": "runtime.engine.runner:TorchRunner",
+        "profiler": "runtime.engine.profiler:TorchProfiler",
+    },
+)
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """All a follower is told. search: where modules are found, as in the process that starts it."""
+
+    path: str
+    spec: ModelSpec
+    config: RunnerConfig
+    parent: int
+    profile_folder: str | None = None
+    search: tuple[str, ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """It is loaded. device: the kind of device it computes on."""
+
+    slots: int
+    vocab_size: int
+    device: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It cannot be; error: RuntimeFault.to_dict()."""
+
+    error: dict[str, Any]
+
+
+class LogLine(msgspec.Struct, frozen=True, array_like=True):
+    """A line for the log of whoever started it."""
+
+    logger: str
+    level: int
+    text: str
+
+
+Report: TypeAlias = Ready | Failed
+
+
+class Follower:
+    """Takes orders from a line until it is closed."""
+
+    def __init__(self, line: Line, masks: MaskReader, runner: Runner, profiler: Any) -> None:
+        self._line, self._masks, self._runner, self._profiler = line, masks, runner, profiler
+        self._plans = PlanReader()
+        self._fault: RuntimeFault | None = None  # of the plan that was launched last
+
+    def serve(self) -> None:
+        """Raises LineClosed at the end."""
+        while True:
+            match read_order(self._line.receive(None)):
+                case Launch() as order:
+                    self._launch(order)
+                    if order.at_once:
+                        self._finish(order.number, {})
+                case Finish() as order:
+                    self._finish(order.number, self._masks.read(order))
+                case Verify() as order:
+                    self._answer(lambda order=order: self._verify(order))
+                case Copy(pairs):
+                    self._answer(lambda pairs=pairs: self._runner.copy_slots(pairs))
+                case Profile() as order:
+                    self._answer(lambda order=order: self._profile(order))
+
+    def _launch(self, order: Launch) -> None:
+        plan = self._plans.read(order)
+        self._fault = None
+        try:
+            self._runner.launch(plan)
+        except Exception as error:  # noqa: BLE001 - it is this plan's result
+            self._fault = fault_of(error)
+        self._masks.tell_ended(order.number)
+
+    def _finish(self, number: int, masks: dict[int, TokenMask]) -> None:
+        fault = self._fault
+        if fault is None:
+            try:
+                result = self._runner.finish(masks)
+            except Exception as error:  # noqa: BLE001 - it is this plan's result
+                fault = fault_of(error)
+            else:
+                self._send(Result(number, result.rows, result.seconds))
+        if fault is not None:
+            self._send(Failure(number, fault.to_dict()))
+        self._profiler.stepped()
+
+    def _verify(self, order: Verify) -> None:
+        name = order.params.custom_logit_processor
+        if name is not None and order.target is not None and name not in PROCESSORS:
+            PROCESSORS.add(name, order.target)
+        self._runner.verify(order.params)
+
+    def _profile(self, order: Profile) -> dict[str, Any]:
+        made: dict[str, Any]
+        if order.action == "start":
+            made = self._profiler.start(order.folder, order.steps)
+        else:
+            made = self._profiler.stop()
+        return made
+
+    def _answer(self, act: Any) -> None:
+        try:
+            data = act()
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            self._send(Failure(-1, fault_of(error).to_dict()))
+        else:
+            self._send(Done(data or {}))
+
+    def _send(self, answer: Result | Failure | Done) -> None:
+        self._line.send(encode(answer), None)
+
+
+def fault_of(error: Exception) -> RuntimeFault:
+    if isinstance(error, RuntimeFault):
+        return error
+    return InternalFault(f"{type(error).__name__}: {error}", where="runner")
+
+
+class _ToParent(logging.Handler):
+    """Log lines as frames on the pipe that was stdout; a line that finds no room is dropped."""
+
+    def __init__(self, file: int) -> None:
+        super().__init__()
+        self._file = file
+        os.set_blocking(file, False)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)[:2000]
+            line = msgspec.json.encode(LogLine(record.name, record.levelno, text)) + b"\n"
+            os.write(self._file, line)  # short enough to be written whole or not at all
+        except (OSError, ValueError):
+            return
+
+
+def _adopt_stdout() -> None:
+    """Log to the pipe; whatever else is printed goes to stderr."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    root = logging.getLogger()
+    root.addHandler(_ToParent(pipe))
+    root.setLevel(logging.INFO)
+
+
+def _tie_to_parent() -> None:
+    """Have the system end this process when nobody holds the other end of stdin any more: whatever it does
+    then, stuck in a library or stopped, for nobody is there to whom a result could be told."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _end_with_parent(file: int, parent: int) -> None:
+    """The same where a fork of the parent holds that end as well: when the line is closed, or the parent is
+    another one."""
+    poll = select.poll()
+    poll.register(file, 0)  # a hang-up is always told
+    while not poll.poll(LOOK_MS) and os.getppid() == parent:
+        pass
+    os._exit(0)
+
+
+def _load(start: Start) -> tuple[Runner, Any, Ready]:
+    kind = PARTS.load("runner")
+    runner = kind.load(start.path, start.spec, start.config, beside=False)
+    ready = Ready(runner.slots, runner.vocab_size, runner.device)
+    return runner, PARTS.load("profiler")(start.profile_folder), ready
+
+
+def main(arguments: list[str]) -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a matter of the process that started it
+    _tie_to_parent()
+    _adopt_stdout()
+    file, memory = map(int, arguments)
+    line = Line(socket.socket(fileno=file))
+    try:
+        start = msgspec.msgpack.decode(line.receive(None), type=Start)
+        watch = threading.Thread(
+            target=_end_with_parent, args=(file, start.parent), name="lifeline", daemon=True
+        )
+        watch.start()
+        sys.path += [place for place in start.search if place not in sys.path]
+        importlib.invalidate_caches()
+        try:
+            runner, profiler, ready = _load(start)
+        except Exception as error:
+            fault = fault_of(error)
+            if not isinstance(error, RuntimeFault):
+                log.error("the model cannot be loaded: %s", error, exc_info=error)
+            line.send(msgspec.msgpack.encode(Failed(fault.to_dict())), None)
+            return 1
+        gc.collect()
+        gc.freeze()  # what is loaded stays
+        gc.set_threshold(YOUNG)
+        line.send(msgspec.msgpack.encode(ready), None)
+        Follower(line, MaskReader(memory), runner, profiler).serve()
+    except LineClosed:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    os._exit(code)  # threads of libraries must not keep the process

@@ -1,0 +1,360 @@
+"""Plans, masks and results as bytes, for a runner in another process. Knows what they are made of, and no
+process: who sends them is not its business.
+
+What of a sequence stays the same is sent once: its parameters and its prompt; of its output what is new. Both
+sides keep it until the sequence is released. Masks lie in memory that both processes map; where a mask lists
+its ids, only these.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from runtime.plan import Row, RowResult, Run, Segment, StepPlan, TokenMask
+from runtime.protocol.sampling import SamplingParams
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+_ALIGNED = 64
+_SMALLEST = 1 << 16
+
+
+class PlanRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A Row. sampling, prompt: None = as sent before, for this seq. output: (how many ids of what was sent
+    before stay, the ids that follow them); None: empty, and it was."""
+
+    seq: int
+    tokens: tuple[int, ...]
+    position: int
+    slots: tuple[Run, ...]
+    sampling: SamplingParams | None
+    sample: bool
+    step: int
+    scores: tuple[tuple[int, int], ...]
+    top_logprobs: int
+    prompt: list[int] | None
+    output: tuple[int, list[int]] | None
+    score_top: int
+    token_ids: tuple[int, ...]
+    hidden: Literal["none", "last", "all"]
+    logprob: bool
+    start: int
+    masked: bool
+
+
+class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Run this plan. `at_once`: no masks will come, give the result as soon as there is one."""
+
+    number: int
+    rows: tuple[PlanRow, ...]
+    segments: tuple[Segment, ...]
+    released: tuple[int, ...]
+    at_once: bool
+
+
+class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """Where the mask of a row lies in the shared memory: byte offsets and counts of uint32 words and int64
+    ids; -1: that part was not sent."""
+
+    row: int
+    bits: int
+    words: int
+    allowed: int
+    ids: int
+
+
+class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Sample with these masks. size: bytes that are to be mapped."""
+
+    number: int
+    masks: tuple[MaskPlace, ...]
+    size: int
+
+
+class Verify(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Can these parameters be honoured? target: where the logit processor that they name is defined."""
+
+    params: SamplingParams
+    target: str | None
+
+
+class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    pairs: tuple[tuple[Run, Run], ...]
+
+
+class Profile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    action: Literal["start", "stop"]
+    folder: str | None
+    steps: int | None
+
+
+class Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+    """Of the plan with this number."""
+
+    number: int
+    rows: tuple[RowResult, ...]
+    seconds: float
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Of a plan, or of what else was asked for (number -1). error: RuntimeFault.to_dict()."""
+
+    number: int
+    error: dict[str, Any]
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The answer to everything but plans."""
+
+    data: dict[str, Any] = {}
+
+
+Order: TypeAlias = Launch | Finish | Verify | Copy | Profile
+Answer: TypeAlias = Result | Failure | Done
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_ORDERS: Final = msgspec.msgpack.Decoder(Order)
+_ANSWERS: Final = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(item: Order | Answer) -> bytes:
+    """Raises TypeError, ValueError, OverflowError or RecursionError for values that msgpack cannot hold."""
+    return _ENCODER.encode(item)
+
+
+def read_order(data: bytes) -> Order:
+    """Raises msgspec.DecodeError."""
+    order: Order = _ORDERS.decode(data)
+    return order
+
+
+def read_answer(data: bytes) -> Answer:
+    """Raises msgspec.DecodeError."""
+    answer: Answer = _ANSWERS.decode(data)
+    return answer
+
+
+class _Sequence:
+    """What the other side knows of a sequence."""
+
+    __slots__ = ("output", "prompt", "sampling")
+
+    def __init__(self) -> None:
+        self.sampling: SamplingParams | None = None
+        self.prompt: list[int] = []
+        self.output: list[int] = []
+
+
+class PlanWriter:
+    """Plans -> Launch. Each is sent, and all in this order."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Sequence] = {}
+        self._number = 0
+
+    def write(self, plan: StepPlan, *, at_once: bool) -> Launch:
+        for seq in plan.released:
+            self._known.pop(seq, None)
+        self._number += 1
+        rows = tuple([self._row(row) for row in plan.rows])
+        return Launch(self._number, rows, plan.segments, plan.released, at_once)
+
+    def forget(self, plan: StepPlan) -> None:
+        """It was not sent after all: tell everything of its sequences once more."""
+        for row in plan.rows:
+            self._known.pop(row.seq, None)
+
+    def _row(self, row: Row) -> PlanRow:
+        known = self._known.get(row.seq)
+        fresh = known is None  # then all is told: the other side may know other things of it
+        if known is None:
+            known = self._known[row.seq] = _Sequence()
+        sampling = prompt = output = None
+        if known.sampling is not row.sampling:
+            known.sampling = sampling = row.sampling
+        if row.prompt or known.prompt or fresh:
+            given = row.prompt if type(row.prompt) is list else list(row.prompt)
+            if given != known.prompt or fresh:
+                known.prompt = prompt = list(given)
+        if row.output or known.output or fresh:
+            output = _change(known.output, row.output)
+            del known.output[output[0] :]
+            known.output += output[1]
+        return PlanRow(
+            row.seq,
+            row.tokens,
+            row.position,
+            row.slots,
+            sampling,
+            row.sample,
+            row.step,
+            row.scores,
+            row.top_logprobs,
+            prompt,
+            output,
+            row.score_top,
+            row.token_ids,
+            row.hidden,
+            row.logprob,
+            row.start,
+            row.masked,
+        )
+
+
+def _change(before: list[int], after: Sequence[int]) -> tuple[int, list[int]]:
+    """How many ids of `before` stay, and what follows them."""
+    now = list(after)
+    keep = len(before)
+    if now[:keep] != before:
+        keep = next(
+            (at for at, (one, other) in enumerate(zip(before, now)) if one != other), min(keep, len(now))
+        )
+    return keep, now[keep:]
+
+
+class PlanReader:
+    """Launch -> plans; of one writer, all of them and in their order."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Sequence] = {}
+
+    def read(self, order: Launch) -> StepPlan:
+        for seq in order.released:
+            self._known.pop(seq, None)
+        return StepPlan(tuple([self._row(row) for row in order.rows]), order.segments, order.released)
+
+    def _row(self, row: PlanRow) -> Row:
+        known = self._known.get(row.seq)
+        if known is None:
+            known = self._known[row.seq] = _Sequence()
+        if row.sampling is not None:
+            known.sampling = row.sampling
+        if row.prompt is not None:
+            known.prompt = row.prompt
+        if row.output is not None:
+            keep, more = row.output
+            del known.output[keep:]
+            known.output += more
+        assert known.sampling is not None, "the writer tells a sequence's parameters first"
+        return Row(
+            row.seq,
+            row.tokens,
+            row.position,
+            row.slots,
+            known.sampling,
+            row.sample,
+            row.step,
+            row.scores,
+            row.top_logprobs,
+            known.prompt,
+            known.output,
+            row.score_top,
+            row.token_ids,
+            row.hidden,
+            row.logprob,
+            row.start,
+            row.masked,
+        )
+
+
+class MaskWriter:
+    """Masks into shared memory that has no name: it is gone with the last process that maps it. Before them
+    stands a number, written by the other side."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create("masks")
+        self._grow(_SMALLEST)
+
+    @property
+    def size(self) -> int:
+        return len(self._bytes)
+
+    @property
+    def ended(self) -> int:
+        """The number of the plan whose pass ended last."""
+        return int(self._ended[0])
+
+    def write(self, masks: Mapping[int, TokenMask], whole: Collection[int] = ()) -> tuple[MaskPlace, ...]:
+        """The masks' places. Arrays that several rows share are written once. whole: rows whose bits are sent
+        even where the mask lists its ids. What was written before is gone."""
+        arrays: list[npt.NDArray[Any]] = []
+        offsets: dict[int, int] = {}
+        end = _ALIGNED
+        places: list[MaskPlace] = []
+
+        def put(array: Any, kind: type[np.generic]) -> tuple[int, int]:
+            nonlocal end
+            at = offsets.get(id(array))
+            if at is None:
+                at = offsets[id(array)] = end
+                arrays.append(np.ascontiguousarray(array, dtype=kind))
+                end += _room(arrays[-1])
+            return at, len(array)
+
+        for row, mask in masks.items():
+            bits = allowed = (-1, 0)
+            if mask.allowed is not None:
+                allowed = put(mask.allowed, np.int64)
+            if mask.allowed is None or row in whole:
+                bits = put(mask.bits, np.uint32)
+            places.append(MaskPlace(row, *bits, *allowed))
+        if end > self.size:
+            self._grow(end)
+        at = _ALIGNED
+        for array in arrays:
+            self._bytes[at : at + array.nbytes] = array.view(np.uint8)
+            at += _room(array)
+        return tuple(places)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+    def _grow(self, size: int) -> None:
+        size = 1 << (size - 1).bit_length()
+        os.ftruncate(self.file, size)
+        self._bytes: Bytes = np.frombuffer(mmap.mmap(self.file, size), dtype=np.uint8)
+        self._ended = self._bytes[:8].view(np.int64)
+
+
+def _room(array: npt.NDArray[Any]) -> int:
+    """Bytes from its place to the next one; also of an empty one, so that a place is one array's."""
+    return max(1, -(-array.nbytes // _ALIGNED)) * _ALIGNED
+
+
+class MaskReader:
+    """The same memory from the other side. The masks are views: they hold until the next ones are written."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._map(_SMALLEST)
+
+    def tell_ended(self, number: int) -> None:
+        """The pass of this plan has ended."""
+        self._ended[0] = number
+
+    def read(self, order: Finish) -> dict[int, TokenMask]:
+        """Masks by row. `bits` is None where they were not sent. Rows that share an array share it here."""
+        if order.size > len(self._bytes):
+            self._map(order.size)
+        seen: dict[int, npt.NDArray[Any]] = {}
+
+        def get(at: int, count: int, kind: type[np.generic]) -> npt.NDArray[Any] | None:
+            if at < 0:
+                return None
+            if at not in seen:
+                seen[at] = np.frombuffer(self._bytes, dtype=kind, count=count, offset=at)
+            return seen[at]
+
+        return {
+            one.row: TokenMask(get(one.bits, one.words, np.uint32), get(one.allowed, one.ids, np.int64))
+            for one in order.masks
+        }
+
+    def _map(self, size: int) -> None:
+        self._bytes: Bytes = np.frombuffer(mmap.mmap(self._file, size), dtype=np.uint8)
+        self._ended = self._bytes[:8].view(np.int64)

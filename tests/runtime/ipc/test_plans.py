@@ -1,0 +1,220 @@
+"""Plans, masks and results survive the way to another process, whatever the rows ask for and however a
+sequence's text changes; what stays the same is sent once."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from runtime.ipc.line import Line, LineClosed, make_line
+from runtime.ipc.plans import (
+    Done,
+    Failure,
+    Finish,
+    Launch,
+    MaskReader,
+    MaskWriter,
+    PlanReader,
+    PlanWriter,
+    Result,
+    Verify,
+    encode,
+    read_answer,
+    read_order,
+)
+from runtime.plan import Row, RowResult, Run, Segment, StepPlan, TokenMask
+from runtime.protocol.sampling import SamplingParams
+
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.0, logit_bias={1: 2.5}, stop=("é",)),
+    SamplingParams(seed=2**63 - 1, custom_logit_processor="x", custom_params={"a": [1, {"b": None}]}),
+]
+
+
+def draw_plan(dice: random.Random) -> StepPlan:
+    def ids(most: int = 4, below: int = 200_000) -> tuple[int, ...]:
+        return tuple(dice.randrange(below) for _ in range(dice.randint(0, most)))
+
+    def runs() -> tuple[Run, ...]:
+        return tuple(Run(dice.randrange(10**6), dice.randint(1, 99)) for _ in range(dice.randint(0, 3)))
+
+    def row(seq: int) -> Row:
+        # Few ids in prompt and output: some go on as before, others differ somewhere.
+        return Row(
+            seq, ids(), dice.randrange(10**6), runs(), dice.choice(PARAMS),
+            dice.random() < 0.5, dice.choice([0, 7, (1 << 62) + 5]), tuple(zip(ids(), ids())),
+            dice.randrange(9), ids(6, 3), ids(6, 3), dice.randrange(9), ids(),
+            dice.choice(["none", "last", "all"]), dice.random() < 0.5, dice.randrange(99),
+            dice.random() < 0.5,
+        )  # fmt: skip
+
+    rows = tuple(row(seq) for seq in dice.sample(range(1, 6), dice.randint(0, 5)))
+    segments = tuple(Segment(runs(), ids(), dice.randrange(99)) for _ in range(dice.randint(0, 3)))
+    return StepPlan(rows, segments, ids(2, 5))
+
+
+def plain(plan: StepPlan) -> Any:
+    """To compare: live sequences as tuples."""
+    return (
+        [
+            tuple(
+                tuple(value) if isinstance(value, list) else value for value in msgspec.structs.astuple(row)
+            )
+            for row in plan.rows
+        ],
+        plan.segments,
+        plan.released,
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_plans_arrive_as_they_are(seed: int) -> None:
+    dice = random.Random(seed)
+    writer, reader = PlanWriter(), PlanReader()
+    for number in range(1, 7):
+        plan = draw_plan(dice)
+        order = read_order(encode(writer.write(plan, at_once=True)))
+        assert isinstance(order, Launch)
+        assert (order.at_once, order.number) == (True, number)
+        assert plain(reader.read(order)) == plain(plan)
+        if dice.random() < 0.2:
+            writer.forget(plan)
+
+
+def test_what_stays_the_same_is_sent_once() -> None:
+    writer, reader = PlanWriter(), PlanReader()
+    output = list(range(1000))
+
+    def send() -> Launch:
+        row = Row(1, (5,), 0, (Run(0, 1),), PARAMS[1], prompt=list(range(5000)), output=output)
+        order = writer.write(StepPlan((row,), ()), at_once=False)
+        (got,) = reader.read(read_order(encode(order))).rows  # type: ignore[arg-type]
+        assert (list(got.prompt), list(got.output), got.sampling) == (list(range(5000)), output, PARAMS[1])
+        return order
+
+    assert len(encode(send())) > 5000
+    output += [7, 8]
+    again = send()
+    assert (again.rows[0].sampling, again.rows[0].prompt) == (None, None)
+    assert again.rows[0].output == (1000, [7, 8])
+    del output[500:]
+    output.append(3)
+    assert send().rows[0].output == (500, [3])
+    output.clear()
+    assert send().rows[0].output == (0, [])
+    assert len(encode(send())) < 60
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_masks_arrive_and_stay_shared(seed: int) -> None:
+    """(which array, its words, whether it lists its ids, whether its bits are wanted all the same) by row."""
+    dice = random.Random(seed)
+    asked = {
+        dice.randrange(99): (
+            dice.randrange(4),
+            dice.randrange(3000),
+            dice.random() < 0.5,
+            dice.random() < 0.5,
+        )
+        for _ in range(dice.randrange(40))
+    }
+    asked |= {
+        100: (1, 0, True, True),
+        101: (1, 0, False, False),
+        102: (2, 9, True, False),
+        103: (2, 9, True, False),
+    }
+    arrays = {
+        (key, words): (
+            np.random.default_rng(key).integers(0, 2**32, words, dtype=np.uint32),
+            np.arange(key, 32 * words, 7),
+        )
+        for key, words, _, _ in asked.values()
+    }
+    masks, whole = {}, set()
+    for row, (key, words, listed, both) in asked.items():
+        bits, ids = arrays[key, words]
+        masks[row] = TokenMask(bits, ids if listed else None)
+        if both:
+            whole.add(row)
+    writer = MaskWriter()
+    with contextlib.closing(writer):
+        reader = MaskReader(writer.file)
+        places = writer.write(masks, whole)
+        order = read_order(encode(Finish(3, places, writer.size)))
+        assert isinstance(order, Finish)
+        got = reader.read(order)
+        assert list(got) == list(masks)
+        for row, mask in masks.items():
+            if mask.allowed is None or row in whole:
+                assert (got[row].bits == mask.bits).all()
+            else:
+                assert got[row].bits is None
+            assert (got[row].allowed is None) == (mask.allowed is None)
+            if mask.allowed is not None:
+                assert got[row].allowed.tolist() == mask.allowed.tolist()
+        lists = {
+            id(mask.allowed): id(got[row].allowed) for row, mask in masks.items() if mask.allowed is not None
+        }
+        assert len(set(lists.values())) == len(lists)
+        reader.tell_ended(3)
+        assert writer.ended == 3
+
+
+def test_answers_arrive_as_they_are() -> None:
+    rows = (RowResult(error="no"), RowResult(5, -0.1, (float("-inf"),), ((1, 2.0),), None, (0.5,)))
+    for answer in (Result(9, rows, 0.25), Failure(-1, {"code": "x", "where": None}), Done({"file": "f"})):
+        assert read_answer(encode(answer)) == answer
+    with pytest.raises(msgspec.DecodeError):
+        read_answer(encode(Verify(SamplingParams(), None)))
+
+
+def test_a_line_keeps_messages_whole_and_ends_for_both() -> None:
+    mine, end = make_line()
+    theirs = Line(end)
+    sent = [b"", b"a", b"b" * 3_000_000, b"c"]
+    thread = threading.Thread(target=lambda: [mine.send(data, 60) for data in sent])
+    thread.start()
+    assert [theirs.receive(60) for _ in sent] == sent
+    thread.join()
+    with pytest.raises(TimeoutError):
+        theirs.receive(0.01)
+    end.sendall(b"\x03\x00\x00\x00ab")
+    with pytest.raises(TimeoutError):
+        mine.receive(0.01)
+    end.sendall(b"c")
+    assert mine.receive(60) == b"abc"
+    mine.send(b"last", 60)
+    mine.close()
+    assert theirs.receive(60) == b"last"
+    with pytest.raises(LineClosed):
+        theirs.receive(60)
+    with pytest.raises(LineClosed):
+        theirs.send(b"x", 60)
+    with pytest.raises(LineClosed):
+        mine.send(b"x", 60)
+    theirs.close()
+
+
+def test_a_line_that_nobody_reads_has_a_deadline() -> None:
+    mine, end = make_line()
+    with end, pytest.raises(TimeoutError):
+        mine.send(b"x" * 10_000_000, 0.05)
+    with pytest.raises(LineClosed):
+        mine.send(b"x", 1)
+
+
+def test_what_says_it_is_too_long_is_no_message() -> None:
+    mine, end = make_line()
+    end.sendall(b"\xff\xff\xff\xff")
+    with pytest.raises(LineClosed, match="4294967295 bytes"):
+        mine.receive(60)
+    mine.close()
+    end.close()
