@@ -20,11 +20,13 @@ import psutil
 import pytest
 
 from runtime.config.checkpoints import find_checkpoint
+from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.logit_processors import PROCESSORS
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
+from runtime.processes import loading
 from runtime.processes.runner_process import RunnerProcess
 from runtime.protocol.errors import (
     BadRequest,
@@ -455,3 +457,11 @@ def test_it_ends_with_whoever_started_it_even_when_stopped() -> None:
     while psutil.pid_exists(int(child)) and psutil.Process(int(child)).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_a_process_of_its_own_is_the_default_where_it_pays() -> None:
+    decide = loading.own_process.__wrapped__  # without what tests/conftest.py does
+    cores = len(os.sched_getaffinity(0))
+    assert decide(EngineConfig(model="pocket")) is (cores >= 2)
+    assert decide(EngineConfig(model="pocket", runner_process=False)) is False
+    assert decide(EngineConfig(model="pocket", runner_process=True)) is True
