@@ -15,6 +15,7 @@ Only the public names; the backends, and all that needs more than the standard l
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from runtime.protocol.registry import Registry
@@ -190,9 +191,15 @@ __all__ = [
 ]
 
 
+_MODULES = frozenset({"backends", "errors", "lang", "utils"})
+"""Used as sgl.utils and the like, without an import of their own."""
+
+
 def __getattr__(name: str) -> Any:
     if name in __all__:
         return _LATE.load(name)
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -16,6 +16,7 @@ from sglang_dsl.core import Core
 from sglang_dsl.errors import BadProgram, NoWinner, ProgramError, Timeout, again
 from sglang_dsl.feed import Mark, Signal
 from sglang_dsl.ir import caller
+from sglang_dsl.loop import LOOK_S
 
 
 class Branch(Protocol):
@@ -222,7 +223,8 @@ def in_threads(work: Sequence[Callable[[], Any]], start: Callable[[Callable[[], 
     for index in range(len(work)):
         start(lambda index=index: run(index))  # type: ignore[misc]
     for _ in work:
-        left.acquire()
+        while not left.acquire(timeout=LOOK_S):
+            pass
     if errors:
         raise errors[min(errors)]
     return results

@@ -20,9 +20,21 @@ from typing import Any
 import msgspec
 
 from sglang_dsl.errors import ProgramError, SglError, again
-from sglang_dsl.loop import background
+from sglang_dsl.loop import LOOK_S, background
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
+
+
+def _acquired(lock: threading.Lock, until: float | None) -> bool:
+    """Whether `lock` came free by `until` (None: whenever)."""
+    slices = threading.current_thread() is threading.main_thread()
+    while True:
+        left = -1.0 if until is None else max(0.0, until - time.monotonic())
+        most = LOOK_S if slices and (left < 0 or left > LOOK_S) else left
+        if lock.acquire(timeout=most):
+            return True
+        if most == left:
+            return False
 
 
 class Signal:
@@ -64,8 +76,7 @@ class Signal:
             # Looked at again after registering: a notify() in between is not lost.
             if ready():
                 return True
-            left = -1 if until is None else max(0.0, until - time.monotonic())
-            if not woken.acquire(timeout=left):
+            if not _acquired(woken, until):
                 self._forget(woken.release)
                 return ready()
         return True

@@ -12,11 +12,14 @@ import atexit
 import contextlib
 import contextvars
 import functools
+import math
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from typing import Any, Protocol, TypeVar
 
 from sglang_dsl.deadlines import Deadlines
@@ -29,6 +32,9 @@ T = TypeVar("T")
 _START = threading.Lock()
 _DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("sglang_dsl_thread_depth", default=0)
 _CLOSE_S = 5.0
+LOOK_S = 0.5
+"""How long the main thread waits at a time: an interrupt that comes in the moment between its last look for
+signals and the wait is seen only after the wait."""
 
 
 class Closable(Protocol):
@@ -113,7 +119,10 @@ class LoopThread:
             raise SglError("the language's event loop would wait for itself; use the async form here")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(timeout_s)
+            until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+            while (left := until - time.monotonic()) > LOOK_S and not future.done():
+                wait([future], LOOK_S)
+            return future.result(max(0.0, left) if left < math.inf else None)
         except BaseException:  # too late, or the waiting was interrupted
             future.cancel()
             raise

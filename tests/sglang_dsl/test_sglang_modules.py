@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
 from enum import Enum
 from typing import Any
@@ -330,3 +331,9 @@ def test_tokens_used_are_counted_by_backend() -> None:
     assert (backend.token_usage.prompt_tokens, backend.token_usage.completion_tokens) == (2, 3)
     backend.token_usage.reset()
     assert backend.token_usage.prompt_tokens == 0
+
+
+def test_modules_are_there_without_an_import_of_their_own() -> None:
+    read = "import sglang_dsl as sgl; print(sgl.utils.stream_and_merge, sgl.lang, sgl.backends, sgl.errors)"
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
