@@ -335,5 +335,5 @@ def test_tokens_used_are_counted_by_backend() -> None:
 
 def test_modules_are_there_without_an_import_of_their_own() -> None:
     read = "import sglang_dsl as sgl; print(sgl.utils.stream_and_merge, sgl.lang, sgl.backends, sgl.errors)"
-    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
