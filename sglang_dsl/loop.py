@@ -80,7 +80,7 @@ class LoopThread:
     @property
     def task_count(self) -> int:
         """Tasks begun with start() and not done."""
-        return len(self._tasks)
+        return len(self._to_begin) + len(self._tasks)
 
     def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Begin a task; returns at once. The loop holds it until it ends."""
@@ -97,7 +97,10 @@ class LoopThread:
     def _spawn_all(self) -> None:
         self._woken = False  # first: what comes from now on wakes the loop again
         while self._to_begin:
-            self._spawn(*self._to_begin.popleft())
+            try:
+                self._spawn(*self._to_begin[0])
+            finally:
+                self._to_begin.popleft()  # counted until it is a task
 
     def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
         task = self._loop.create_task(make(), context=context)

@@ -342,8 +342,9 @@ def test_the_same_seed_meets_the_same_faults() -> None:
 
 
 PRELUDE = """
-import asyncio, os, sys, time
+import asyncio, os, signal, sys, time
 import sglang_dsl as sgl
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 async def never(call):
     print("asked", flush=True)
     await asyncio.Event().wait()
