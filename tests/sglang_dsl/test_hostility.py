@@ -344,7 +344,7 @@ def test_the_same_seed_meets_the_same_faults() -> None:
 PRELUDE = """
 import asyncio, os, signal, sys, time
 import sglang_dsl as sgl
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 async def never(call):
     print("asked", flush=True)
     await asyncio.Event().wait()
