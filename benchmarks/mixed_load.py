@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
+import gc
 import itertools
 import json
 import os
@@ -250,6 +251,8 @@ def measure(
     constrained: list[Round] = []
     unconstrained: list[Round] = []
     with Engine(model, max_total_tokens=16384) as engine:
+        gc.collect()
+        gc.freeze()  # as the server's processes do: what is loaded need not be looked at any more
         for number in range(rounds + 1):
             base = number * 100_000
             first = asyncio.run(one_round(engine, plan, base, None))

@@ -139,10 +139,12 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Results in the order of plan.rows."""
+    """Results in the order of plan.rows. seconds: the model computed, sampling included; forward_s: until the
+    final hidden states. 0: not measured."""
 
     rows: tuple[RowResult, ...]
     seconds: float = field(default=0.0, compare=False)
+    forward_s: float = field(default=0.0, compare=False)
 
 
 class Runner(Protocol):

@@ -36,7 +36,9 @@ class EngineConfig:
     memory_fraction: float = option(
         0.25, "share of the memory left free by the weights that the KV pool may take"
     )
-    threads: int | None = option(None, "CPU threads of one tensor operation; None: torch's own choice")
+    threads: int | None = option(
+        None, "CPU threads of one tensor operation; None: one for a small pass, all cores for others"
+    )
     pack_weights: str = option(
         "auto",
         "keep a second copy of the matrices, laid out for small batches (CPU, float32): auto (where it fits "
@@ -105,6 +107,12 @@ class EngineConfig:
         "blanks between the tokens of constrained JSON: compact (none), single (at most one space) or "
         "flexible (line breaks and indentation, bounded)",
         choices=("compact", "single", "flexible"),
+    )
+    grammar_schema_format: str = option(
+        "assertion",
+        "what `format` does in a JSON schema: assertion (strings must have the format) or annotation (it is "
+        "told in meta_info and binds nothing)",
+        choices=("assertion", "annotation"),
     )
     grammar_cache_dir: str = option(
         "",

@@ -18,7 +18,8 @@ class RunnerConfig:
     attention          name in the table of attention implementations
     pack_weights       keep a second copy of the matrices, laid out for small batches (CPU, float32): "auto" =
                        where it fits comfortably, "always", "never"
-    threads            of one operation on the CPU; None = torch's own choice
+    threads            of one operation on the CPU; None = torch's own choice, and one where a pass of a model
+                       that has a process of its own is too small to be shared out
     step_timeout_s     how long finish() waits for a forward pass
     seed               keys the draws of requests that give no seed; None = fresh
     scaled_logprobs    tell output tokens' log-probabilities at the temperature they were sampled with, not at

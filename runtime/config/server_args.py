@@ -11,6 +11,7 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import GROUPS, add_options
 from runtime.config.options import options_of, read
+from runtime.protocol.server_names import own_options
 
 
 class ServerArgs(Mapping[str, Any]):
@@ -19,7 +20,7 @@ class ServerArgs(Mapping[str, Any]):
     `Engine(**args.of_engine())` those that an engine has. Raises BadRequest for an unknown or wrong one."""
 
     def __init__(self, model_path: str = "pocket", **options: Any) -> None:
-        self._given: dict[str, Any] = {"model": str(model_path), **options}
+        self._given: dict[str, Any] = {"model": str(model_path), **own_options(options, str(model_path))}
         self._read: dict[str, Any] = {}
         left = dict(self._given)
         for _, config in GROUPS:

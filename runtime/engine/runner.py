@@ -38,6 +38,7 @@ from runtime.engine.logprobs import (
     top_of,
 )
 from runtime.engine.sampler import Sampler, uniform
+from runtime.engine.threads import Threads
 from runtime.layers.linear import can_pack
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, RowResult, Run, StepPlan, StepResult, TokenMask
@@ -65,12 +66,13 @@ class _Logits(NamedTuple):
 class _Forward:
     """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
     their logits (None where masks are to come, which may make most of them useless), and the scores and
-    hidden states [shown, hidden_size] that the plan asked for."""
+    hidden states [shown, hidden_size] that the plan asked for. hidden_s: seconds until the hidden states."""
 
     last: Tensor
     logits: _Logits | None
     scores: Scores
     states: Tensor
+    hidden_s: float
     seconds: float
 
 
@@ -119,6 +121,7 @@ class TorchRunner:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else _Here()
         )
         self._pending: _Pending | None = None
+        self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
         self._sampler = Sampler()
@@ -196,7 +199,7 @@ class TorchRunner:
         begin = time.perf_counter()
         with torch.inference_mode():
             rows = self._results(pending.batch, forward, masks)
-        return StepResult(rows, forward.seconds + time.perf_counter() - begin)
+        return StepResult(rows, forward.seconds + time.perf_counter() - begin, forward.hidden_s)
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
         if self._pending is not None:
@@ -215,10 +218,13 @@ class TorchRunner:
 
     def _forward(self, batch: Batch) -> _Forward:
         begin = time.perf_counter()
+        if self._threads is not None:
+            self._threads.use_for(len(batch.ids))
         decoder, count = self._decoder, len(batch.sampled)
         with torch.inference_mode():
             step = self._attention.begin(batch.plan)
             hidden = decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
+            hidden_s = time.perf_counter() - begin
             scored = count + batch.targets.shape[0]
             scaled = self._config.scaled_logprobs
             scores = scores_of(
@@ -233,7 +239,7 @@ class TorchRunner:
             last = hidden[:count]
             logits = None if any(row.masked for row in rows) else self._logits(last, rows)
             states = hidden[scored:].float()
-            return _Forward(last, logits, scores, states, time.perf_counter() - begin)
+            return _Forward(last, logits, scores, states, hidden_s, time.perf_counter() - begin)
 
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> _Logits:
         """last [rows, hidden]."""

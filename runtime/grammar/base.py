@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from runtime.grammar.closing import Found, search
+from runtime.grammar.closing import Found, Steps, at_once, search, searching
 from runtime.grammar.first_bytes import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -27,7 +27,7 @@ class Origin:
     checked   the keywords that the backend's own language does not hold, each with its place in the schema; a
               validator checks values against them as they close. () = the language is exact
     ignored   what the constraint says and its standard calls a mere annotation (a `format` nobody knows)
-    narrowed  what the constraint allows and this language does not offer (outlines, for schemas)
+    narrowed  what the constraint allows and this language does not offer (outlines, xgrammar, for schemas)
     why       why this backend, where several could
     compile_s seconds its compilation took, whoever asked for it; cached: it was ready when asked for
     shortest  the shortest whole output that was found when it was compiled, as ids without eos; searched:
@@ -142,12 +142,37 @@ class Matcher(ABC):
         """A short sequence of at most `limit` ids that leads from here to where may_stop(); no eos is among
         them. () where may_stop() already. None: none was found, though there may be one.
 
-        Changes nothing. Here: a bounded search over copies (runtime.grammar.closing).
+        Changes nothing.
         """
+        return at_once(self.closing_steps(limit))
+
+    def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
+        """closing() in pieces, between which the matcher stays as it is. Here: a bounded search over copies
+        (runtime.grammar.closing)."""
         if self.may_stop():
             return ()
-        vocabulary = self.vocabulary
-        return None if vocabulary is None else search(self, vocabulary, limit).ids
+        if self.vocabulary is None:
+            return None
+        return (yield from searching(self, self.vocabulary, limit)).ids
+
+
+class Linked(Protocol):
+    """A step that knows the one before it."""
+
+    @property
+    def before(self) -> Any: ...
+
+
+Link = TypeVar("Link", bound=Linked)
+
+
+def last_steps(last: Link | None, count: int) -> Iterator[Link]:
+    """The last `count` steps of a matcher, the latest first. Raises ValueError where there are fewer."""
+    for number in range(count):
+        if last is None:
+            raise ValueError(f"cannot undo {count} steps: only {number} were taken")
+        yield last
+        last = last.before
 
 
 FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 256, 3.0
@@ -158,7 +183,7 @@ QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16
 
 def quick_completion(matcher: Matcher) -> Found:
     """A short whole output of a fresh matcher, or that there certainly is none, as far as a glance tells."""
-    if type(matcher).closing is not Matcher.closing or matcher.vocabulary is None:
+    if type(matcher).closing_steps is not Matcher.closing_steps or matcher.vocabulary is None:
         return Found(None)
     if matcher.may_stop():
         return Found(())
@@ -192,26 +217,35 @@ class Completion:
     def get(self) -> tuple[int, ...] | None:
         """The ids, without eos; None where none was found. Looks for them where nobody has yet."""
         with self._lock:
-            if not self.ready:
-                try:
-                    self._ids = first_completion(self._start).ids
-                except RuntimeFault:
-                    self._ids = None  # a limit of the backend was met: nothing is known
-                finally:
-                    self.ready = True
-            return self._ids
+            return at_once(self.steps())
+
+    def steps(self) -> Steps[tuple[int, ...] | None]:
+        """get() in pieces. Waits for nobody: where others are at it too, all find the same."""
+        if not self.ready:
+            try:
+                ids = (yield from _first_steps(self._start.copy())).ids
+            except RuntimeFault:
+                ids = None  # a limit of the backend was met: nothing is known
+            self._ids, self.ready = ids, True
+        return self._ids
 
 
 def first_completion(matcher: Matcher) -> Found:
     """The shortest whole output of a fresh matcher that is found, or that there certainly is none."""
-    if type(matcher).closing is not Matcher.closing:
-        return Found(matcher.closing(FIRST_LIMIT))  # it knows better than a search
+    return at_once(_first_steps(matcher))
+
+
+def _first_steps(matcher: Matcher) -> Steps[Found]:
+    if type(matcher).closing_steps is not Matcher.closing_steps:
+        return Found((yield from matcher.closing_steps(FIRST_LIMIT)))  # it knows better than a search
     if matcher.may_stop():
         return Found(())
     if matcher.vocabulary is None:
         return Found(None)
-    return search(
-        matcher, matcher.vocabulary, FIRST_LIMIT, work=FIRST_WORK, seconds=FIRST_SECONDS, shorten=True
+    return (
+        yield from searching(
+            matcher, matcher.vocabulary, FIRST_LIMIT, work=FIRST_WORK, seconds=FIRST_SECONDS, shorten=True
+        )
     )
 
 

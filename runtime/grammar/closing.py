@@ -5,7 +5,7 @@ matcher: at each place the ids that tend to end something come first (quotes, cl
 and words), the path that always takes the first is followed to its end, then those that differ in one choice,
 and so on. Forced text is no choice. A place that was met before prefers what was tried less there, so no loop
 is followed for ever. Work is bounded: the answer need not be the shortest, and none may be found where there
-is one. It knows no backend.
+is one. It can be done in pieces, between which something else may run. It knows no backend.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 import heapq
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,20 @@ _PLAIN = (b"q", b"Z", b"~")  # where all of these may follow, most anything may
 _WORDS = (b"null", b"true", b"false")
 
 Self = TypeVar("Self", bound="Walker")
+Made = TypeVar("Made")
+
+Steps: TypeAlias = Generator[None, None, Made]
+"""Work in pieces, each of about a millisecond at most; what it returns is the result."""
+
+
+def at_once(steps: Steps[Made]) -> Made:
+    """All of it, in one go."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            made: Made = end.value
+            return made
 
 
 class Walker(Protocol):
@@ -199,10 +213,10 @@ class _Way:
 
 
 class _Search:
-    def __init__(self, vocabulary: Vocabulary, limit: int, work: int, until: float) -> None:
+    def __init__(self, vocabulary: Vocabulary, limit: int, work: int, seconds: float) -> None:
         self._spelling = spelling(vocabulary)
-        self._limit, self._until = limit, until
-        self.work = work
+        self._limit = limit
+        self.work, self.seconds = work, seconds
         self._ways: list[_Way] = []
         self._tried: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._loops: dict[int, set[int]] = {}
@@ -210,20 +224,23 @@ class _Search:
         self._kept: dict[int, Walker] = {}  # places looked at, the last few
         self._whole = True  # whether nothing was left out
 
-    def run(self, start: Walker) -> Found:
+    def run(self, start: Walker) -> Steps[Found]:
         self._start = start
         self._ways = [_Way(0, 0, 0, 0, ())]
         while self._ways:
-            if self.work <= 0 or time.thread_time() > self._until:
+            if self.work <= 0 or self.seconds < 0:
                 return Found(None)
-            way = heapq.heappop(self._ways)
+            way, began = heapq.heappop(self._ways), time.thread_time()
             try:
                 found = self._expand(way)
             except RuntimeFault:  # a limit of the backend was met on this way
                 self._whole = False
                 continue
+            finally:
+                self.seconds -= time.thread_time() - began
             if found is not None:
                 return Found(self._fewest(start, found))
+            yield
         return Found(None, self._whole)
 
     def _reach(self, way: _Way) -> Walker | None:
@@ -323,23 +340,32 @@ def search(
     shorten: bool = False,
 ) -> Found:  # fmt: skip
     """A completion of at most `limit` ids. `start` is not changed; `work`: places looked at, fewer where few
-    ids are allowed. `shorten`: look for a shorter one again and again, as far as the work lasts."""
-    until = time.thread_time() + seconds
+    ids are allowed; `seconds`: CPU time it may take. `shorten`: look for a shorter one again and again, as
+    far as both last."""
+    return at_once(searching(start, vocabulary, limit, work=work, seconds=seconds, shorten=shorten))
+
+
+def searching(
+    start: Walker, vocabulary: Vocabulary, limit: int, *, work: int = WORK, seconds: float = SECONDS,
+    shorten: bool = False,
+) -> Steps[Found]:  # fmt: skip
+    """search() in pieces."""
     work = min(work, 32 + 8 * limit)
-    task = _Search(vocabulary, limit, work, until)
-    found = task.run(start)
-    effort = 32 + 2 * (work - task.work)
+    task = _Search(vocabulary, limit, work, seconds)
+    found = yield from task.run(start)
+    effort, left = 32 + 2 * (work - task.work), task.seconds
     while shorten and found.ids is not None and len(found.ids) > 3:
-        shorter = _Search(vocabulary, 3 * len(found.ids) // 4, effort, until).run(start)
+        task = _Search(vocabulary, 3 * len(found.ids) // 4, effort, left)
+        shorter = yield from task.run(start)
         if shorter.ids is None:
             break
-        found = shorter
+        found, left = shorter, task.seconds
     if shorten and found.ids:
-        return Found(spliced(start, found.ids, time.thread_time() + seconds / 4))
+        return Found((yield from _spliced(start, found.ids, seconds / 4)))
     return found
 
 
-def rest_of(walker: Walker, ids: tuple[int, ...], limit: int) -> tuple[int, ...] | None:
+def rest_of(walker: Walker, ids: tuple[int, ...], limit: int) -> Steps[tuple[int, ...] | None]:
     """The shortest end of the completion `ids` that is a completion here, too, of at most `limit` ids."""
     mask, tries = walker.mask(), _RESTS
     for at in range(len(ids) - 1, max(0, len(ids) - limit) - 1, -1):
@@ -349,23 +375,27 @@ def rest_of(walker: Walker, ids: tuple[int, ...], limit: int) -> tuple[int, ...]
             tries -= 1
             if not tries:
                 break
+            yield
     return None
 
 
-def spliced(start: Walker, ids: tuple[int, ...], until: float) -> tuple[int, ...]:
+def _spliced(start: Walker, ids: tuple[int, ...], seconds: float) -> Steps[tuple[int, ...]]:
     """The completion `ids` without what can be left out of it: from each place on, the shortest rest of it
-    that is good there. `until`: CPU time of this thread at which to leave it at that."""
+    that is good there. `seconds`: CPU time after which it is left at that."""
     here, at = start.copy(), 0
-    while at < len(ids) and time.thread_time() < until:
+    while at < len(ids) and seconds > 0:
+        began = time.thread_time()
         mask = here.mask()
         for later in range(len(ids) - 1, at, -1):
             token = ids[later]
             if int(mask.bits[token >> 5]) >> (token & 31) & 1 and follows(here, ids[later:]):
                 ids = ids[:at] + ids[later:]
                 break
-            if time.thread_time() > until:
+            if time.thread_time() - began > seconds:
                 break
         if not here.advance(ids[at]):
             break
         at += 1
+        seconds -= time.thread_time() - began
+        yield
     return ids

@@ -196,11 +196,10 @@ def nodes_below(utf8: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_
     below = np.zeros((nodes, width), dtype=np.bool_)
     at, byte = np.nonzero(utf8 < 0)
     below[at, ~utf8[at, byte]] = True
-    for node in (*range(1, nodes), 0):  # a node's children have smaller numbers; the root comes last
-        inner = np.unique(utf8[node])
-        inner = inner[inner >= 0]
-        if len(inner):
-            below[node] |= below[inner].any(axis=0)
+    inner = utf8 >= 0
+    parents = np.flatnonzero(inner.any(axis=1)).tolist()
+    for node in sorted(parents, key=lambda node: node or nodes):  # children have smaller numbers; the root
+        below[node] |= below[utf8[node, inner[node]]].any(axis=0)  # comes last
     return below
 
 

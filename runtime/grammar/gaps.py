@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.grammar.base import Matcher, Rejection
+from runtime.grammar.base import Matcher, Rejection, last_steps
 from runtime.grammar.token_bits import TokenBits
 from runtime.plan import TokenMask
 
@@ -68,10 +68,8 @@ class GapMatcher(Matcher):
 
     def rollback(self, steps: int) -> None:
         last, mask, forbidden = self._last, self._mask, self._forbidden
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            mask, forbidden, last = last.mask, last.forbidden, last.before
+        for step in last_steps(self._last, steps):
+            mask, forbidden, last = step.mask, step.forbidden, step.before
         self._inner.rollback(steps)
         self._last, self._mask, self._forbidden = last, mask, forbidden
 

@@ -16,14 +16,15 @@ from runtime.grammar import charset
 from runtime.grammar.automaton import Limits
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.byte_automaton import DEAD
+from runtime.grammar.closing import Steps
 from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
 from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
 from runtime.grammar.json_schema.lower import lower
-from runtime.grammar.json_schema.refs import KIND, SchemaDocument
+from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.schema_language import SchemaLanguage
-from runtime.grammar.json_schema.source import layout, read_schema
+from runtime.grammar.json_schema.source import format_policy, layout, read_document
 from runtime.grammar.json_schema.tracker import JsonTracker
 from runtime.grammar.json_schema.widen import Widen
 from runtime.grammar.mask_store import MaskStore
@@ -96,11 +97,11 @@ class DfaMatcher(Matcher):
     def footprint(self) -> int:
         return self._automaton.nbytes + 1000
 
-    def closing(self, limit: int) -> tuple[int, ...] | None:
+    def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         if self.may_stop():
             return ()
         found = self._automaton.shortest_end(self._state, limit)
-        return super().closing(limit) if found is None else found
+        return (yield from super().closing_steps(limit)) if found is None else found
 
     def may_stop(self) -> bool:
         return self._state == _STOPPED or self._dfa.accepts(self._state)
@@ -130,19 +131,21 @@ class OutlinesGrammarBackend(GrammarBackend):
     "single", "flexible": see json_schema/source.py) and with one spelling for each value. What the language
     is too wide for, a validator checks (origin.checked); what it does not offer although the schema allows
     it is told in origin.narrowed. A schema that refers to itself is refused, as are the other kinds.
+    schema_format: what `format` does in a schema: "assertion", or "annotation".
     grammar_cache_dir: a folder that keeps what is expensive to make for a vocabulary; "": none.
     """
 
     name = "outlines"
-    OPTIONS = frozenset({"limits", "whitespace", "grammar_cache_dir"})
+    OPTIONS = frozenset({"limits", "whitespace", "schema_format", "grammar_cache_dir"})
 
     def __init__(
         self, vocabulary: Vocabulary, limits: Limits = DEFAULT_LIMITS, *, whitespace: str = "flexible",
-        grammar_cache_dir: str = "",
+        schema_format: str = "assertion", grammar_cache_dir: str = "",
     ) -> None:  # fmt: skip
         super().__init__(vocabulary)
         layout(whitespace)  # refuses what is no policy
         self._limits, self._whitespace = limits, whitespace
+        self._formats = format_policy(schema_format)
         store = MaskStore(grammar_cache_dir, vocabulary) if grammar_cache_dir else None
         self._space = TokenSpace(vocabulary, store=store)
         charset.prepare()
@@ -172,7 +175,7 @@ class OutlinesGrammarBackend(GrammarBackend):
         return DfaMatcher(TokenAutomaton(dfa, self._space))
 
     def _schema(self, constraint: Constraint) -> Matcher:
-        document = SchemaDocument(read_schema(constraint.spec))
+        document = read_document(constraint, self._formats)
         if document.scoped:
             raise UnsupportedConstraint("$dynamicRef is not kept", where=KIND, hint='"auto" may keep it')
         plan = lower(document, Widen())

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Origin, Rejection
+from runtime.grammar.base import Matcher, Origin, Rejection, last_steps
+from runtime.grammar.closing import Steps
 from runtime.grammar.tag_space import Bits, TagSpace, Triggers
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
@@ -230,10 +231,8 @@ class ReasonerMatcher(Matcher):
 
     def _back(self, steps: int) -> tuple[_Place, int, _Step | None]:
         place, inner, last = self._place, 0, self._last
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            place, inner, last = last.place, inner + last.inner, last.before
+        for step in last_steps(self._last, steps):
+            place, inner, last = step.place, inner + step.inner, step.before
         return place, inner, last
 
     def copy(self) -> ReasonerMatcher:
@@ -249,15 +248,15 @@ class ReasonerMatcher(Matcher):
         """A constraint never takes reasoning back: its own steps are the last ones since it woke."""
         return self._inner.undoable() if self._place.awake else 0
 
-    def closing(self, limit: int) -> tuple[int, ...] | None:
+    def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         if self._place.awake:
-            return self._inner.closing(limit)
+            return (yield from self._inner.closing_steps(limit))
         end = self._end_ids()
         if end is None or len(end) > limit:
             return None
         rest = self._inner.origin.shortest  # the answer has not begun
         if rest is None or len(rest) > limit - len(end):
-            rest = self._inner.closing(limit - len(end))
+            rest = yield from self._inner.closing_steps(limit - len(end))
         return None if rest is None else (*end, *rest)
 
     def _end_ids(self) -> tuple[int, ...] | None:

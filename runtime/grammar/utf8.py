@@ -14,6 +14,7 @@ _BLOCK = 64  # code points below one continuation byte's parent
 _LAST_BLOCK = 0x110000 // _BLOCK
 
 
+@lru_cache(maxsize=16)
 def utf8_table(intervals: tuple[tuple[int, int, int], ...], classes: int) -> npt.NDArray[np.int32]:
     """int32 [nodes, 256]. Node 0 waits for a first byte. An entry n >= 0: go on at node n; n < 0: the
     character is complete and of class ~n, where class `classes` means that no such character, or byte, is

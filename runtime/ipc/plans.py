@@ -100,6 +100,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     number: int
     rows: tuple[RowResult, ...]
     seconds: float
+    forward_s: float = 0.0
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):

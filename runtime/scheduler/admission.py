@@ -64,6 +64,14 @@ def grow(manager: CacheManager, request: Request, ahead: int, running: Iterable[
     return manager.grow(lease, need, wish) or (reclaim(manager, running) > 0 and manager.grow(lease, need))
 
 
+def shrink(manager: CacheManager, request: Request, keep: int) -> None:
+    """Only the KV of its first `keep` tokens; nothing happens where there is no more. Not while a step of it
+    is under way."""
+    if keep < request.computed and request.lease is not None:
+        request.computed = manager.cut(request.lease, request.tokens, request.computed, keep)
+        request.publish_to = min(request.publish_to, request.computed)
+
+
 class PrefillAdder:
     """The budgets of one tick; add() spends them.
 

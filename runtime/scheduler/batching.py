@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
+from runtime.scheduler.pace import Pass
 from runtime.scheduler.request import Request
 
 HEALS = 1 << 62
@@ -16,12 +17,13 @@ HEALS = 1 << 62
 
 
 class Flight:
-    """A plan that was given and not committed: its rows, and the request of each."""
+    """A plan that was given and not committed: its rows, and the request of each. present: how many requests
+    ran, in it or not."""
 
-    __slots__ = ("_seqs", "requests", "rows")
+    __slots__ = ("_seqs", "present", "requests", "rows")
 
-    def __init__(self, requests: list[Request], rows: tuple[Row, ...]) -> None:
-        self.requests, self.rows = requests, rows
+    def __init__(self, requests: list[Request], rows: tuple[Row, ...], present: int = 0) -> None:
+        self.requests, self.rows, self.present = requests, rows, present
         self._seqs: set[int] | None = None
 
     @property
@@ -30,6 +32,17 @@ class Flight:
         if self._seqs is None:
             self._seqs = {request.seq for request in self.requests}
         return self._seqs
+
+    def measured(self) -> Pass:
+        """To be asked before its results are taken."""
+        computes = jumps = False
+        masked = 0
+        for request, row in zip(self.requests, self.rows):
+            masked += row.masked
+            if len(row.tokens) > 1:
+                prompt = row.position < request.publish_to
+                computes, jumps = computes or prompt, jumps or not prompt
+        return Pass(len(self.rows), self.present, masked, computes, jumps)
 
 
 NO_FLIGHT = Flight([], ())
@@ -51,10 +64,13 @@ class Batcher:
         self._shared: tuple[Segment, ...] = ()
         self._ones: list[tuple[int]] = []  # (0,), (1,) ...: the rows of a segment that one row reads
 
-    def build(self, running: Sequence[Request], released: tuple[int, ...]) -> tuple[StepPlan, list[Request]]:
+    def build(
+        self, running: Sequence[Request], released: tuple[int, ...], *, only_free: bool = False
+    ) -> tuple[StepPlan, list[Request]]:
         """A plan and the request of each of its rows. Requests with one token to compute are always in;
         longer stretches share the chunk budget, in the order of `running`. Where prompts go alone, only they
-        are in as long as there are any. No rows at all where everybody waits for a look."""
+        are in as long as there are any. No rows at all where everybody waits for a look. `only_free`: without
+        constrained requests whose prompts are computed."""
         budget = self.chunk
         alone = not self._mixed and any(request.computed < request.publish_to for request in running)
         rows: list[Row] = []
@@ -67,6 +83,8 @@ class Batcher:
         for request in running:
             start, tokens = request.computed, request.tokens
             if request.waits or (alone and start >= request.publish_to):
+                continue
+            if only_free and request.matcher is not None and start >= request.publish_to:
                 continue
             end = request.goal if request.ending else len(tokens)
             if end - start > 1:

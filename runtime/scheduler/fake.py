@@ -69,6 +69,8 @@ class FakeRunner:
         self.tokens = 0
         self.over: Callable[[], bool] = lambda: False
         """What done() says: there is no time in here."""
+        self.takes: Callable[[StepPlan], tuple[float, float]] = lambda plan: (0.0, 0.0)
+        """What passes are said to take: seconds until the hidden states, and in all."""
 
     @property
     def slots(self) -> int:
@@ -103,8 +105,11 @@ class FakeRunner:
             raise InternalFault("finish() without launch()", where="fake runner")
         (plan, histories), self._step = self._step, None
         results = zip(plan.rows, histories)
+        hidden_s, seconds = self.takes(plan)
         return StepResult(
-            tuple(self._answer(row, seen, masks.get(i)) for i, (row, seen) in enumerate(results))
+            tuple(self._answer(row, seen, masks.get(i)) for i, (row, seen) in enumerate(results)),
+            seconds,
+            hidden_s,
         )
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:

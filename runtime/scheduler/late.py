@@ -7,7 +7,8 @@ nothing was lost. Where it appends a jump, heals the seam, or closes the output,
 its draw is thrown away, KV of tokens that were taken back is written again, and the request goes on one step
 later than it would have. Where the pass ends before all were looked at, the others' rows are void too, and
 they wait for their look: constrained requests share the time that passes leave, and free ones wait for none
-of them. One is looked at in every pass, whatever it takes.
+of them. A look whose searches take longer is broken off between two pieces and goes on in the next pass. One
+piece of one look is done in every pass, whatever it takes.
 
 Outputs are the same as with looks at once; a draw depends on its seed and place alone.
 """
@@ -19,9 +20,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from runtime.cache.manager import CacheManager
+from runtime.grammar.closing import Steps
 from runtime.plan import RowResult
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason
+from runtime.scheduler.admission import shrink
 from runtime.scheduler.progress import Progress
 from runtime.scheduler.request import Request, defect
 from runtime.scheduler.shares import Shares
@@ -41,6 +44,7 @@ class LateLooks:
     def __init__(self, progress: Progress, manager: CacheManager) -> None:
         self._progress, self._manager = progress, manager
         self._requests: list[Request] = []
+        self._begun: dict[str, Steps[FinishReason | None]] = {}  # looks that were broken off
         self.wanted = self.on = False
 
     @property
@@ -83,18 +87,21 @@ class LateLooks:
         shares = Shares()
         for request in requests:
             if live.get(request.rid) is not request or request.ending is not None:
+                self._begun.pop(request.rid, None)
                 continue
             flies = request.seq in under_way
-            if shares.any and over is not None and over():
-                request.waits = True
-                request.sound = len(request.tokens) if flies else -1
-                self._requests.append(request)
-                continue
-            request.waits = False
             end = len(request.tokens)
             request.sound = end if flies else -1
-            reason, fault = self._look(request)
+            if shares.any and over is not None and over():
+                request.waits = True
+                self._requests.append(request)
+                continue
+            done, reason, fault = self._look(request, over)
             shares.took(request)
+            request.waits = request.looking = not done
+            if not done:
+                self._requests.append(request)
+                continue
             if reason is not None:
                 request.end(reason)
             if reason is not None or fault is not None:
@@ -104,20 +111,27 @@ class LateLooks:
         shares.give()
         return changed
 
-    def _look(self, request: Request) -> tuple[FinishReason | None, RuntimeFault | None]:
+    def _look(
+        self, request: Request, over: Over | None
+    ) -> tuple[bool, FinishReason | None, RuntimeFault | None]:
+        """Whether it is done, or was broken off because the pass was `over`; what came of it."""
+        steps = self._begun.pop(request.rid, None) or self._progress.looking(request)
         try:
-            return self._progress.look(request), None
+            while True:
+                next(steps)
+                if over is not None and over():
+                    self._begun[request.rid] = steps
+                    return False, None, None
+        except StopIteration as end:
+            return True, end.value, None
         except RuntimeFault as fault:
-            return None, fault
+            return True, None, fault
         except Exception as error:  # noqa: BLE001 - it is this request's answer
-            return None, defect("the grammar failed", error)
+            return True, None, defect("the grammar failed", error)
 
     def settle(self, request: Request) -> None:
         """The row of a request that changed meanwhile was computed: keep of its KV what is still true, and
         is not wanted again for what follows it."""
-        assert request.lease is not None
         keep = min(request.sound, request.computed, len(request.tokens) - (request.ending is None))
         request.sound = -1
-        if keep < request.computed:
-            request.computed = self._manager.cut(request.lease, request.tokens, request.computed, keep)
-            request.publish_to = min(request.publish_to, request.computed)
+        shrink(self._manager, request, keep)

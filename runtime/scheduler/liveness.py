@@ -21,6 +21,9 @@ does not stream.
 The generation then ends, with "stop", even where min_new_tokens is not reached: the constraint goes before
 it, as everywhere. A stop string or stop id within the completion ends the output there, as it would end the
 model's own. Completions hold no eos, so an eos needs no room.
+
+Searches come in pieces: whoever asks may let other things happen between two of them, as long as these leave
+the request as it is.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ from typing import NamedTuple
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Completion, Matcher, Rejection, first_completion
-from runtime.grammar.closing import follows, rest_of
+from runtime.grammar.closing import Steps, at_once, follows, rest_of
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
 from runtime.protocol.io_struct import FinishReason
+from runtime.scheduler.admission import shrink
 from runtime.scheduler.request import Request
 from runtime.scheduler.stop import STOP
 
@@ -88,19 +92,19 @@ class Liveness:
             if not request.sure_held:
                 request.completion = None
 
-    def _wake(self, request: Request, *, here: bool = True) -> None:
+    def _wake(self, request: Request, *, here: bool = True) -> Steps[None]:
         """A completion is wanted now: from `here`, or else the one from the start."""
         later, request.completion = request.completion, None
         matcher = request.matcher
         if later is None or matcher is None:
             return
         room = request.remaining - len(request.owed)
-        ids = self._searched(request, matcher, (), room) if here and room > 0 else None
+        ids = (yield from self._searched(request, matcher, (), room)) if here and room > 0 else None
         if ids is not None:
             request.held, request.held_at = ids, len(request.marks)
             request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
             return
-        ids = later.get()
+        ids = yield from later.steps()
         fits = ids is not None and len(ids) <= request.params.max_new_tokens
         request.held, request.held_at, request.check_at = (ids if fits else None), 0, request.produced
 
@@ -124,49 +128,64 @@ class Liveness:
     def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
         """A step of the request was appended, with what it forces; `reason`: why it would end now. Why it
         does."""
-        if reason is not None and reason.type != "length":
+        if self.is_content(request, reason):
             return reason
+        return at_once(self.asked(request, reason))
+
+    def is_content(self, request: Request, reason: FinishReason | None) -> bool:
+        """Whether after() has nothing to ask, and gives `reason`: the usual case."""
+        if reason is not None:
+            return reason.type != "length" or request.matcher is None
+        if request.matcher is None or request.owed:
+            return True  # looked at when all is paid, as of a request that jumps: a stop may be among them
+        if request.produced >= request.check_at and (request.completion or request.held is not None):
+            return False
+        known = request.sure_at if request.completion is not None else max(request.held_at, request.sure_at)
+        wanted = request.completion is not None or request.held is not None
+        return not (request.stream and wanted and known < len(request.marks))
+
+    def asked(self, request: Request, reason: FinishReason | None) -> Steps[FinishReason | None]:
+        """after() in pieces, where it is not content."""
         matcher = request.matcher
-        if matcher is None:
-            return reason
-        if reason is None and request.owed:
-            return None  # looked at when all is paid, as of a request that jumps: a stop may be among them
+        assert matcher is not None
         if request.completion is not None:
             if reason is None and request.produced < request.check_at:
                 if request.stream and request.sure_at < len(request.marks):
-                    self._tell(request, matcher)
+                    yield from self._tell(request, matcher)
                 return None
-            self._wake(request)
+            yield from self._wake(request)
         if request.held is None:
             return reason
         if reason is not None:
             whole = matcher.may_stop() and not request.owed
-            return reason if whole else self._close(request) or reason
-        if request.produced >= request.check_at and (end := self._check(request, matcher)) is not None:
-            return end
+            return reason if whole else (yield from self._close(request)) or reason
+        if request.produced >= request.check_at:
+            end = yield from self._check(request, matcher)
+            if end is not None:
+                return end
         if request.stream and max(request.held_at, request.sure_at) < len(request.marks):
-            self._tell(request, matcher)
+            yield from self._tell(request, matcher)
         return None
 
-    def _check(self, request: Request, matcher: Matcher) -> FinishReason | None:
+    def _check(self, request: Request, matcher: Matcher) -> Steps[FinishReason | None]:
         """Hold on to a completion from here, or to the one known before as long as there is room to look
         again."""
         held, room = request.held or (), request.remaining - len(request.owed)
         ids = self._followed(request, matcher, held, request.held_at, room)
         if ids is None:
-            ids = self._searched(request, matcher, held, room)
+            ids = yield from self._searched(request, matcher, held, room)
         if ids is not None:
             request.held, request.held_at, request.misses = ids, len(request.marks), 0
             request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
             return None
         if room < 2 * len(held) + TIGHT:
-            return self._close(request)
+            return (yield from self._close(request))
         request.misses += 1
         wait = min(1 << min(request.misses, 12), max(PATIENCE, room // SPARE))
         request.check_at = request.produced + wait
         return None
 
-    def _tell(self, request: Request, matcher: Matcher) -> None:
+    def _tell(self, request: Request, matcher: Matcher) -> Steps[None]:
         """Whether what there is may be told. Keeps its own completion, so that a stream is checked when
         another request is, and comes out the same."""
         if request.produced < request.tell_at:
@@ -177,7 +196,7 @@ class Liveness:
             held, at = request.sure_held, request.sure_at
         ids = self._followed(request, matcher, held, at, room)
         if ids is None:
-            ids = self._searched(request, matcher, held, room)
+            ids = yield from self._searched(request, matcher, held, room)
         if ids is not None:
             request.sure_held, request.sure_at, request.silent = ids, len(request.marks), 0
             return
@@ -187,14 +206,17 @@ class Liveness:
     @staticmethod
     def _searched(
         request: Request, matcher: Matcher, held: tuple[int, ...], room: int
-    ) -> tuple[int, ...] | None:
+    ) -> Steps[tuple[int, ...] | None]:
         """A part of the completion held, or another one, unless the request has had its share of searches."""
+        place = len(request.marks)
         if request.searches >= SEARCHES:
             return None
-        ids = rest_of(matcher, held, room)
-        if ids is None:
+        ids = yield from rest_of(matcher, held, room)
+        if ids is None and not request.hopeless(place, room):
             request.searches += 1
-            ids = matcher.closing(room)
+            ids = yield from matcher.closing_steps(room)
+            if ids is None:
+                request.missed = place, room
         return ids
 
     @staticmethod
@@ -215,14 +237,14 @@ class Liveness:
                 return ids
         return None
 
-    def _close(self, request: Request) -> FinishReason | None:
+    def _close(self, request: Request) -> Steps[FinishReason | None]:
         """Cut back to where a completion is known, and append it. None where too much was told already:
         nothing can be promised any more."""
         matcher = request.matcher
         assert matcher is not None
         if request.sure_at > request.held_at:
             request.held, request.held_at = request.sure_held, request.sure_at
-        self._hold_later(request, matcher)
+        yield from self._hold_later(request, matcher)
         back = len(request.marks) - request.held_at
         if back and request.length_before(back) < request.prompt_len + request.said:
             request.held = None
@@ -244,7 +266,7 @@ class Liveness:
         return STOP
 
     @staticmethod
-    def _hold_later(request: Request, matcher: Matcher) -> None:
+    def _hold_later(request: Request, matcher: Matcher) -> Steps[None]:
         """A completion from a later place than the one known, where one is found at once."""
         steps = len(request.marks) - request.held_at
         back, spare = 1, LATER
@@ -254,7 +276,11 @@ class Liveness:
             mark = request.marks[-back]
             room = request.params.max_new_tokens - (mark.length - request.prompt_len)
             ids = request.held or ()
-            found = ids if ids and len(ids) <= room and follows(place, ids) else place.closing(room)
+            found: tuple[int, ...] | None = None
+            if ids and len(ids) <= room and follows(place, ids):
+                found = ids
+            elif not request.hopeless(len(request.marks) - back, room):
+                found = yield from place.closing_steps(room)
             if found is not None:
                 request.held, request.held_at = found, len(request.marks) - back
                 return
@@ -274,9 +300,9 @@ class Liveness:
         spent = request.rollbacks >= self._config.max_rejections or request.taken_back >= most
         told = way.back > 0 and request.length_before(way.back) < request.prompt_len + request.said
         if spent or told or way.back == 0:
-            self._wake(request, here=False)
+            at_once(self._wake(request, here=False))
             known = request.held is not None and request.held_at <= len(request.marks)
-            if known and (end := self._close(request)) is not None:
+            if known and (end := at_once(self._close(request))) is not None:
                 return end
             raise self._hopeless(request, way, told=told and not spent)
         if way.rejection is not None:
@@ -309,14 +335,11 @@ class Liveness:
         if back:
             request.rollbacks += 1
             request.taken_back += request.cut(back)
-        keep = min(request.computed, len(request.tokens) - 1)
         if request.sound >= 0:
             return  # its pass is running; LateLooks.settle() does it then
-        if keep < request.computed and request.lease is not None:
-            request.computed = self._manager.cut(request.lease, request.tokens, request.computed, keep)
-            request.publish_to = min(request.publish_to, request.computed)
-            if request.hidden == "all":
-                del request.states[request.computed :]
+        shrink(self._manager, request, min(request.computed, len(request.tokens) - 1))
+        if request.hidden == "all":
+            del request.states[request.computed :]
 
     def _hopeless(self, request: Request, way: _Way, *, told: bool) -> BadConstraint:
         tries = f"{request.rollbacks} times, {request.taken_back} tokens in all"

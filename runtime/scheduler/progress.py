@@ -19,6 +19,7 @@ import msgspec
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Matcher
+from runtime.grammar.closing import Steps
 from runtime.grammar.jump_plan import CONTEXT, JumpPlanner
 from runtime.grammar.reasoner import ReasonerMatcher
 from runtime.protocol.errors import InternalFault, RuntimeFault
@@ -106,12 +107,23 @@ class Progress:
     def look(self, request: Request) -> FinishReason | None:
         """What the last token, just appended, means to its matcher, and what it forces; result and errors as
         of accept()."""
+        return self._liveness.after(request, self._followed(request))
+
+    def looking(self, request: Request) -> Steps[FinishReason | None]:
+        """look() in pieces. Between two of them nothing else may happen to the request, but that it ends."""
+        reason = self._followed(request)
+        if self._liveness.is_content(request, reason):
+            return reason
+        return (yield from self._liveness.asked(request, reason))
+
+    def _followed(self, request: Request) -> FinishReason | None:
+        """Follow the last token, and append what it forces; why it would end."""
         matcher, before, token, request.late = request.matcher, request.seen, request.tokens[-1], False
         assert matcher is not None
         if not matcher.advance(token):
             raise InternalFault(f"token {token} was sampled against its grammar's mask", where="sampler")
         reason = self._stopped(request, token, matcher.is_terminated())
-        return self._liveness.after(request, reason or self._jump(request, (token,), before))
+        return reason or self._jump(request, (token,), before)
 
     def _stopped(self, request: Request, token: int, grammar_done: bool) -> FinishReason | None:
         rule = request.rule

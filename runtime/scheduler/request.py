@@ -64,23 +64,25 @@ class Request:
     completion looks for a completion from the start; None: that was done, or none is wanted
     late      its last token was not looked at yet: its matcher does not know it
     waits     it is in no plan before it was looked at
+    looking   the look was broken off, and goes on later
     behind    how often its mask was not there in time, in a row
     sound     while it changes under a running pass: how many tokens it kept; -1 otherwise
     held      ids that end the output as its constraint wants after `held_at` steps; None: none are known.
               Checked again when `check_at` ids are produced. `sure_held`, `sure_at`, `tell_at`: the same for
               what a stream tells
+    missed    after how many steps, and for how many ids, a completion was looked for last and not found
     """
 
     __slots__ = (
         "added_at", "added_tick", "admitted_at", "arrival", "barred", "behind", "cached", "check_at",
         "closed_by_budget", "completion", "computed", "decode_steps", "ending", "first_at", "future", "goal",
         "grammar_s", "heal", "healed", "held", "held_at", "hidden", "ids", "input_ids_logprobs",
-        "input_logprobs", "input_top", "jumped", "late", "lease", "limit", "marks", "matcher", "misses",
-        "origin", "output_ids_logprobs", "output_logprobs", "output_top", "owed", "params", "plain",
-        "preemptions", "prompt_len", "publish_to", "reads_output", "reads_prompt", "retractions",
-        "return_logprob", "rid", "rollbacks", "rule", "said", "scored", "searches", "seen", "seq", "silent",
-        "skip", "sound", "source", "states", "stream", "stuck", "sure_at", "sure_held", "taken_back",
-        "targets", "tell_at", "tokens", "top", "waits",
+        "input_logprobs", "input_top", "jumped", "late", "lease", "limit", "looking", "marks", "matcher",
+        "missed", "misses", "origin", "output_ids_logprobs", "output_logprobs", "output_top", "owed",
+        "params", "plain", "preemptions", "prompt_len", "publish_to", "reads_output", "reads_prompt",
+        "retractions", "return_logprob", "rid", "rollbacks", "rule", "said", "scored", "searches", "seen",
+        "seq", "silent", "skip", "sound", "source", "states", "stream", "stuck", "sure_at", "sure_held",
+        "taken_back", "targets", "tell_at", "tokens", "top", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -129,7 +131,7 @@ class Request:
         self.stuck = False
         self.late = False
         self.sound = -1
-        self.waits, self.behind = False, 0
+        self.waits, self.looking, self.behind = False, False, 0
         self.taken_back = 0  # tokens, in all
         self.searches = 0  # for completions
         self.barred: dict[int, frozenset[int]] = {}
@@ -138,6 +140,7 @@ class Request:
         self.held_at = self.check_at = self.misses = 0
         self.sure_held: tuple[int, ...] = ()
         self.sure_at = self.tell_at = self.silent = 0
+        self.missed = (-1, 0)
         self.ending: FinishReason | None = None
         self.goal = 0
         self.said = 0  # output ids told already
@@ -204,6 +207,10 @@ class Request:
         there."""
         self.ending = reason
         self.goal = max(goal, self.targets[-1] if self.scored < len(self.targets) else 0)
+
+    def hopeless(self, place: int, room: int) -> bool:
+        """Whether a completion of `room` ids was looked for after `place` steps, and not found."""
+        return self.missed[0] == place and room <= self.missed[1]
 
     # -- output ----------------------------------------------------------------------------------------------
 
@@ -303,6 +310,8 @@ class Request:
                     self.output_top += healed.top
                     self.output_ids_logprobs += healed.ids
             self.seen, self.decode_steps, self.jumped = mark.seen, mark.decode_steps, mark.jumped
+        if self.missed[0] > len(self.marks):
+            self.missed = (-1, 0)  # it is another place now
         self.owed = []
         for number in [one for one in self.barred if one > len(self.marks)]:
             del self.barred[number]
@@ -395,7 +404,7 @@ class Request:
         wanted and still to come are held back, and those that may be taken back."""
         end = self.produced
         if finish is None:
-            if not self.stream:
+            if not self.stream or self.looking:
                 return None
             if self.return_logprob and self.scored < len(self.targets):
                 end = min(end, max(0, self.targets[self.scored] - self.prompt_len))

@@ -31,6 +31,7 @@ from runtime.scheduler.intake import Intake
 from runtime.scheduler.late import LateLooks, Over
 from runtime.scheduler.masks import full, masks_of
 from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.pace import Pace
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.progress import Encode, Progress, ended
 from runtime.scheduler.queues import GrammarQueue, Grammars, WaitingQueue
@@ -70,6 +71,7 @@ class Scheduler:
         self._clock = clock
         self._progress = Progress(vocabulary, encode, self.manager, config)
         self.late = LateLooks(self._progress, self.manager)
+        self._pace = Pace()
         self._batcher = Batcher(self.manager, config.chunked_prefill_size, mixed=config.mixed_prefill)
         self._everything = full(len(vocabulary))
         self._mask_seconds = Histogram(MASK_S)
@@ -151,8 +153,7 @@ class Scheduler:
     # -- control ---------------------------------------------------------------------------------------------
 
     def flush_cache(self) -> bool:
-        """Drop every prefix that no running request reads, those kept for streaming sessions too; True when
-        nothing is left."""
+        """Drop every prefix that no running request reads, sessions' too; True when nothing is left."""
         self._sessions.let_go()
         return self.manager.flush()
 
@@ -236,7 +237,7 @@ class Scheduler:
         if self._under_way is not None:
             raise InternalFault("plan() before the last plan was committed", where="scheduler")
         self._tick += 1
-        # Those whose grammar got ready since prepare() wait a step; nobody waits for their first look.
+        # Whose grammar got ready since prepare() waits a step; nobody waits for a first look.
         self._look_around(begin=not (self.late.wanted and self._residents.running))
         if self._residents.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
             self._audit()
@@ -245,7 +246,7 @@ class Scheduler:
         try:
             return self._decide()
         except InternalFault as fault:
-            # Nothing of this plan has run. What remains is the account of slots, which may be what was wrong.
+            # Nothing of this plan has run; the account of slots may be what was wrong.
             self._faults += 1
             if self._faults > MAX_FAULTS:
                 raise
@@ -258,12 +259,15 @@ class Scheduler:
         if residents.make_room():
             residents.admit(self._tick, preempt=True)
         if not residents.running:
+            self._pace.rest()
             return None
-        plan, requests = self._batcher.build(residents.running, tuple(self._released))
+        running, released = residents.running, tuple(self._released)
+        only_free = self.late.beside(running) and self._pace.sit_out()
+        plan, requests = self._batcher.build(running, released, only_free=only_free)
         if not requests:
             return None
         self._released = []
-        self._under_way = Flight(requests, plan.rows)
+        self._under_way = Flight(requests, plan.rows, len(running))
         return plan
 
     def prepare(self) -> None:
@@ -307,6 +311,8 @@ class Scheduler:
             return
         self._under_way = None
         now = self._clock()
+        if self.late.wanted:
+            self._pace.took(flight.measured(), result, now, beside=self.late.beside(self._residents.running))
         self._counters.steps += 1
         self._faults = 0
         self._residents.ratio.decay()
@@ -369,8 +375,7 @@ class Scheduler:
         self._retract_for_pause()
 
     def give_up(self, fault: RuntimeFault) -> list[TokenOutput]:
-        """Every request ends with `fault`, those under way too: no result may be committed afterwards. What
-        drain() gives, these included."""
+        """Every request ends with `fault`, those under way too; what drain() gives. No result may follow."""
         self._under_way = None
         self._doomed.clear()
         for request in list(self._live.values()):

@@ -131,3 +131,50 @@ def test_aborted_or_paused_while_a_look_is_due(make_bench: Any, toy_grammars: An
     sim.run()
     assert all(sim.text(f"bound {number}") in TEXTS for number in range(1, 4))
     sim.empty()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_look_is_broken_off_between_two_pieces_of_its_search(
+    make_bench: Any, toy_grammars: Any, stream: bool
+) -> None:
+    """However long a search for a completion is, a pass waits for one piece of it; what comes of it is the
+    same."""
+    dice = random.Random(7)
+    specs = ["|".join("".join(dice.choices("az", k=24)) for _ in range(200)) for _ in range(4)]
+    answers, broken = [], 0
+    for over in (False, True):
+        sim = make_bench(4000, grammar=toy_grammars(), overlap=True)
+        sim.runner.over = lambda over=over: over
+        sim.add("free", [1], max_new_tokens=400, ignore_eos=True)
+        for number, spec in enumerate(specs):
+            regex = Constraint("regex", spec)
+            sim.add(f"{number}", [number, 3], constraint=regex, max_new_tokens=40, stream=stream)
+        while sim.scheduler.busy:
+            sim.tick()
+            looking = [one for one in sim.scheduler._residents.running if one.looking]
+            assert all(one.waits and one.matcher is not None for one in looking)
+            broken += len(looking)
+        answers.append([(sim.answer(f"{number}").new_ids, sim.text(f"{number}")) for number in range(4)])
+        assert not sim.scheduler.late._begun
+        sim.empty()
+    assert answers[0] == answers[1]
+    assert broken > 0
+
+
+def test_a_broken_off_look_ends_with_its_request(make_bench: Any, toy_grammars: Any) -> None:
+    dice = random.Random(7)
+    spec = "|".join("".join(dice.choices("az", k=24)) for _ in range(200))
+    sim = make_bench(4000, grammar=toy_grammars(), overlap=True)
+    sim.runner.over = lambda: True
+    sim.add("free", [1], max_new_tokens=300, ignore_eos=True)
+    for number in range(4):
+        regex = Constraint("regex", spec)
+        sim.add(f"{number}", [number, 3], constraint=regex, max_new_tokens=60, stream=True)
+    while not any(one.looking for one in sim.scheduler._residents.running):
+        sim.tick()
+    for number in range(4):
+        sim.scheduler.abort(f"{number}")
+    sim.run()
+    assert not sim.scheduler.late._begun
+    assert len(sim.answer("free").new_ids) == 300
+    sim.empty()

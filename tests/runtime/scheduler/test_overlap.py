@@ -58,7 +58,22 @@ def play(
     }
     slots = rng.choice([100, 160, 1000])
     grammars = toy_grammars(ready=False)
-    sim = make_bench(slots, grammar=grammars, overlap=overlap, **config)
+    pace = random.Random(seed)
+    now, slow = 0.0, pace.choice([0.0, 2.0, 20.0])
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-4 * pace.random()
+        return now
+
+    def takes(plan: StepPlan) -> tuple[float, float]:
+        nonlocal now
+        hidden = 1e-3 * (2 + 0.1 * len(plan.rows) + pace.random())
+        now += hidden + 1e-3 * slow * any(row.masked for row in plan.rows)
+        return hidden, 1.2 * hidden
+
+    sim = make_bench(slots, grammar=grammars, overlap=overlap, clock=clock, **config)
+    sim.runner.takes = takes
     size = len(sim.vocabulary)
     bound, over = rng.choice([0.25, 0.6]), rng.choice([0.0, 0.3, 0.8, 1.0])
     ends = random.Random(seed)

@@ -1,0 +1,118 @@
+"""Pace: what constrained requests cost the free ones beside them, and when they make up for it. Measures
+passes; knows no plans, no grammars and no queues.
+
+Free requests should come as far beside constrained ones as they would beside as many free ones. How long a
+pass of so many plain rows takes is learned from all passes: a line through the seconds of their forward
+passes by rows, and of those without a mask what sampling takes a row and the time between two passes. What a
+pass takes longer than that (masks that came late, sampling by them, jumps, and whatever takes time of the
+same cores) is a debt of the constrained requests. While they are in debt they sit passes out, which are
+shorter without them; but of LEAST passes in a row they are in one, whatever they owe.
+
+No output depends on it: a draw depends on its seed and its place alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.plan import StepResult
+
+LEAST = 4
+_KEPT = 0.98  # how much of what was learned is kept from one pass to the next
+_SPREAD = 0.02  # of the number of rows: standard deviation by mean, below which all have the same
+_LOOK = 8  # of so many passes one is sat out where not one without masks was seen yet
+_ENOUGH = 3.0  # passes, by weight
+_ABOVE = 0.1
+"""The weight of what lies above the line, where below it counts whole: passes are slowed down by others, and
+what is wanted is how long they take undisturbed. (An expectile, Newey & Powell 1987.)"""
+_TAKEN = 1.01  # usual passes that one may take: the estimate is on the low side
+_CREDIT = 2.0  # passes that may be had in advance
+_LONGEST = 4.0  # usual passes: what takes longer was held up by something else
+
+
+@dataclass(slots=True)
+class Pass:
+    """rows: how many are in it, `masked` of them with a mask. present: requests that run, in it or not.
+    computes: a prompt is computed in it, so its time tells nothing. jumps: a row has several tokens for
+    another reason."""
+
+    rows: int
+    present: int
+    masked: int
+    computes: bool
+    jumps: bool
+
+
+class Pace:
+    """Times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self.debt = 0.0
+        self._last = -1.0  # when the pass before ended; < 0: there was a break
+        self._sums = [0.0] * 5  # weight, rows, seconds, rows * rows, rows * seconds
+        self._row = self._masked_row = self._between = -1.0
+        self._out = self._asked = 0
+
+    def rest(self) -> None:
+        """Nothing runs now: the time until the next pass belongs to nobody."""
+        self._last = -1.0
+
+    def sit_out(self) -> bool:
+        """Whether constrained requests are to be left out of the next pass, beside which free ones run."""
+        self._asked += 1
+        unknown = self._row < 0 and self._asked % _LOOK == 0
+        if (unknown or self.debt > 0) and self._out < LEAST - 1:
+            self._out += 1
+            return True
+        self._out = 0
+        return False
+
+    def took(self, what: Pass, result: StepResult, now: float, *, beside: bool) -> None:
+        """A pass ended at `now`, with this result. beside: constrained requests run beside free ones."""
+        forward, whole = result.forward_s, result.seconds
+        before, self._last = self._last, now
+        if forward <= 0 or what.computes:
+            return
+        usual = self._usual(what.present)
+        if before >= 0 and beside and usual > 0:
+            took = min(now - before, _LONGEST * usual)  # a break of the machine is nobody's fault
+            self.debt = max(self.debt + took - _TAKEN * usual, -_CREDIT * usual)
+        elif not beside:
+            self.debt = 0.0
+        if what.jumps:
+            return
+        line = self._line(what.rows)
+        weight = 1.0 if forward <= line or not line else _ABOVE
+        for place, value in enumerate((1.0, what.rows, forward, what.rows**2, what.rows * forward)):
+            self._sums[place] = _KEPT * self._sums[place] + weight * value
+        if what.masked:
+            self._masked_row = _blend(self._masked_row, (whole - forward) / what.rows)
+        else:
+            self._row = _blend(self._row, (whole - forward) / what.rows)
+            if before >= 0 and now - before < 2 * whole:
+                self._between = _blend(self._between, now - before - whole)
+
+    def _usual(self, rows: int) -> float:
+        """Seconds from pass to pass of so many plain rows; 0: not known yet."""
+        line = self._line(rows)
+        if not line or self._row < 0 or self._between < 0:
+            return 0.0
+        # Few rows share what sampling takes anyway; with masks it takes no less than without.
+        row = self._row if self._masked_row < 0 else min(self._row, self._masked_row)
+        return line + row * rows + self._between
+
+    def _line(self, rows: int) -> float:
+        """Seconds of the forward pass of so many rows; 0: not known yet."""
+        weight, x, y, xx, xy = self._sums
+        if weight < _ENOUGH:
+            return 0.0
+        spread = weight * xx - x * x
+        slope = max(0.0, (weight * xy - x * y) / spread) if spread > (_SPREAD * x) ** 2 else 0.0
+        return max(0.0, (y - slope * x) / weight + slope * rows)
+
+
+def _blend(known: float, value: float) -> float:
+    if known < 0:
+        return value
+    share = 0.1 * (1.0 if value < known else _ABOVE)
+    return (1 - share) * known + share * value
