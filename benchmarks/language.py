@@ -68,6 +68,15 @@ def five_reads(s: sgl.ProgramState, question: str) -> None:
         s[f"a{turn}"]
 
 
+@sgl.function
+async def five_reads_async(s: sgl.AsyncProgramState, question: str) -> None:
+    s += sgl.system("Answer in one word.")
+    for turn in range(5):
+        s += sgl.user(question)
+        s += sgl.assistant(sgl.gen(f"a{turn}", max_tokens=8))
+        await s[f"a{turn}"]
+
+
 def mock() -> sgl.MockBackend:
     return sgl.MockBackend(lambda call: "yes", delay_s=DELAY_S)
 
@@ -105,6 +114,8 @@ WAYS: dict[str, tuple[int, Callable[[sgl.MockBackend, int, int], None]]] = {
     "run_batch, 5 calls, each read": (5, batch(five_reads)),
     "run_batch, 5 calls, async function": (5, batch(five_calls_async)),
     "arun_batch, 5 calls, async function": (5, batch_async(five_calls_async)),
+    "run_batch, 5 calls, async function, each read": (5, batch(five_reads_async)),
+    "arun_batch, 5 calls, async function, each read": (5, batch_async(five_reads_async)),
 }
 
 

@@ -40,6 +40,7 @@ from runtime.protocol.io_struct import (
     SingleReq,
 )
 from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.server_names import own_options
 from runtime.protocol.vocabulary import Vocabulary
 
 CONTROL_TIMEOUT_S = 120.0
@@ -52,7 +53,8 @@ Params: TypeAlias = SamplingParams | Mapping[str, Any] | None
 
 class Engine:
     """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them);
-    `model_path` is another name of `model`.
+    `model_path` is another name of `model`, and names
+    that programs for sglang use are known (protocol/server_names.py).
 
     Raises ModelLoadError when the checkpoint cannot be loaded, BadRequest for an unknown or wrong option.
     After `close()`, or when the engine has died, every call raises EngineDead; until then an error of one
@@ -66,7 +68,8 @@ class Engine:
     """
 
     def __init__(self, model: str = "pocket", *, model_path: str | None = None, **options: Any) -> None:
-        self.config = EngineConfig.of({"model": str(model_path or model), **options})
+        named = str(model_path or model)
+        self.config = EngineConfig.of({"model": named, **own_options(options, named)})
         self._pipeline = launch(self.config)
         self.model_path: str = str(self._pipeline.model.path)
         self.spec: AnySpec = self._pipeline.model.spec

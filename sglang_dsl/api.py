@@ -92,6 +92,7 @@ def _gen(
     ebnf: str | None = None,
     structural_tag: str | Mapping[str, Any] | None = None,
     whitespace: str | None = None,
+    schema_format: str | None = None,
     require_reasoning: bool | None = None,
     max_thinking_tokens: int | None = None,
     skip_special_tokens: bool | None = None,
@@ -117,9 +118,10 @@ def _gen(
     choices         makes this a select
 
     `timeout`: seconds this call may take. `whitespace`: what stands between the tokens of JSON, "compact"
-    (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `require_reasoning`: the
-    model reasons first, and the text must match from where that has ended; after `max_thinking_tokens` tokens
-    it must end. The text holds both, and the meta's answer_start says where the answer begins.
+    (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `schema_format`: what
+    `format` does in a schema, "assertion" or "annotation" (nothing). `require_reasoning`: the model reasons
+    first, and the text must match from where that has ended; after `max_thinking_tokens` tokens it must end.
+    The text holds both, and the meta's answer_start says where the answer begins.
     `token_healing`: the model may choose the end of the prompt's last word anew, together with what follows;
     off unless said. Raises BadProgram; MissingExtra where a type needs pydantic.
     """
@@ -144,6 +146,7 @@ def _gen(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
         "whitespace": whitespace,
+        "schema_format": schema_format,
         "require_reasoning": require_reasoning,
         "max_thinking_tokens": max_thinking_tokens,
         "skip_special_tokens": skip_special_tokens,
@@ -169,8 +172,7 @@ def _gen(
     form: dict[str, Any] = {}
     for word in given:
         form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
-    if whitespace is not None and not form.keys() & {"json_schema", "structural_tag"}:
-        raise BadProgram("whitespace goes with json_schema, structural_tag or a type that is read from JSON")
+    lower.check_json_words(words, form)
     seconds = lower.timeout(timeout)
     return Gen(name=lower.name(name), sampling=lower.sampling(words), timeout=seconds, src=caller(), **form)
 

@@ -5,6 +5,7 @@ Knows no programs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
@@ -29,15 +30,18 @@ async def as_they_end(
     behind a slow one. Leaving early cancels what is under way and waits for that."""
     most = limit or IN_FLIGHT
     source = _numbered(items)
-    begun: deque[asyncio.Task[T]] = deque()
+    begun: dict[asyncio.Task[T], None] = {}  # and not given out
+    done: deque[asyncio.Task[T]] = deque()  # of these, where the order does not count: as they ended
     more = True
     running = 0
     news = asyncio.Event()  # some have ended since it was cleared
     bar = bar_of(total) if progress else None
 
-    def ended(_: asyncio.Task[T]) -> None:
+    def ended(task: asyncio.Task[T]) -> None:
         nonlocal running
         running -= 1
+        if not ordered:
+            done.append(task)
         news.set()
 
     try:
@@ -47,16 +51,19 @@ async def as_they_end(
                 if taken is None:
                     more = False
                     break
-                begun.append(asyncio.ensure_future(work(*taken)))
-                begun[-1].add_done_callback(ended)
+                task = asyncio.ensure_future(work(*taken))
+                begun[task] = None
+                task.add_done_callback(ended)
                 running += 1
             if not begun:
                 return
             await news.wait()
             news.clear()
-            done = _ready(begun, ordered)
-            for task in done:
-                begun.remove(task)
+            if ordered:
+                done.extend(itertools.takewhile(asyncio.Task.done, begun))
+            while done:
+                task = done.popleft()
+                del begun[task]
                 if bar is not None:
                     bar.update(1)
                 yield _outcome(task)
@@ -69,17 +76,6 @@ async def as_they_end(
                 task.cancelled() or task.exception()  # nobody will ask for these
         if bar is not None:
             bar.close()
-
-
-def _ready(begun: deque[asyncio.Task[T]], ordered: bool) -> list[asyncio.Task[T]]:
-    """The tasks whose results can be given now."""
-    done = []
-    for task in begun:
-        if task.done():
-            done.append(task)
-        elif ordered:
-            break
-    return done
 
 
 def _outcome(task: asyncio.Task[T]) -> T | Exception:

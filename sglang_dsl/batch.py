@@ -123,7 +123,7 @@ def in_order(
     under_way, more = 0, True
     bar = bar_of(total) if progress else None
     threads = limit or global_config.max_threads
-    pool = None if on_loop else Threads(threads, "sglang-dsl-batch")
+    pool = None if on_loop else Threads(threads, "sglang-dsl-batch", background().turns.pass_on)
 
     def room() -> bool:
         return more and under_way - len(ended) < most and not (lazy and len(begun) >= 4 * most)

@@ -57,6 +57,7 @@ class Words(TypedDict, total=False):
     repetition_penalty: float | None
     seed: int | None
     whitespace: str | None
+    schema_format: str | None
     require_reasoning: bool | None
     max_thinking_tokens: int | None
     skip_special_tokens: bool | None
@@ -138,6 +139,8 @@ class Runs(Protocol[P, Made]):
     def __call__(self, *args: Any, return_logprob: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, return_text_in_logprobs: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, schema_format: Any, **kwargs: Any) -> Made: ...
     @overload
     def __call__(self, *args: Any, seed: Any, **kwargs: Any) -> Made: ...
     @overload

@@ -34,6 +34,12 @@ _SETTERS = frozenset({Gen, Select, ScopeEnd})
 class Executor:
     """Methods are for the user's threads unless they begin with _."""
 
+    __slots__ = (
+        "__weakref__", "_active", "_at", "_cancel_to", "_changed", "_children", "_ended", "_fold", "_forks",
+        "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since", "body", "branch", "inherited",
+        "joined", "run", "variables",
+    )  # fmt: skip
+
     def __init__(
         self,
         run: RunInfo,
@@ -52,19 +58,16 @@ class Executor:
         self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
         # (where, each branch's transcript at its fork and at its end), for display.
         self.joined: list[tuple[Mark, list[tuple[Transcript, Transcript]]]] = []
-        self._role = role
-        self._ended = False
+        self._role, self._ended, self._active = role, False, False
         # Constant text waits here for company: it goes into the queue with what comes next.
         self._lead: list[Node] = []
         self._queue: deque[Item] = deque()
         self._lock = threading.Lock()
-        self._active = False
         self._task: asyncio.Task[Any] | None = None
         # Which item of the queue is being done, counted from 0; those before `_cancel_to` are cancelled.
-        self._at, self._cancel_to, self._waits_since = -1, 0, 0
+        self._at, self._cancel_to, self._waits_since, self._forks, self._steps = -1, 0, 0, 0, 0
         self._changed = Signal()
         self._children: WeakBag[Executor] = WeakBag()
-        self._forks = 0
         run.enter(self)
 
     @property
@@ -139,16 +142,17 @@ class Executor:
 
     def _item(self, leaf: Node, src: Source | None) -> Item:
         """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
+        step, self._steps = self._steps, self._steps + (type(leaf) is not ScopeEnd)
         if isinstance(leaf, Gen):
             self._need_backend()
             thought = None
             if leaf.reasoning is not None and leaf.name is not None:
                 thought = Variable(f"{leaf.name}_reasoning_content")
             ready = lower.ready(leaf, self.run.defaults)
-            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, thought, ready)
+            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, thought, ready, (), step)
         if isinstance(leaf, Select):
             self._need_backend()
-        return Item(leaf, src, Variable(sets(leaf)))
+        return Item(leaf, src, Variable(sets(leaf)), step=step)
 
     def _need_backend(self) -> None:
         """Raises NoBackend."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sglang_dsl.core import Core
+from sglang_dsl.feed import Variable
 
 
 class State(Protocol):
@@ -23,6 +24,20 @@ class State(Protocol):
     def sync(self) -> None: ...
     def fork(self, size: int = 1) -> Any: ...
     def get_meta_info(self, name: str) -> dict[str, Any]: ...
+
+
+class Awaited:
+    """What sglang's programs find under a variable's name in `variable_event`: whether its value is there."""
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def is_set(self) -> bool:
+        return self._variable.done
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is there, or has failed, for at most `timeout` seconds; whether it came."""
+        return self._variable.wait_for(self.is_set, timeout)
 
 
 class ExecutorView:
@@ -51,6 +66,11 @@ class ExecutorView:
     def meta_info(self) -> dict[str, dict[str, Any]]:
         """name -> what the backend said; waits for all of them."""
         return {name: self._state.get_meta_info(name) for name in self._state.core.names()}
+
+    @property
+    def variable_event(self) -> dict[str, Awaited]:
+        """name -> what waits for its value; does not wait."""
+        return {name: Awaited(self._state.core.find(name)) for name in self._state.core.names()}
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
         """None where no node sets `name`. Raises TimeoutError after `timeout` seconds."""

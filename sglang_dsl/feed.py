@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ from typing import Any
 import msgspec
 
 from sglang_dsl.errors import ProgramError, SglError, again
-from sglang_dsl.loop import LOOK_S, background
+from sglang_dsl.loop import LOOK_S, LoopThread, background
+from sglang_dsl.threads import Worker
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
 
@@ -35,6 +37,14 @@ def _acquired(lock: threading.Lock, until: float | None) -> bool:
             return True
         if most == left:
             return False
+
+
+def _in_turn(loop: LoopThread, thread: int, woken: threading.Lock) -> None:
+    """Wake a pool's thread, in its turn where it is the loop that wakes it."""
+    if loop.here:
+        loop.turns.add(thread, woken)
+    else:
+        woken.release()
 
 
 class Signal:
@@ -72,12 +82,16 @@ class Signal:
                 )
             woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
             woken.acquire()
-            self._wakers.append(woken.release)
+            wake = woken.release
+            if isinstance(threading.current_thread(), Worker):
+                wake = functools.partial(_in_turn, background(), threading.get_ident(), woken)
+            self._wakers.append(wake)
             # Looked at again after registering: a notify() in between is not lost.
             if ready():
                 return True
+            background().turns.pass_on()
             if not _acquired(woken, until):
-                self._forget(woken.release)
+                self._forget(wake)
                 return ready()
         return True
 
@@ -119,14 +133,7 @@ class Signal:
             loop = asyncio.get_running_loop()
             woken: asyncio.Future[None] = loop.create_future()
 
-            def set_result(woken: asyncio.Future[None] = woken) -> None:
-                if not woken.done():
-                    woken.set_result(None)
-
-            def wake(loop: asyncio.AbstractEventLoop = loop, then: Callable[[], None] = set_result) -> None:
-                with contextlib.suppress(RuntimeError):  # that loop was closed, and its readers with it
-                    loop.call_soon_threadsafe(then)
-
+            wake = functools.partial(background().inbox(loop).put, woken)
             self._wakers.append(wake)
             if ready():
                 return

@@ -48,7 +48,8 @@ class Fold:
         self.ahead = None if run.speculation is None else Speculation.of(run.speculation, run.backend)
         self.begun = prefix is None
         self._prefix = prefix
-        self._scopes: dict[str, Transcript] | None = None
+        # Where the variable scopes that are open began, the innermost last; one name may be open twice.
+        self._scopes: tuple[tuple[str, Transcript], ...] = ()
         self._step = 0
 
     async def begin(self) -> None:
@@ -65,9 +66,7 @@ class Fold:
     def go_back(self, transcript: Transcript) -> None:
         """What was said since `transcript`, and what went wrong, is forgotten."""
         self.transcript, self.error = transcript, None
-        if self._scopes is not None:
-            length = transcript.length
-            self._scopes = {name: begin for name, begin in self._scopes.items() if begin.length <= length}
+        self._scopes = tuple(one for one in self._scopes if one[1].length <= transcript.length)
 
     def say(self, nodes: Iterable[Any]) -> None:
         """Do what no backend is needed for and no variable comes of. What goes wrong is kept."""
@@ -85,7 +84,7 @@ class Fold:
                 elif kind is Media:
                     at = at.show(json.loads(node.part))
                 elif kind is ScopeBegin:
-                    self._scopes = {**(self._scopes or {}), node.name: at}
+                    self._scopes = (*self._scopes, (node.name, at))
                     continue
                 else:
                     raise BadProgram(f"{node.label()} cannot be run")
@@ -109,8 +108,16 @@ class Fold:
             self.say((node,))
             return
         assert item.variable is not None
-        since = (self._scopes or {}).pop(node.name, self.start)
-        item.variable.settle(self.transcript.text(since))
+        item.variable.settle(self.transcript.text(self._end_scope(node.name)))
+
+    def _end_scope(self, name: str) -> Transcript:
+        """Where the innermost scope of this name began; it is closed."""
+        for at in range(len(self._scopes) - 1, -1, -1):
+            if self._scopes[at][0] == name:
+                begin = self._scopes[at][1]
+                self._scopes = self._scopes[:at] + self._scopes[at + 1 :]
+                return begin
+        return self.start
 
     async def _generate(self, node: Gen, item: Item) -> None:
         assert item.variable is not None
@@ -193,8 +200,10 @@ class Fold:
         variable.settle(text, meta)
 
     def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:
-        """This call, and the next step."""
-        step, self._step = self._step, self._step + 1
+        """This call. Its step is when it was asked for, not how many were made before it, which depends on
+        when something was cancelled. One that is made again takes the next."""
+        step = max(item.step, self._step)
+        self._step = step + 1
         limit = self.run.timeout if timeout is None else timeout
         return Where(kind, name, self.branch, step, item.src, limit, self.meters)
 

@@ -188,6 +188,7 @@ class Sampling:
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
     whitespace: str | None = None
+    schema_format: str | None = None
     require_reasoning: bool | None = None
     max_thinking_tokens: int | None = None
     skip_special_tokens: bool | None = None

@@ -13,6 +13,7 @@ import inspect
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Callable,
     Generator,
     Iterable,
     Iterator,
@@ -183,28 +184,41 @@ async def launch_async(
     scope = _scope(wanted)
     if wanted.stream:
         return _async_face(_beside(program, scope, wanted, index, args, kwargs))
-    stop, context = stop_here(), contextvars.copy_context()
-    if not program.is_async:
-        context.run(stop.inside)
     speculation = wanted.num_api_spec_tokens
     made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
-    state = ProgramState(Executor(context.run(made)))
+    if not program.is_async:
+        return await _beside_the_loop(program, scope, made, index, args, kwargs)
+    state = ProgramState(Executor(made()))
     state.index = index
-    if program.is_async and own_task:
+    if own_task:
         await _written(program, scope, state, args, kwargs)
         await _print_text_async(state)
         return _async_face(state)
-    if program.is_async:
-        # A task of its own keeps the scope to itself.
-        task = asyncio.create_task(_written(program, scope, state, args, kwargs))
-        try:
-            await task
-        except asyncio.CancelledError:
-            if task.done() and not task.cancelled():
-                task.exception()  # it failed in the moment in which this was cancelled
-            raise
-        await _print_text_async(state)
-        return _async_face(state)
+    # A task of its own keeps the scope to itself.
+    task = asyncio.create_task(_written(program, scope, state, args, kwargs))
+    try:
+        await task
+    except asyncio.CancelledError:
+        if task.done() and not task.cancelled():
+            task.exception()  # it failed in the moment in which this was cancelled
+        raise
+    await _print_text_async(state)
+    return _async_face(state)
+
+
+async def _beside_the_loop(
+    program: Startable,
+    scope: Scope,
+    made: Callable[[], RunInfo],
+    index: int | None,
+    args: Args,
+    kwargs: Kwargs,
+) -> AsyncProgramState:
+    """launch_async() of an ordinary function, which runs on a thread."""
+    stop, context = stop_here(), contextvars.copy_context()
+    context.run(stop.inside)
+    state = ProgramState(Executor(context.run(made)))
+    state.index = index
     ended = Mark()
 
     def work() -> None:

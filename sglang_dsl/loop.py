@@ -26,6 +26,7 @@ from sglang_dsl.deadlines import Deadlines
 from sglang_dsl.errors import SglError
 from sglang_dsl.settings import global_config
 from sglang_dsl.threads import Threads
+from sglang_dsl.turns import Inbox, Turns
 
 T = TypeVar("T")
 
@@ -50,6 +51,10 @@ class LoopThread:
         self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
         self._loop = asyncio.new_event_loop()
         self.deadlines = Deadlines(self._loop)
+        self.turns = Turns(self._loop, self._spawn_all)
+        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Inbox]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._to_begin: deque[tuple[Callable[[], Coroutine[Any, Any, None]], contextvars.Context]] = deque()
         self._woken = False
@@ -90,7 +95,8 @@ class LoopThread:
             return
         # To wake the loop takes longer than to begin a task: those that come meanwhile begin with this one.
         self._to_begin.append((make, context))
-        if not self._woken:
+        # Looked at after that: where the turn has just been taken away, the loop goes on and finds it.
+        if not self._woken and not self.turns.mine:
             self._woken = True
             self._loop.call_soon_threadsafe(self._spawn_all)
 
@@ -107,6 +113,16 @@ class LoopThread:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        """By which the coroutines of `loop`, this one or another, are woken. Kept by those who wait and by
+        the loop that is to wake them: what it holds must not outlive a loop that was left."""
+        known = self._inboxes.get(loop)
+        found = None if known is None else known()
+        if found is None:
+            found = Inbox(loop)
+            self._inboxes[loop] = weakref.ref(found)
+        return found
+
     def close_with(self, thing: Closable) -> None:
         """Close `thing` before the loop ends. Called on the loop's thread; `thing` is not kept alive."""
         self._closables.add(thing)
@@ -120,6 +136,7 @@ class LoopThread:
         if self.here:
             work.close()
             raise SglError("the language's event loop would wait for itself; use the async form here")
+        self.turns.pass_on()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             until = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -175,7 +192,8 @@ def running() -> LoopThread | None:
 
 @functools.cache
 def _make_pool(depth: int) -> Threads:
-    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}")
+    # Called with the lock held, as _make_loop is to be.
+    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}", _make_loop().turns.pass_on)
 
 
 def in_thread(work: Callable[[], object]) -> None:

@@ -13,9 +13,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
-from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind, Whitespace
+from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams
@@ -103,6 +103,13 @@ class Lowered:
         )
 
 
+def check_json_words(words: Mapping[str, Any], form: Mapping[str, Any]) -> None:
+    """Words that say something of JSON need a form that may hold it. Raises BadProgram."""
+    for word in JSON_WORDS:
+        if words[word] is not None and not form.keys() & {*JSON_KINDS}:
+            raise BadProgram(f"{word} goes with json_schema, structural_tag or a type that is read from JSON")
+
+
 def sampling(words: Mapping[str, Any]) -> Sampling:
     """Sampling from words as written (keys of WORDS); None means "not said". Raises BadProgram."""
     given = {word: value for word, value in words.items() if value is not None}
@@ -150,9 +157,9 @@ def _checked(name: str, word: str, value: Any) -> Any:
         return values
     if name == "logit_bias":
         return _biases(word, value)
-    if name == "whitespace":
-        if value not in get_args(Whitespace):
-            raise BadProgram(f"{word} is one of {', '.join(get_args(Whitespace))}; got {value!r}")
+    if name in JSON_WORDS:
+        if value not in JSON_WORDS[name]:
+            raise BadProgram(f"{word} is one of {', '.join(JSON_WORDS[name])}; got {value!r}")
         return value
     if name in _FLAGS:
         if not isinstance(value, bool):
@@ -229,7 +236,7 @@ def lower(node: Gen, defaults: Sampling) -> Lowered:
     # What ends a value would end the reasoning before it, too.
     reasons = node.reasoning is not None or words.require_reasoning
     stops = () if node.dtype is None or reasons else _BY_DTYPE[node.dtype][1]
-    constraint = _constraint(node, words.whitespace)
+    constraint = _constraint(node, words)
     # The constraint is the answer's: it sleeps while the model thinks.
     apart = node.reasoning is not None and constraint is not None
     thinks = (("require_reasoning", True),) if apart else ()
@@ -254,8 +261,8 @@ def _options(words: Sampling) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
-def _constraint(node: Gen, whitespace: str | None) -> Constraint | None:
-    """The one constraint of a generation; `whitespace` where it may hold JSON."""
+def _constraint(node: Gen, words: Sampling) -> Constraint | None:
+    """The one constraint of a generation; with the words of JSON where it may hold that."""
     specs = {
         "regex": node.regex if node.dtype is None else _BY_DTYPE[node.dtype][0],
         "json_schema": node.json_schema,
@@ -265,8 +272,8 @@ def _constraint(node: Gen, whitespace: str | None) -> Constraint | None:
     }
     for kind, spec in specs.items():
         if spec is not None:
-            own = cast("Whitespace | None", whitespace if kind in JSON_KINDS else None)
-            return Constraint(cast(ConstraintKind, kind), spec, own)
+            own = {word: getattr(words, word) for word in JSON_WORDS} if kind in JSON_KINDS else {}
+            return Constraint(cast(ConstraintKind, kind), spec, **own)
     return None
 
 

@@ -263,7 +263,7 @@ class Prefix:
 class Item(msgspec.Struct, eq=False, gc=False):
     """One thing to do: constant text (`lead`), and behind it a node with the place of its `+=` and the
     variable it sets (and the one for its reasoning), a mark to reach, or one to go back to. `ready`: a
-    generation, lowered."""
+    generation, lowered. `step`: how many calls this branch had asked for before."""
 
     node: Node | None = None
     src: Source | None = None
@@ -273,6 +273,7 @@ class Item(msgspec.Struct, eq=False, gc=False):
     thought: Variable | None = None
     ready: Lowered | None = None
     lead: tuple[Node, ...] = ()
+    step: int = 0
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:

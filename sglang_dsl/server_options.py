@@ -1,66 +1,35 @@
-"""Options of a server under the names that programs for sglang give them, as options of the bundled runtime.
-What asks for what is so anyway is taken; what the runtime cannot do is refused by name. Knows no server.
+"""Options of a server under the names that programs for sglang give them, as options of the bundled runtime:
+of a call, and of a command line. Knows no server.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
+from runtime.protocol import server_names
+from runtime.protocol.errors import NotSupported
 from sglang_dsl.errors import Unsupported
 
-_SAME: Final[Mapping[str, str]] = {
-    "mem_fraction_static": "memory_fraction",
-    "schedule_conservativeness": "conservativeness",
-    "stream_output": "incremental_streaming",
-    "incremental_streaming_output": "incremental_streaming",
-}
-_OPPOSITE: Final[Mapping[str, str]] = {
-    "disable_radix_cache": "radix_cache",
-    "disable_jump_forward": "jump_forward",
-}
-# name -> the values that are so anyway. A checkpoint's own code is never run, asked for or not.
-_ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tp_size": (1,),
-    "tp": (1,),
-    "dp_size": (1,),
-    "dp": (1,),
-    "pp_size": (1,),
-    "ep_size": (1,),
-    "nnodes": (1,),
-    "node_rank": (0,),
-    "trust_remote_code": (True, False),
-    "disable_cuda_graph": (True, False),
-    "skip_server_warmup": (True, False),
-}
 
-
-def own_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with the runtime's names; names that are in no table stay. Raises Unsupported."""
-    made: dict[str, Any] = {}
-    for name, value in given.items():
-        if name in _ANYWAY:
-            if value not in _ANYWAY[name]:
-                raise Unsupported(
-                    f"the bundled runtime has no {name}={value!r}: one process, one device",
-                    hint=f"leave {name} out",
-                )
-        elif name in _OPPOSITE:
-            made[_OPPOSITE[name]] = not value
-        else:
-            made[_SAME.get(name, name)] = value
-    return made
+def own_options(given: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
+    """`given` with the runtime's names; names that are in no table stay. `model`: the checkpoint they are
+    for. Raises Unsupported for what the runtime cannot do."""
+    try:
+        return server_names.own_options(given, model)
+    except NotSupported as error:
+        raise Unsupported(error.message, hint=error.hint) from error
 
 
 def own_flags(words: Sequence[str]) -> list[str]:
     """The same for the words of a command line. Raises Unsupported."""
     made: list[str] = []
-    at = 0
+    at, model = 0, _model(words)
     while at < len(words):
         flag, equals, value = words[at].partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         at += 1
-        if not flag.startswith("--") or not (name in _SAME or name in _OPPOSITE or name in _ANYWAY):
+        if not flag.startswith("--") or not server_names.known(name):
             made.append(words[at - 1])
             continue
         follows = not equals and at < len(words) and not words[at].startswith("--")
@@ -68,10 +37,19 @@ def own_flags(words: Sequence[str]) -> list[str]:
             value, at = words[at], at + 1
         told = value if equals or follows else True
         number = int(told) if isinstance(told, str) and told.isdigit() else told
-        for own, own_value in own_options({name: number}).items():
+        for own, own_value in own_options({name: number}, model).items():
             dashed = own.replace("_", "-")
             if isinstance(own_value, bool):
                 made.append(f"--{dashed}" if own_value else f"--no-{dashed}")
             else:
                 made += [f"--{dashed}", str(own_value)]
     return made
+
+
+def _model(words: Sequence[str]) -> str | None:
+    """The checkpoint that a command line names."""
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag in ("--model", "--model-path"):
+            return value if equals else "".join(words[at + 1 : at + 2])
+    return None

@@ -36,13 +36,16 @@ LOG_TAIL = 30
 _POLL_S = 0.05
 
 _TOKENIZERS: Registry[Any] = Registry(
-    "tokenizer", {"auto": "transformers:AutoTokenizer"}, extras={"auto": "runtime"}
+    "tokenizer",
+    {"auto": "transformers:AutoTokenizer", "bundled": "runtime.config.checkpoints:BUNDLED"},
+    extras={"auto": "runtime", "bundled": "runtime"},
 )
 
 
 def get_tokenizer(model_path: str, **words: Any) -> Any:
-    """The tokenizer of a checkpoint's folder, or of a model's name, by transformers."""
-    return _TOKENIZERS.load("auto").from_pretrained(model_path, **words)
+    """The tokenizer of a checkpoint's folder, of a bundled one or of a model's name, by transformers."""
+    folder = _TOKENIZERS.load("bundled").get(str(model_path), model_path)
+    return _TOKENIZERS.load("auto").from_pretrained(folder, **words)
 
 
 class Runtime:
@@ -71,7 +74,7 @@ class Runtime:
         timeout: float = 600.0,
         **options: Any,
     ) -> None:
-        options = own_options(options)
+        options = own_options(options, str(model_path))
         self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
         self._stopped = False
         self._used: RuntimeEndpoint | None = None

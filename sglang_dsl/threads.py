@@ -10,16 +10,21 @@ from collections import deque
 from collections.abc import Callable
 
 
+class Worker(threading.Thread):
+    """A thread of a pool. Whatever it waits for, it comes back to the pool."""
+
+
 class Threads:
     """At most `most` threads, each begun when there is work and nobody idle to do it.
 
     One thread at a time is called to the work, and calls the next when it has taken a piece. While bodies do
     not block, a few threads do all of it, without waking each other for each piece; when they do block,
-    others come until `most` are there. The one that became idle last is called first.
+    others come until `most` are there. The one that became idle last is called first. `idle`: called on a
+    thread that is about to wait for work, or to end.
     """
 
-    def __init__(self, most: int, name: str) -> None:
-        self._most, self._name = most, name
+    def __init__(self, most: int, name: str, idle: Callable[[], None] = lambda: None) -> None:
+        self._most, self._name, self._rests = most, name, idle
         self._work: deque[Callable[[], object]] = deque()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
@@ -55,9 +60,8 @@ class Threads:
             self._coming = True
             self._idle.pop().release()
         elif len(self._threads) < self._most:
-            thread = threading.Thread(
-                target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True
-            )
+            name = f"{self._name}-{len(self._threads)}"
+            thread = Worker(target=self._serve, name=name, daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the system has no more of them
@@ -81,13 +85,15 @@ class Threads:
                     work = self._work.popleft()
                     self._call_one()  # this one may be long away
                 elif self._closed:
-                    return
+                    break
                 else:
                     self._idle.append(called)
             if work is None:
+                self._rests()
                 called.acquire()
                 came = True
                 continue
             with contextlib.suppress(BaseException):  # whoever gave the work keeps what it raises
                 work()
             del work  # it may hold a program
+        self._rests()

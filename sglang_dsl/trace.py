@@ -180,7 +180,7 @@ class Tracer:
         self._inherited = dict(self._variables)
         self._role: str | None = parent._role if parent else None
         self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
-        self._scopes: dict[str, Transcript] = {}
+        self._scopes: dict[str, list[Transcript]] = {}
 
     def body(self) -> Seq:
         """What was written so far, forks with all their branches."""
@@ -215,9 +215,10 @@ class Tracer:
             case Gen(name=name) | Select(name=name):
                 self._transcript = self._transcript.say(Placeholder(name or "..."), chosen=name or "")
             case ScopeBegin(name=name):
-                self._scopes[name] = self._transcript
+                self._scopes.setdefault(name, []).append(self._transcript)
             case ScopeEnd(name=name):
-                self.set(name, self._transcript.text(self._scopes.pop(name, Transcript.EMPTY)))
+                begun = self._scopes.get(name)
+                self.set(name, self._transcript.text(begun.pop() if begun else Transcript.EMPTY))
             case _:
                 pass
 

@@ -118,6 +118,10 @@ class Backend(ABC):
         """At least model_path: what says which model answers."""
         return {"model_path": self.identity}
 
+    def get_model_name(self) -> str:
+        """Which model answers."""
+        return str(self.model_info["model_path"])
+
     @abstractmethod
     async def generate(self, call: Call) -> Completion:
         """All texts of a call, whole. Raises BackendError, Unsupported."""

@@ -126,6 +126,10 @@ class RuntimeEndpoint(Backend):
     def chat_template(self, template: ChatTemplate | None) -> None:
         self._template = template
 
+    def get_chat_template(self) -> ChatTemplate:
+        """`chat_template`."""
+        return self.chat_template
+
     # -- the verbs -------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call) -> Completion:

@@ -61,7 +61,7 @@ class MockBackend(Backend):
 
     replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
     found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list
-    of n texts. None: made up from the constraint, or from the prompt.
+    of n texts. None: made up from the constraint, or from the prompt, and then no shorter than min_tokens.
     scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
     without an entry get figures made from prompt and option.
     split: how streams break the text: so many characters each, these cut positions, or a function of it.
@@ -163,7 +163,7 @@ class MockBackend(Backend):
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _begin(self, call: Call) -> int:
-        if unknown := sorted(set(call.options) - {"require_reasoning"}):
+        if unknown := sorted(set(call.options) - {"require_reasoning", "return_text_in_logprobs"}):
             raise Unsupported(f"the mock backend does not know {', '.join(unknown)}")
         if call.logprob_start_len >= 0 or call.top_logprobs:
             raise Unsupported(
@@ -198,7 +198,10 @@ class MockBackend(Backend):
         if call.return_logprob:
             made_up = self._made_up(prompt, texts[0], self._size(texts[0]))
             # As an engine tells them, (logprob, id, text); there are no ids here.
-            meta["output_token_logprobs"] = [[value, None, None] for value in made_up]
+            told = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
+            meta["output_token_logprobs"] = [
+                [value, None, told[at] if told else None] for at, value in enumerate(made_up)
+            ]
         return Completion(tuple(texts), meta)
 
     async def _reply(self, call: Call, prompt: str) -> Reply:
@@ -223,7 +226,11 @@ class MockBackend(Backend):
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         constraint = call.constraint
         if constraint is None:
-            return " ".join(_WORDS[byte % len(_WORDS)] for byte in digest[: 2 + digest[0] % 3])
+            bytes_of = itertools.cycle(digest)
+            words = [_WORDS[next(bytes_of) % len(_WORDS)] for _ in range(2 + digest[0] % 3)]
+            while self._size(" ".join(words)) < call.sampling.min_new_tokens:
+                words.append(_WORDS[next(bytes_of) % len(_WORDS)])
+            return " ".join(words)
         match constraint.kind:
             case "regex" | "json_schema" as kind:
                 numbers = itertools.cycle(digest)
@@ -262,6 +269,13 @@ class MockBackend(Backend):
         return (
             len(text.encode("utf-8", "surrogatepass")) if self.tokens == "bytes" else len(_WORD.findall(text))
         )
+
+    def _tokens(self, text: str) -> list[str]:
+        """What counts as its tokens; a byte that is no character by itself as the replacement character."""
+        if self.tokens == "bytes":
+            raw = text.encode("utf-8", "surrogatepass")
+            return [bytes((byte,)).decode("utf-8", "replace") for byte in raw]
+        return _WORD.findall(text)
 
     def _pieces(self, text: str) -> Iterator[str]:
         if callable(self.split):

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
+from urllib.parse import quote
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import (
@@ -30,6 +31,7 @@ from sglang_dsl.backends.openai_stream import Reply, pieces_of
 from sglang_dsl.backends.remote import (
     Leading,
     Shaped,
+    check_spec_only,
     faults,
     form_for,
     options_schema,
@@ -73,13 +75,26 @@ _HINT = (
 )
 
 
+def _deployment(endpoint: str | None, deployment: str) -> str:
+    """The address of a deployment at Azure. Raises ValueError."""
+    resource = endpoint or os.environ.get("AZURE_OPENAI_ENDPOINT")
+    if not resource:
+        raise ValueError(
+            "is_azure needs azure_endpoint (https://NAME.openai.azure.com), AZURE_OPENAI_ENDPOINT in the "
+            "environment, or the deployment's own address as base_url"
+        )
+    return f"{resource.rstrip('/')}/openai/deployments/{quote(deployment, safe='')}"
+
+
 class OpenAI(Backend):
     """`model_name` at OpenAI's API, or at a compatible one.
 
     is_chat_model      True: chat completions; False: completions of text; None: turns go to the one, text
                        without turns to the other
-    is_azure           the Azure form of the API: base_url is the deployment's, api_version is sent
-    api_key, base_url  None: the environment's OPENAI_API_KEY and OPENAI_BASE_URL
+    is_azure           the Azure form of the API: base_url is the deployment's, or azure_endpoint the
+                       resource's (None: AZURE_OPENAI_ENDPOINT), whose deployment is azure_deployment or the
+                       model's name; api_version is sent
+    api_key, base_url  None: the environment's OPENAI_API_KEY (AZURE_OPENAI_API_KEY) and OPENAI_BASE_URL
     extensions         names of EXTENSIONS that the server takes; "all" for all of them (the bundled server)
     max_tokens_field   what bounds the length of a chat reply: "max_completion_tokens", or for older servers
                        "max_tokens"; one of them is sent, never both
@@ -106,6 +121,8 @@ class OpenAI(Backend):
         organization: str | None = None,
         project: str | None = None,
         api_version: str = "2024-10-21",
+        azure_endpoint: str | None = None,
+        azure_deployment: str | None = None,
         default_headers: Mapping[str, str] | None = None,
         timeout: float = 600.0,
         max_retries: int = 3,
@@ -124,12 +141,19 @@ class OpenAI(Backend):
         self.prefills = "prefill" in named
         self._limit_field = max_tokens_field
         key = os.environ.get("OPENAI_API_KEY", "") if api_key is None else api_key
+        if is_azure and api_key is None:
+            key = os.environ.get("AZURE_OPENAI_API_KEY", key)
         headers = {"api-key": key} if is_azure else {"Authorization": f"Bearer {key}"}
         if organization is not None:
             headers["OpenAI-Organization"] = organization
         if project is not None:
             headers["OpenAI-Project"] = project
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
+        if is_azure:
+            url = base_url or _deployment(azure_endpoint, azure_deployment or model_name)
+        elif azure_endpoint is None and azure_deployment is None:
+            url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
+        else:
+            raise ValueError("azure_endpoint and azure_deployment are for Azure: say is_azure=True, too")
         self._query = f"?api-version={api_version}" if is_azure else ""
         self._transport = Transport(
             url.rstrip("/"),
@@ -256,6 +280,7 @@ class OpenAI(Backend):
     def _constrain(self, call: Call, body: dict[str, Any], *, chat: bool) -> Shaped:
         constraint = call.constraint
         if constraint is not None and constraint.kind in self._extensions:
+            check_spec_only(constraint, self.name)
             body[EXTENSIONS[constraint.kind]] = constraint.spec
             return Shaped(call, None, body)
         if constraint is not None and not chat and constraint.spec in Leading.KINDS:

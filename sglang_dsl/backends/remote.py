@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from runtime.protocol.constraint import Constraint
+from runtime.protocol.constraint import JSON_WORDS, Constraint
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
@@ -244,11 +244,23 @@ class Leading(Shaped):
         return found[0].rstrip()
 
 
+def check_spec_only(constraint: Constraint, backend: str) -> None:
+    """Raises Unsupported where the constraint says more than its kind and text, which no API takes."""
+    said = [word for word in JSON_WORDS if getattr(constraint, word) is not None]
+    if said:
+        raise Unsupported(
+            f"{backend} does not take {', '.join(said)} beside a constraint",
+            backend=backend,
+            hint="leave it out for this backend",
+        )
+
+
 def form_for(call: Call, backend: str, hint: str = "use json_schema or choices") -> JsonForm | None:
     """How an API that knows JSON schemas only is asked for the call's constraint; None where there is none.
     Raises Unsupported."""
     if call.constraint is None:
         return None
+    check_spec_only(call.constraint, backend)
     form = json_form(call.constraint)
     if form is None:
         raise Unsupported(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,11 @@ def select_sglang_backend(args: argparse.Namespace) -> Backend:
 
         return OpenAI(name)
     raise ValueError(f"unknown backend {name!r}; known: {', '.join(_NAMES)}, or an OpenAI model's name")
+
+
+def is_in_ci() -> bool:
+    """Whether SGLANG_IS_IN_CI in the environment says so, by which notebooks choose how to start a server."""
+    return os.environ.get("SGLANG_IS_IN_CI", "false").lower() in ("true", "1")
 
 
 def dump_bench_raw_result(

@@ -156,3 +156,21 @@ def test_prompts_with_parts_are_counted() -> None:
     prompt = Prompt((Message("user", [{"type": "text", "text": "hi"}]), Message("assistant", "", open=True)))
     done = asyncio.run(MockBackend(["ok"]).generate(Call(prompt, SamplingParams())))
     assert done.meta["prompt_tokens"] > 0
+
+
+@pytest.mark.parametrize("tokens", ["words", "bytes"])
+def test_what_it_makes_up_is_as_long_as_it_must_be_and_its_tokens_are_told(tokens: str) -> None:
+    node = gen("x", min_tokens=40, max_tokens=80, return_logprob=True, return_text_in_logprobs=True)
+    state = one.run(node=node, backend=MockBackend(tokens=tokens))
+    meta = state.get_meta_info("x")
+    assert 40 <= meta["completion_tokens"] <= 80
+    told = meta["output_token_logprobs"]
+    assert len(told) == meta["completion_tokens"]
+    assert "".join(text for _, _, text in told) == state["x"]
+    again = one.run(node=gen("x", return_logprob=True), backend=MockBackend(tokens=tokens))
+    assert {text for _, _, text in again.get_meta_info("x")["output_token_logprobs"]} == {None}
+
+
+def test_it_says_which_model_answers() -> None:
+    backend = MockBackend()
+    assert backend.get_model_name() == backend.model_info["model_path"] == "mock"

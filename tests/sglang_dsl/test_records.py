@@ -425,3 +425,24 @@ def test_a_hook_that_fails_changes_nothing(caplog: pytest.LogCaptureFixture) -> 
         end()
         end()
     assert "a hook failed" in caplog.text
+
+
+def test_the_place_of_a_call_does_not_depend_on_when_another_was_cancelled(tmp_path: Path) -> None:
+    """In one run the cancelled call has begun, in the other it has not."""
+    backend = sgl.MockBackend(lambda call: str(next(numbers)))
+    numbers, replayed = itertools.count(), [False]
+
+    @sgl.function
+    def program(s: sgl.ProgramState) -> None:
+        there = s.checkpoint()
+        s += "a" + sgl.gen("lost", max_tokens=4)
+        while not replayed[0] and not backend.calls:
+            pass  # until it has begun
+        s.cancel()
+        s.rollback(there)
+        s += "b" + sgl.gen("kept", max_tokens=4)
+
+    backend.delay_s = 0.2
+    first = program.run(backend=backend, cache="rw", cache_dir=str(tmp_path))["kept"]
+    replayed[0] = True
+    assert program.run(cache="ro", cache_dir=str(tmp_path))["kept"] == first

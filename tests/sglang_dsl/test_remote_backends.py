@@ -142,6 +142,21 @@ def test_azure_and_crusoe_are_addressed_as_they_want(api: Api, monkeypatch: pyte
     path, headers, _ = api.sent[-1]
     assert path == "/dep/chat/completions?api-version=v9"
     assert (headers["api-key"], headers.get("Authorization")) == ("k", None)
+    named = {"azure_endpoint": api.url, "api_version": "2023-07-01-preview", "is_azure": True}
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", "a-1")
+    with closing(OpenAI(model_name="azure gpt", **named)) as resource:
+        assert two_turns.run(backend=resource)["b"] == "ok"
+    path, headers, _ = api.sent[-1]
+    assert path == "/openai/deployments/azure%20gpt/chat/completions?api-version=2023-07-01-preview"
+    assert headers["api-key"] == "a-1"
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", api.url + "/")
+    with closing(OpenAI("m", is_azure=True, azure_deployment="d", api_key="k")) as other:
+        assert two_turns.run(backend=other)["b"] == "ok"
+    assert api.sent[-1][0].startswith("/openai/deployments/d/chat/completions?api-version=2")
+    monkeypatch.delenv("AZURE_OPENAI_ENDPOINT")
+    for wrong, hint in (({"is_azure": True}, "needs azure_endpoint"), ({"azure_endpoint": "x"}, "is_azure")):
+        with pytest.raises(ValueError, match=hint):
+            OpenAI("m", **wrong)
     monkeypatch.setenv("CRUSOE_API_KEY", "c-1")
     with closing(Crusoe("m", base_url=api.url)) as two:
         assert two_turns.run(backend=two)["b"] == "ok"

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sglang_dsl as sgl
+from runtime.protocol.errors import BadRequest
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.schema_regex import build_regex_from_object, regex_of_schema
@@ -42,7 +43,9 @@ lang.backend.crusoe: Crusoe
 lang.backend.base_backend: BaseBackend
 global_config: global_config
 test.test_utils: add_common_sglang_args_and_parse select_sglang_backend add_common_other_args_and_parse
-test.test_utils: dump_bench_raw_result
+test.test_utils: dump_bench_raw_result is_in_ci
+test.doc_patch: launch_server_cmd
+lang.global_config: global_config
 utils: http_request read_jsonl dump_state_text download_and_cache_file print_highlight launch_server_cmd
 utils: wait_for_server terminate_process normalize_base_url trim_overlap stream_and_merge
 utils: async_stream_and_merge
@@ -231,6 +234,28 @@ def test_flags_of_its_server() -> None:
     ]  # fmt: skip
     with pytest.raises(Unsupported, match="dp_size=4"):
         own_flags(["--dp-size", "4"])
+
+
+def test_the_tokenizer_may_be_named_where_it_is_the_checkpoints() -> None:
+    given = {"tokenizer_path": "pocket", "random_seed": 3, "disable_overlap_schedule": True}
+    assert own_options(given, "pocket") == {"seed": 3, "overlap": False}
+    assert own_options({"tokenizer_path": None, "quantization": None}) == {}
+    for words in (["--model-path", "pocket"], ["--model=pocket"]):
+        assert own_flags([*words, "--tokenizer-path", "pocket"]) == words
+        with pytest.raises(Unsupported, match="put its files there"):
+            own_flags([*words, "--tokenizer-path", "other"])
+    with pytest.raises(Unsupported, match="put its files there"):
+        sgl.Runtime(model_path="pocket", tokenizer_path="other")
+
+
+def test_an_engine_and_its_arguments_take_the_same_names() -> None:
+    given = {"mem_fraction_static": 0.5, "tp_size": 1, "trust_remote_code": True, "random_seed": 3}
+    args = sgl.ServerArgs(model_path="pocket", **given)
+    assert dict(args) == {"model_path": "pocket", "memory_fraction": 0.5, "seed": 3}
+    with pytest.raises(BadRequest, match="tp_size=2"):
+        sgl.ServerArgs(model_path="pocket", tp_size=2)
+    with pytest.raises(BadRequest, match="quantization='fp8'"):
+        sgl.Engine(model_path="pocket", quantization="fp8", random_seed=3)
 
 
 # -- words of its states and metas ---------------------------------------------------------------------------

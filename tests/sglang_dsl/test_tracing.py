@@ -128,3 +128,22 @@ def test_the_rest_of_a_state_works_while_tracing() -> None:
         assert s["y"] == ["{y}"]
 
     program.trace()
+
+
+def test_scopes_of_one_name_within_each_other_each_have_their_own_text() -> None:
+    found: list[str] = []
+
+    @sgl.function
+    def program(s: sgl.ProgramState) -> None:
+        s += "0"
+        with s.var_scope("a"):
+            s += "1"
+            with s.var_scope("a"):
+                s += "2"
+            found.append(s["a"])
+            s += "3"
+        found.append(s["a"])
+
+    program.run()
+    program.trace()
+    assert found == ["2", "123"] * 2
