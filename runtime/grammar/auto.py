@@ -47,7 +47,9 @@ class AutoGrammarBackend(GrammarBackend):
     """
 
     name = "auto"
-    OPTIONS = frozenset({"whitespace", "property_order", "parser_limits", "limits", "grammar_cache_dir"})
+    OPTIONS = frozenset(
+        {"whitespace", "property_order", "schema_format", "parser_limits", "limits", "grammar_cache_dir"}
+    )
 
     def __init__(self, vocabulary: Vocabulary, **options: object) -> None:
         super().__init__(vocabulary)

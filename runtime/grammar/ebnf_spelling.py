@@ -10,33 +10,18 @@ from collections.abc import Callable, Mapping
 
 from runtime.grammar.charset import SURROGATES, Ranges, difference
 from runtime.grammar.ebnf import MAX_NESTING
-from runtime.grammar.ebnf_tree import Alt, Chars, Grammar, Node, Ref, Repeat, Seq, names_of
+from runtime.grammar.ebnf_terminals import split
+from runtime.grammar.ebnf_tree import Alt, Chars, Grammar, Node, Ref, Repeat, Seq, bottom_up
 
 MAX_REGULAR = 20_000
 """Characters of a grammar without recursion, written out as one expression."""
 
 
-def bottom_up(grammar: Grammar) -> list[str] | None:
-    """The rules in an order in which each comes after those it uses; None where a rule uses itself."""
-    uses = {name: names_of(node) for name, node in grammar.rules.items()}
-    users: dict[str, list[str]] = {name: [] for name in uses}
-    for name, used in uses.items():
-        for one in used:
-            users[one].append(name)
-    order = [name for name, used in uses.items() if not used]
-    for name in order:
-        for user in users[name]:
-            uses[user].discard(name)
-            if not uses[user]:
-                order.append(user)
-    return order if len(order) == len(uses) else None
-
-
 def as_regex(grammar: Grammar) -> str | None:
     """The whole grammar as a pattern of Rust's regex crates, matched as a whole; None where it recurs, or
     spells out to more than MAX_REGULAR characters or MAX_NESTING groups inside of each other."""
-    order = bottom_up(grammar)
-    if order is None:
+    order = bottom_up(grammar.rules)
+    if len(order) < len(grammar.rules):
         return None
     sizes: dict[str, int] = {}
     depths: dict[str, int] = {}
@@ -103,14 +88,17 @@ def _rust_point(value: int) -> str:
 
 
 def to_lark(grammar: Grammar) -> str:
-    """The grammar in llguidance's variant of Lark: one terminal where it is regular, one for each character
-    where it recurs, because longer ones would be matched greedily."""
+    """The grammar in llguidance's variant of Lark: one terminal where it is regular; where it recurs, those
+    that may be matched greedily (see runtime.grammar.ebnf_terminals)."""
     pattern = as_regex(grammar)
     if pattern is not None:
         return f"start: /{pattern}/\n"
-    names = {name: f"r{number}" for number, name in enumerate(grammar.rules)}
-    lines = [f"start: {names[grammar.root]}"]
-    lines.extend(f"{names[name]}: {_lark(node, names)}" for name, node in grammar.rules.items())
+    (rules, root), terminals = split(grammar)
+    names = {name: f"T{n}" if name in terminals else f"r{n}" for n, name in enumerate(rules)}
+    lines = [f"start: {names[root]}"]
+    for name, node in rules.items():
+        text = f"/{_regex(node, {})}/" if name in terminals else _lark(node, names)
+        lines.append(f"{names[name]}: {text}")
     return "\n".join(lines) + "\n"
 
 

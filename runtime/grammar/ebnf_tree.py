@@ -6,7 +6,7 @@ of writing a grammar down.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -125,6 +125,22 @@ def productive(rules: Mapping[str, Node], where: str) -> Grammar:
     return Grammar({name: kept[name] for name in rules if name in kept})
 
 
+def bottom_up(rules: Mapping[str, Node]) -> list[str]:
+    """The rules that do not come to use themselves, nor one that does, each after those it uses."""
+    uses = {name: names_of(node) for name, node in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in uses}
+    for name, used in uses.items():
+        for one in used:
+            users[one].append(name)
+    order = [name for name, used in uses.items() if not used]
+    for name in order:
+        for user in users[name]:
+            uses[user].discard(name)
+            if not uses[user]:
+                order.append(user)
+    return order
+
+
 def _fixpoint(rules: Mapping[str, Node], test: Callable[[Node, set[str]], bool]) -> set[str]:
     """The least set of rules for which `test` holds, given the set."""
     found: set[str] = set()
@@ -239,7 +255,7 @@ def _nesting(node: Node) -> int:
 def endless_rule(grammar: Grammar) -> str | None:
     """A rule that can stand for itself with nothing beside it, if there is one: some engines follow it
     without end."""
-    empty = _fixpoint(grammar.rules, _empty)
+    empty = empty_rules(grammar.rules)
     alone = {name: sorted(_alone(node, empty)) for name, node in grammar.rules.items()}
     for group in _groups(alone):
         if len(group) > 1 or group[0] in alone[group[0]]:
@@ -247,7 +263,12 @@ def endless_rule(grammar: Grammar) -> str | None:
     return None
 
 
-def _empty(node: Node, empty: set[str]) -> bool:
+def empty_rules(rules: Mapping[str, Node]) -> set[str]:
+    """Those that match the empty text."""
+    return _fixpoint(rules, is_empty)
+
+
+def is_empty(node: Node, empty: Set[str]) -> bool:
     """Whether `node` matches the empty text, as the rules `empty` do."""
     match node:
         case Chars():
@@ -255,14 +276,14 @@ def _empty(node: Node, empty: set[str]) -> bool:
         case Ref(name):
             return name in empty
         case Seq(items):
-            return all(_empty(item, empty) for item in items)
+            return all(is_empty(item, empty) for item in items)
         case Alt(options):
-            return any(_empty(option, empty) for option in options)
+            return any(is_empty(option, empty) for option in options)
         case Repeat(item, low):
-            return low == 0 or _empty(item, empty)
+            return low == 0 or is_empty(item, empty)
 
 
-def _alone(node: Node, empty: set[str]) -> set[str]:
+def _alone(node: Node, empty: Set[str]) -> set[str]:
     """The rules that `node` can stand for with nothing beside them."""
     match node:
         case Chars():
@@ -272,9 +293,9 @@ def _alone(node: Node, empty: set[str]) -> set[str]:
         case Alt(options):
             return set().union(*(_alone(option, empty) for option in options))
         case Repeat(item, low):
-            return _alone(item, empty) if low <= 1 or _empty(item, empty) else set()
+            return _alone(item, empty) if low <= 1 or is_empty(item, empty) else set()
         case Seq(items):
-            full = [item for item in items if not _empty(item, empty)]
+            full = [item for item in items if not is_empty(item, empty)]
             if len(full) > 1:
                 return set()
             return set().union(*(_alone(item, empty) for item in full or items))

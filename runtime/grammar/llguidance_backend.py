@@ -17,30 +17,31 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 from llguidance._lib import LLParserLimits
 
-from runtime.grammar.base import GrammarBackend, Matcher, Origin
+from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.ebnf import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf_spelling import to_lark
-from runtime.grammar.gaps import GapMatcher, has_gaps
+from runtime.grammar.gaps import GapMatcher
 from runtime.grammar.json_schema.any_order import Spare, Wider, loosely
-from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
+from runtime.grammar.json_schema.checked import CheckedMatcher
 from runtime.grammar.json_schema.empty import bury, endless, innermost
-from runtime.grammar.json_schema.in_string import Lengths, StringMatcher, Strings
+from runtime.grammar.json_schema.in_string import StringMatcher, Strings
+from runtime.grammar.json_schema.listed_values import settle_lists
 from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
-from runtime.grammar.json_schema.plain_strings import PlainMatcher, Whole
+from runtime.grammar.json_schema.plain_strings import Follower, PlainMatcher, Whole
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.residual import Residual
-from runtime.grammar.json_schema.source import ESCAPES, layout, read_schema
-from runtime.grammar.json_schema.string_rules import Rules, Texts
+from runtime.grammar.json_schema.source import ESCAPES, format_policy, layout, read_document
+from runtime.grammar.json_schema.string_rules import Texts
 from runtime.grammar.json_schema.tracker import JsonTracker
 from runtime.grammar.json_schema.widen import Lowered, Unspelled, Widen
 from runtime.grammar.llguidance_parser import Parser
-from runtime.grammar.plain_tokens import PlainTokens
+from runtime.grammar.llguidance_space import LLSpace
 from runtime.grammar.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.structural_tag import StructuralTags
-from runtime.grammar.token_bits import Bits, TokenBits
+from runtime.grammar.token_bits import Bits
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
@@ -91,60 +92,6 @@ _LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 _OPTIONS_LINE = re.compile(r"^%llguidance[ \t]+(\{.*\})[ \t]*$", re.MULTILINE)
 
 
-class _Words:
-    """A vocabulary in the shape LLTokenizer asks for. It never tokenizes: only bytes are fed back."""
-
-    def __init__(self, tokens: list[bytes], eos: int) -> None:
-        self.tokens = tokens
-        self.eos_token_id = eos
-        self.bos_token_id = None
-        self.special_token_ids: list[int] = []
-        self._of_byte = {data[0]: number for number, data in enumerate(tokens) if len(data) == 1}
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        data = text.encode() if isinstance(text, str) else text
-        return [self._of_byte[value] for value in data]
-
-
-class LLSpace:
-    """A vocabulary prepared for llguidance: made once, used by every constraint. Thread-safe.
-
-    Ids of the library are those of the vocabulary, followed by one id for each byte that no token spells and
-    by one more where the vocabulary has no end, so that any text can be followed.
-    """
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        silent = vocabulary.special | vocabulary.eos
-        tokens = [b"" if number in silent else data for number, data in enumerate(vocabulary.tokens)]
-        spelled = {data[0]: number for number, data in enumerate(tokens) if len(data) == 1}
-        for value in range(256):
-            if value not in spelled:
-                spelled[value] = len(tokens)
-                tokens.append(bytes([value]))
-        self.byte_ids = [spelled[value] for value in range(256)]
-        self.eos = sorted(vocabulary.eos)
-        stop = self.eos or [len(tokens)]
-        if not self.eos:
-            tokens.append(b"")
-        self.tokens = tokens
-        self.words = -(-len(tokens) // 32)
-        self.tokenizer = LLTokenizer(
-            TokenizerWrapper(_Words(tokens, stop[0])), n_vocab=len(tokens), eos_token=stop, slices=None
-        )
-        self.bits = TokenBits(vocabulary)
-        self.gaps = has_gaps(self.bits)
-        self.sieve = Sieve(self.bits)
-        self.lengths = Lengths(self.bits)
-        self.plain = PlainTokens(self.bits)
-        self.rules = Rules(self.plain)
-        others = list(self.plain.less(tokens))
-        # No slices: they are for the tokens that are left out.
-        self.others = LLTokenizer(
-            TokenizerWrapper(_Words(others, stop[0])), n_vocab=len(tokens), eos_token=stop, slices=[]
-        )
-
-
 class _Step(NamedTuple):
     """One successful call: how many of the library's tokens it took, and whether it was an end."""
 
@@ -161,7 +108,7 @@ class _Compiled:
     first: list[TokenMask] = field(default_factory=list)
 
 
-class LLGuidanceMatcher(Matcher):
+class LLGuidanceMatcher(Follower):
     """A place in a grammar. A copy shares the lexer and copies the parser's stack.
 
     After an eos only an eos may follow, which changes nothing.
@@ -220,12 +167,15 @@ class LLGuidanceMatcher(Matcher):
         return self._space.bits.seal(self.words())
 
     def words(self) -> Bits:
-        """The ids that may follow, eos included, as words of the library's ids; a new array. Not after an
-        end."""
         bits = np.zeros(self._space.words, dtype=np.uint32)
         self._parser.compute_mask(bits.ctypes.data, bits.nbytes)
         self._check()
         return bits
+
+    def follows(self, data: bytes) -> int:
+        if self._stopped:
+            return 0
+        return self._parser.validate_tokens([self._space.byte_ids[value] for value in data])
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self._parser.is_stopped():
@@ -241,12 +191,9 @@ class LLGuidanceMatcher(Matcher):
         return self._stopped or (self._parser.is_stopped() and not self._parser.is_error())
 
     def rollback(self, steps: int) -> None:
-        last, taken = self._last, 0
-        stopped = self._stopped
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            taken, stopped, last = taken + last.taken, last.stopped, last.before
+        last, taken, stopped = self._last, 0, self._stopped
+        for step in last_steps(self._last, steps):
+            taken, stopped, last = taken + step.taken, step.stopped, step.before
         if taken:
             self._parser.rollback(taken)
             self._mask = None
@@ -274,18 +221,19 @@ class LLGuidanceBackend(GrammarBackend):
     space, or a line break with up to 40 columns of indentation).
     property_order: of objects in given text (advance_bytes): "any", or "schema" as the schema writes them.
     Masks always offer them in the order of the schema.
+    schema_format: what `format` does in a schema: "assertion", or "annotation".
     """
 
     name = "llguidance"
-    OPTIONS = frozenset({"whitespace", "property_order", "parser_limits"})
+    OPTIONS = frozenset({"whitespace", "property_order", "schema_format", "parser_limits"})
 
     def __init__(
         self, vocabulary: Vocabulary, *, whitespace: str = "flexible", property_order: str = "any",
-        parser_limits: LLGuidanceLimits = DEFAULT_LIMITS,
+        schema_format: str = "assertion", parser_limits: LLGuidanceLimits = DEFAULT_LIMITS,
     ) -> None:  # fmt: skip
         super().__init__(vocabulary)
         self._limits = parser_limits
-        self._layout = layout(whitespace)
+        self._layout, self._formats = layout(whitespace), format_policy(schema_format)
         if property_order not in ("schema", "any"):
             raise BadRequest(f"must be schema or any, got {property_order!r}", where="property_order")
         self._order = property_order
@@ -315,12 +263,12 @@ class LLGuidanceBackend(GrammarBackend):
                 pattern = "|".join(map(rust_literal, _options(constraint.spec)))
                 return self._start(_unforced(f"start: /{pattern}/"), Origin(self.name), "choices")
             case "structural_tag":
-                return self._tags.compile(constraint.spec, constraint.whitespace)
+                return self._tags.compile(constraint)
 
     def _part(self, constraint: Constraint) -> Matcher:
         """The matcher of a part of a structural tag: properties come in the order of the schema."""
         if constraint.kind == "json_schema":
-            document = SchemaDocument(read_schema(constraint.spec))
+            document = read_document(constraint, self._formats)
             return self._climb(document, LADDER, self._layout_of(constraint))
         return self.compile(constraint)
 
@@ -329,7 +277,7 @@ class LLGuidanceBackend(GrammarBackend):
         return self._layout if constraint.whitespace is None else layout(constraint.whitespace)
 
     def _json(self, constraint: Constraint) -> Matcher:
-        document = SchemaDocument(read_schema(constraint.spec))
+        document = read_document(constraint, self._formats)
         own = self._layout_of(constraint)
         if self._order == "schema":
             return self._climb(document, LADDER, own)
@@ -383,6 +331,7 @@ class LLGuidanceBackend(GrammarBackend):
         schema: Lowered = bury(plan.schema, dead) if dead else plan.schema
         buried = 0
         while True:
+            schema = settle_lists(schema)
             text = json.dumps({**schema, "x-guidance": layout} if isinstance(schema, dict) else schema)
             try:
                 return self._followed(_unforced(f"start: %json {text}"), origin, schema)
@@ -399,12 +348,12 @@ class LLGuidanceBackend(GrammarBackend):
         space = self.space
         found = None if space.gaps else Texts.starting(schema, space.rules)
         if found is not None and (found[1] or len(grammar) <= _TWICE):
-            inner = self._start(grammar, origin, KIND, space.others)
+            inner = self._begin(grammar, origin, KIND, space.others)
             whole = Whole(lambda: self._start(grammar, origin, KIND))
             if not found[1]:
                 whole()
             tracker = JsonTracker(found[0], repeats=True)
-            return PlainMatcher(inner, LLGuidanceMatcher.words, tracker, space.lengths, space.plain, whole)
+            return PlainMatcher(inner, tracker, space.lengths, space.plain, whole)
         matcher = self._start(grammar, origin, KIND)
         if space.gaps:
             return matcher
@@ -427,18 +376,20 @@ class LLGuidanceBackend(GrammarBackend):
         kind = Unspelled if "Regex is empty" in told and not widen.order else BadConstraint
         return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
 
-    def _start(
-        self, grammar: str, origin: Origin, where: str, tokenizer: LLTokenizer | None = None
-    ) -> Matcher:
+    def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:
         """A matcher at the start of `grammar`, its first mask made. Raises BadConstraint."""
-        tokenizer = tokenizer or self.space.tokenizer
+        matcher = self._begin(grammar, origin, where, self.space.tokenizer)
+        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
+
+    def _begin(self, grammar: str, origin: Origin, where: str, tokenizer: LLTokenizer) -> LLGuidanceMatcher:
+        """The same over the ids that `tokenizer` spells, gaps left alone."""
         parser = Parser.start(tokenizer, grammar, self._limits.to_library(), where)
         if parser.is_error():
             raise BadConstraint(_told(parser.get_error())[:2000], where=where)
         compiled = _Compiled(self.space, origin, where)
         matcher = LLGuidanceMatcher(compiled, parser)
         compiled.first.append(matcher.mask())
-        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
+        return matcher
 
 
 def _options(spec: str) -> list[str]:

@@ -44,6 +44,10 @@ class Parser:
         """How many of `ids` follow; those are taken."""
         return guarded(self._where, self._inner.try_consume_tokens, ids)
 
+    def validate_tokens(self, ids: Sequence[int]) -> int:
+        """How many of `ids` would follow; none is taken."""
+        return guarded(self._where, self._inner.validate_tokens, ids)
+
     def compute_mask(self, address: int, size: int) -> None:
         """Write the mask, as packed bits, to `size` bytes of memory at `address`."""
         guarded(self._where, self._inner.unsafe_compute_mask_ptr, address, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from runtime.plan import TokenMask
@@ -18,10 +18,10 @@ class Cache(Generic[_Kept]):
 
     def __init__(self, size: Callable[[_Kept], int], limit_bytes: int = 256 << 20) -> None:
         self._size, self._limit, self._held = size, limit_bytes, 0
-        self._masks: OrderedDict[tuple[int, ...], _Kept] = OrderedDict()
+        self._masks: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: tuple[int, ...], make: Callable[[], _Kept]) -> _Kept:
+    def get(self, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
         with self._lock:
             mask = self._masks.get(key)
             if mask is not None:

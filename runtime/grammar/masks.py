@@ -19,11 +19,10 @@ from runtime.grammar.dfa import ByteDfa
 from runtime.grammar.mask_cache import MaskCache
 from runtime.grammar.mask_store import MaskStore
 from runtime.grammar.merged_trie import MergedTries
-from runtime.grammar.plain_tokens import WIDE, PlainAutomaton, PlainCounts, PlainTokens
+from runtime.grammar.plain_tokens import WIDE, PlainAutomaton, PlainCounts, plain_tokens
 from runtime.grammar.shortest_end import ShortestEnds
 from runtime.grammar.state_masks import StateMasks
 from runtime.grammar.symbolic_walk import Walker
-from runtime.grammar.token_bits import TokenBits
 from runtime.grammar.trie import TokenTrie
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
@@ -31,6 +30,11 @@ from runtime.protocol.vocabulary import Vocabulary
 
 SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
+
+APART = 8192
+"""Vocabularies of so many ids or more are walked in two parts through automata with counters, of which that
+of the plain tokens, nearly all, is the cheaper one. In smaller ones a second walk costs more than it
+saves."""
 
 _PREPARED = 8
 _EXPLORED = 4096
@@ -46,10 +50,10 @@ class TokenSpace:
     ) -> None:
         self.vocabulary = vocabulary
         self.trie = TokenTrie(vocabulary)
-        bits = TokenBits(vocabulary)
-        self.plain = PlainTokens(bits)
-        self.others = TokenTrie(Vocabulary(self.plain.less(bits.texts)))
-        self.trees = MergedTries(self.others, store=store)
+        self.plain = plain_tokens(vocabulary)
+        self.others = TokenTrie(Vocabulary(self.plain.less(self.plain.bits.texts)))
+        self.apart = len(vocabulary) >= APART
+        self.trees = MergedTries(self.others if self.apart else self.trie, store=store)
         self.cache = MaskCache(cache_bytes)
         self.eos = np.array(sorted(vocabulary.eos), dtype=np.int64)
         self._serials: OrderedDict[bytes, int] = OrderedDict()
@@ -165,7 +169,7 @@ class TokenAutomaton:
             raise BadConstraint(text, where="constraint")
         # Trees and first mask are made where constraints are compiled, not in the scheduler's loop.
         if isinstance(dfa, CountedByteDfa):
-            self._plain = PlainCounts(dfa, space.plain)
+            self._plain = PlainCounts(dfa, space.plain) if space.apart else None
             for control in dfa.counts.repeating()[:_PREPARED].tolist():
                 self._masks_of(dfa, control, 0)
         elif self._complete and dfa.intervals:
@@ -188,7 +192,7 @@ class TokenAutomaton:
         place = control * dfa.nodes + node
         masks = self._states.get(place)
         if masks is None:
-            walker = Walker(dfa, self.space.trees.of(dfa.utf8, ~dfa.classes))
+            walker = self._walker
             accepts = dfa.counts.accepts[control] if node == 0 else ()
             masks = (StateMasks(walker, walker.start(control, node), accepts),)
             if isinstance(self._plain, PlainCounts) and node == 0:
@@ -199,6 +203,12 @@ class TokenAutomaton:
                 self._states[place] = masks
                 self._held += sum(one.nbytes for one in masks)
         return masks
+
+    @cached_property
+    def _walker(self) -> Walker:
+        dfa = self._counted
+        assert dfa is not None
+        return Walker(dfa, self.space.trees.of(dfa.utf8, ~dfa.classes))
 
     def _sealed(self, masks: tuple[StateMasks, ...], values: tuple[int, ...]) -> TokenMask:
         bits = masks[0].bits(values)

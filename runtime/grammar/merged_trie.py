@@ -20,15 +20,16 @@ from runtime.grammar.mask_store import MaskStore
 _SCATTERED = 8
 
 Ints = npt.NDArray[np.int64]
+Small = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
 class Tree(Protocol):
     """The tree of tokens: see TokenTrie."""
 
-    byte: Ints
-    child_start: Ints
-    child_count: Ints
+    byte: npt.NDArray[np.int32]
+    child_start: npt.NDArray[np.int32]
+    child_count: npt.NDArray[np.int32]
     roots: int
     levels: list[int]
 
@@ -36,33 +37,35 @@ class Tree(Protocol):
     def parent(self) -> npt.NDArray[np.int32]: ...
 
     @property
-    def end_of(self) -> Ints: ...
+    def end_of(self) -> npt.NDArray[np.int32]: ...
 
 
 class MergedTrie:
     """Nodes level by level; a node's children are consecutive; the first `roots` nodes are the first bytes.
 
-    byte, child_start, child_count int64 [nodes]: some byte of the node's kind, its children. token int64
+    byte, child_start, child_count int [nodes]: some byte of the node's kind, its children. token int32
     [nodes]: the node itself where tokens end, else -1. node_of int32 [ids of the vocabulary, in whole words
     of 32]: where an id's text ends; `nodes` for ids without a text, and for those that hold a byte of no
     kind.
     """
 
-    def __init__(self, byte: Ints, child_count: Ints, roots: int, node_of: npt.NDArray[np.int32]) -> None:
+    def __init__(self, byte: Small, child_count: Small, roots: int, node_of: npt.NDArray[np.int32]) -> None:
         self.byte, self.child_count, self.roots, self.node_of = byte, child_count, roots, node_of
         self.nodes = len(byte)
-        self.child_start = roots + np.cumsum(child_count) - child_count
-        self.token = np.full(self.nodes + 1, -1, dtype=np.int64)
+        self.child_start = (roots + np.cumsum(child_count) - child_count).astype(np.int32)
+        self.token = np.full(self.nodes + 1, -1, dtype=np.int32)
         self.token[node_of] = node_of
         self.token = self.token[: self.nodes]
 
     @property
     def nbytes(self) -> int:
-        return 4 * self.byte.nbytes + self.node_of.nbytes
+        mine = (self.byte, self.child_count, self.child_start, self.token, self.node_of)
+        return sum(part.nbytes for part in mine)
 
     def pack(self, nodes: Bools) -> npt.NDArray[np.uint32]:
         """The ids whose text ends at one of `nodes` (bool [nodes + 1], the last one False), as words."""
-        return np.packbits(nodes[self.node_of], bitorder="little").view("<u4").astype(np.uint32, copy=False)
+        flags = nodes.take(self.node_of)
+        return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32, copy=False)
 
 
 def merged(trie: Tree, kind_of: Ints) -> MergedTrie:
@@ -121,6 +124,7 @@ class MergedTries:
 
     def __init__(self, trie: Tree, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
         self._trie, self._limit, self._store = trie, limit_bytes, store
+        self._content = len(trie.byte).to_bytes(8, "little")  # two trees of a vocabulary may share a store
         self._known: OrderedDict[bytes, MergedTrie] = OrderedDict()
         self._held = 0
         self._lock = threading.Lock()
@@ -134,7 +138,7 @@ class MergedTries:
 
     def of_kinds(self, kind_of: Ints) -> MergedTrie:
         """Of bytes by their kinds; see merged()."""
-        key = hashlib.blake2b(kind_of.tobytes(), digest_size=20).digest()
+        key = hashlib.blake2b(kind_of.tobytes() + self._content, digest_size=20).digest()
         with self._lock:
             found = self._known.get(key)
             if found is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -61,13 +61,19 @@ def unescaped(text: str) -> str:
     return text
 
 
+@lru_cache(maxsize=1)
+def plain_tokens(vocabulary: Vocabulary) -> PlainTokens:
+    """Those of `vocabulary`, made once for all backends of a process, which has one vocabulary."""
+    return PlainTokens(TokenBits(vocabulary))
+
+
 class PlainTokens:
     """Made once for a vocabulary. Thread-safe. All bits are uint32 [words] of the vocabulary, read only."""
 
     def __init__(self, bits: TokenBits) -> None:
         self.flags = np.fromiter(map(is_plain, bits.texts), np.bool_, bits.width)
         texts = tuple(data if plain else b"" for data, plain in zip(bits.texts, self.flags.tolist()))
-        self._bits = bits
+        self.bits = bits
         self.all = _sealed(bits.pack(self.flags))
         self.none = _sealed(np.zeros_like(self.all))
         self._counts = np.fromiter((len(data.decode()) for data in texts), np.int64, bits.width)
@@ -75,6 +81,8 @@ class PlainTokens:
         self.most = int(self._counts.max(initial=0))
         self.is_plain = self.flags.tobytes()
         self._kept: dict[tuple[str, int], Bits] = {}
+        self._ids = {data: bits.width - 1 - back for back, data in enumerate(reversed(texts)) if data}
+        self._longest = max(map(len, self._ids), default=0)
         self.trie = TokenTrie(Vocabulary(texts, frozenset(), frozenset()), characters=True)
         self.trees = MergedTries(self.trie)
         self.unmerged = MergedTrie(
@@ -98,7 +106,7 @@ class PlainTokens:
             return self.none
         found = self._kept.get(("within", length))
         if found is None:
-            found = _sealed(self._bits.pack(self.flags & (self._counts <= length)))
+            found = _sealed(self.bits.pack(self.flags & (self._counts <= length)))
             self._kept["within", length] = found
         return found
 
@@ -106,24 +114,18 @@ class PlainTokens:
         """Those whose first byte is `byte`, one of ASCII."""
         found = self._kept.get(("beginning", byte))
         if found is None:
-            found = _sealed(self._bits.pack(self.flags & (self._firsts == byte)))
+            found = _sealed(self.bits.pack(self.flags & (self._firsts == byte)))
             self._kept["beginning", byte] = found
         return found
 
-    def along(self, text: str) -> list[int]:
-        """Those that `text` begins with."""
-        trie = self.trie
+    def along(self, data: bytes) -> list[int]:
+        """Those that `data` begins with."""
         found: list[int] = []
-        low, high = 0, trie.roots
-        for point in text:
-            at = low + int(np.searchsorted(trie.points[trie.byte[low:high]], ord(point)))
-            if at == high or trie.points[trie.byte[at]] != ord(point):
-                break
-            if trie.token[at] >= 0:
-                found.append(int(trie.token[at]))
-            low = int(trie.child_start[at])
-            high = low + int(trie.child_count[at])
-        return trie.with_twins(found)
+        for end in range(2, min(len(data), self._longest) + 1):
+            token = self._ids.get(data[:end])
+            if token is not None:
+                found.append(token)
+        return self.trie.with_twins(found)
 
 
 class PlainAutomaton:
@@ -185,12 +187,12 @@ class PlainAutomaton:
         at = np.full(len(here), place, dtype=np.int64)
         flat, width = self.dfa.delta.reshape(-1), self.dfa.classes + 1
         while len(here):
-            at = flat[at * width + self._kinds[tree.byte[here]]].astype(np.int64)
-            keep = np.flatnonzero(at >= 0)
-            here = here[keep]
+            at = flat.take(at * width + self._kinds.take(tree.byte.take(here))).astype(np.int64)
+            keep = (at >= 0).nonzero()[0]
+            here = here.take(keep)
             nodes[here] = True
-            here, source = spread(tree.child_start[here], tree.child_count[here])
-            at = at[keep[source]]
+            here, source = spread(tree.child_start.take(here), tree.child_count.take(here))
+            at = at.take(keep.take(source))
         return _sealed(tree.pack(nodes))
 
     @cached_property

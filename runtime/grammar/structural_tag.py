@@ -25,11 +25,13 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from runtime.grammar.base import Matcher, Origin
 from runtime.grammar.tag_matcher import TagMatcher, TagProgram
 from runtime.grammar.tag_space import TagSpace
 from runtime.grammar.tagged_text import Chain, Choice, Exit, Leaf, Literal, Loop, Part, Text
-from runtime.protocol.constraint import Constraint, ConstraintKind, Whitespace
+from runtime.protocol.constraint import JSON_KINDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -61,11 +63,11 @@ class StructuralTags:
                 self._space = TagSpace(self._vocabulary)
             return self._space
 
-    def compile(self, spec: str, whitespace: Whitespace | None = None) -> Matcher:
-        """A matcher for the structural tag in `spec`; `whitespace`: the policy of its JSON. Raises
-        BadConstraint (where in it, and why) or UnsupportedConstraint."""
-        reader = _Reader(self._compile, whitespace)
-        part = reader.read(spec)
+    def compile(self, constraint: Constraint) -> Matcher:
+        """A matcher for the structural tag in the constraint, whose other fields count for the JSON in it.
+        Raises BadConstraint (where in it, and why) or UnsupportedConstraint."""
+        reader = _Reader(self._compile, constraint)
+        part = reader.read(constraint.spec)
         space = self.prepare()
         # Here, where constraints are compiled, not at the first mask inside of a tag.
         for word in reader.ends:
@@ -83,10 +85,10 @@ class _End(NamedTuple):
 
 
 class _Reader:
-    """Reads one specification. `where` is the path of a format in it."""
+    """Reads one specification. `where` is the path of a format in it; `around` the constraint it is of."""
 
-    def __init__(self, compile_part: Compile, whitespace: Whitespace | None = None) -> None:
-        self._compile, self._whitespace = compile_part, whitespace
+    def __init__(self, compile_part: Compile, around: Constraint) -> None:
+        self._compile, self._around = compile_part, around
         self._leaves: dict[tuple[ConstraintKind, str], Leaf] = {}
         self._formats = 0
         self.ends: set[bytes] = set()
@@ -193,8 +195,10 @@ class _Reader:
         key = (kind, spec)
         if key not in self._leaves:
             try:
-                whitespace = self._whitespace if kind == "json_schema" else None
-                matcher = self._compile(Constraint(kind, spec, whitespace).verify())
+                part = Constraint(kind, spec)
+                if kind in JSON_KINDS:
+                    part = msgspec.structs.replace(self._around, kind=kind, spec=spec)
+                matcher = self._compile(part.verify())
             except BadConstraint as error:
                 inner = f"{error.where}: " if error.where and error.where != kind else ""
                 raise type(error)(f"{inner}{error.message}", where=where, hint=error.hint) from None

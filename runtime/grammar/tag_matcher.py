@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Origin, Rejection
+from runtime.grammar.base import Matcher, Origin, Rejection, last_steps
 from runtime.grammar.tag_space import TagSpace
 from runtime.grammar.tagged_text import Candidates, InLeaf, Machine, Now, Part, Runs
 from runtime.plan import TokenMask
@@ -143,16 +143,14 @@ class TagMatcher(Matcher):
         return self._stopped or (self._now.whole and not self._now.threads)
 
     def rollback(self, steps: int) -> None:
-        last, oldest = self._last, None
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            oldest, last = last, last.before
+        oldest = None
+        for step in last_steps(self._last, steps):
+            oldest = step
         if oldest is None:
             return
         self._machine.runs.restore(oldest.now)
         self._machine.runs.forget(oldest.runs)
-        self._now, self._stopped, self._last = oldest.now, oldest.stopped, last
+        self._now, self._stopped, self._last = oldest.now, oldest.stopped, oldest.before
         self._mask, self._forbidden = oldest.mask, oldest.forbidden
 
     def copy(self) -> TagMatcher:

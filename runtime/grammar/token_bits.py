@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from runtime.grammar.mask_cache import MaskCache
 from runtime.plan import TokenMask
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -14,6 +15,7 @@ SPARSE = 16
 """A mask that allows fewer than 1/SPARSE of the ids also lists them."""
 
 _FEW = 6
+_SEALED_BYTES = 8 << 20
 
 Bits = npt.NDArray[np.uint32]
 
@@ -28,6 +30,7 @@ class TokenBits:
         self.texts = tuple(b"" if number in silent else data for number, data in enumerate(vocabulary.tokens))
         self.width = len(vocabulary)
         self.words = -(-self.width // 32)
+        self._sealed = MaskCache(_SEALED_BYTES)
         self.stop_only = self.listed(sorted(vocabulary.eos))
 
     def pack(self, flags: npt.NDArray[np.bool_]) -> Bits:
@@ -43,11 +46,16 @@ class TokenBits:
         return self.seal(self.pack(flags))
 
     def seal(self, bits: Bits) -> TokenMask:
-        """The mask of `bits`, cut to the vocabulary, listed too where it is sparse. Takes the array over."""
+        """The mask of `bits`, cut to the vocabulary, listed too where it is sparse. Takes the array over.
+
+        A document comes to the same set again and again: one listed before is given out again."""
         bits = bits[: self.words]
         if self.width % 32:
             bits[-1] &= np.uint32((1 << (self.width % 32)) - 1)
-        bits.flags.writeable = False
+        key = bits.tobytes()
+        return self._sealed.get(key, lambda: self._mask_of(np.frombuffer(key, dtype=np.uint32)))
+
+    def _mask_of(self, bits: Bits) -> TokenMask:
         wide = _wide(bits)
         words = wide.nonzero()[0]
         most = len(words) * wide.itemsize * 8  # cheaper than counting the bits
@@ -68,8 +76,8 @@ class TokenBits:
         words = set_words.nonzero()[0]
         flags = np.unpackbits(wide[words].view(np.uint8), bitorder="little")
         places = flags.view(np.bool_).nonzero()[0]
-        each = wide.itemsize * 8
-        found: npt.NDArray[np.int64] = words.take(places // each) * each + places % each
+        shift = 3 + wide.itemsize.bit_length() - 1
+        found: npt.NDArray[np.int64] = (words.take(places >> shift) << shift) + (places & ((1 << shift) - 1))
         return found
 
     @staticmethod

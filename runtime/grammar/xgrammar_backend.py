@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,12 +20,12 @@ import msgspec
 import numpy as np
 
 from runtime.grammar import ebnf, ebnf_tree, regex_syntax
-from runtime.grammar.base import GrammarBackend, Matcher, Origin
+from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.charset import SURROGATES, difference
 from runtime.grammar.ebnf_spelling import to_narrow_ebnf
 from runtime.grammar.gaps import GapMatcher, has_gaps
-from runtime.grammar.json_schema.refs import KIND, SchemaDocument
-from runtime.grammar.json_schema.source import read_schema
+from runtime.grammar.json_schema.refs import KIND
+from runtime.grammar.json_schema.source import format_policy, read_document
 from runtime.grammar.structural_tag import StructuralTags
 from runtime.grammar.token_bits import Bits, TokenBits
 from runtime.grammar.xgrammar_schema import check, spelled_out
@@ -36,6 +37,9 @@ from runtime.protocol.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     import xgrammar
+
+_LINES = re.compile(rb"[\t\n\r]")
+"""No JSON string holds these as they are: where they are barred at once, white space is spaces."""
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"any_whitespace": False, "separators": (",", ":")},
@@ -98,6 +102,9 @@ class XSpace:
         padded[: len(tokens)] = texts
         self.spoken = np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
         """Ids that stand for text."""
+        padded[: len(tokens)] = [_LINES.search(data) is not None for data in tokens]
+        self.lines = np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
+        """Ids of texts with line breaks or tabs."""
         self.library = _library()
         info = self.library.TokenizerInfo(
             tokens, self.library.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self.ends,
@@ -119,6 +126,8 @@ class _Compiled:
     space: XSpace
     origin: Origin
     size: int
+    lines: bool = True
+    """Whether its text may have line breaks and tabs."""
     first: list[TokenMask] = field(default_factory=list)
 
 
@@ -142,11 +151,15 @@ class XGrammarMatcher(Matcher):
             return self._done(0, stopped=True) if self.may_stop() else False
         if self._stopped or not 0 <= token < space.bits.width or not space.bits.texts[token]:
             return False
+        if not self._compiled.lines and _LINES.search(space.bits.texts[token]):
+            return False
         return self._done(1) if self._parser.accept_token(token) else False
 
     def advance_bytes(self, data: bytes) -> bool:
         if self._stopped:
             return self._done(0, stopped=True) if not data else False
+        if not self._compiled.lines and _LINES.search(data):
+            return False
         if data and not self._parser.accept_string(data):
             return False
         return self._done(1 if data else 0)
@@ -169,7 +182,7 @@ class XGrammarMatcher(Matcher):
         """The library's mask, uint32 [words]; it writes into the array that is then given out."""
         bits = np.zeros(self._space.words, dtype=np.uint32)
         self._parser.fill_next_token_bitmask(bits.view(np.int32).reshape(1, -1))
-        return bits
+        return bits if self._compiled.lines else bits & ~self._space.lines
 
     def _compute(self) -> TokenMask:
         bits, space = self._fill(), self._space
@@ -204,10 +217,8 @@ class XGrammarMatcher(Matcher):
 
     def rollback(self, steps: int) -> None:
         last, taken, stopped = self._last, 0, self._stopped
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            taken, stopped, last = taken + last.taken, last.stopped, last.before
+        for step in last_steps(self._last, steps):
+            taken, stopped, last = taken + step.taken, step.stopped, step.before
         if taken:
             self._parser.rollback(taken)
             self._mask = self._final = None
@@ -227,15 +238,16 @@ class XGrammarBackend(GrammarBackend):
     """Kinds: json_schema (the keywords that xgrammar_schema lists), ebnf (GBNF text), regex, choices, and
     structural_tag over them. Raises MissingExtra where the library is not installed.
 
-    whitespace: between the tokens of JSON: "compact" (none), "single" (at most one character of it) or
-    "flexible" (at most 40).
+    whitespace: between the tokens of JSON: "compact" (none), "single" (at most one space) or "flexible" (at
+    most 40 characters of it). schema_format: with "annotation" the keyword `format` binds nothing; with
+    "assertion" it is refused, as all keywords that are not kept.
     """
 
     name = "xgrammar"
-    OPTIONS = frozenset({"whitespace", "xgrammar_limits"})
+    OPTIONS = frozenset({"whitespace", "schema_format", "xgrammar_limits"})
 
     def __init__(
-        self, vocabulary: Vocabulary, *, whitespace: str = "flexible",
+        self, vocabulary: Vocabulary, *, whitespace: str = "flexible", schema_format: str = "assertion",
         xgrammar_limits: XGrammarLimits = DEFAULT_LIMITS,
     ) -> None:  # fmt: skip
         super().__init__(vocabulary)
@@ -244,7 +256,7 @@ class XGrammarBackend(GrammarBackend):
         if whitespace not in _WHITESPACE:
             known = ", ".join(_WHITESPACE)
             raise BadRequest(f"must be one of {known}, got {whitespace!r}", where="whitespace")
-        self._whitespace = _WHITESPACE[whitespace]
+        self._policy, self._formats = whitespace, format_policy(schema_format)
         self._limits = xgrammar_limits
         self._tags = StructuralTags(vocabulary, self.compile, self.name)
         self._space: XSpace | None = None
@@ -274,18 +286,21 @@ class XGrammarBackend(GrammarBackend):
             case "choices":
                 return self._grammar(ebnf.from_node(_choice(constraint.spec), "choices"), "choices")
             case "structural_tag":
-                return self._tags.compile(constraint.spec, constraint.whitespace)
+                return self._tags.compile(constraint)
 
     def _json(self, constraint: Constraint) -> Matcher:
-        document = SchemaDocument(read_schema(constraint.spec))
-        spaces = self._whitespace if constraint.whitespace is None else _WHITESPACE[constraint.whitespace]
-        self._afford(check(document), KIND)
+        document = read_document(constraint, self._formats)
+        spaces = _WHITESPACE[constraint.whitespace or self._policy]
+        kept = check(document)
+        self._afford(kept.work, KIND)
         schema = json.dumps(spelled_out(document.root))
         try:
             compiled = self.space.compiler.compile_json_schema(schema, strict_mode=True, **spaces)
         except RuntimeError as error:
             raise BadConstraint(_told(error), where=KIND) from None
-        return self._start(compiled, KIND)
+        origin = Origin(self.name, ignored=tuple(document.told), narrowed=kept.narrowed)
+        single = (constraint.whitespace or self._policy) == "single"
+        return self._start(compiled, KIND, origin, lines=not single)
 
     def _grammar(self, grammar: ebnf_tree.Grammar, where: str) -> Matcher:
         self._afford(ebnf_tree.counted(grammar), where)
@@ -321,14 +336,17 @@ class XGrammarBackend(GrammarBackend):
                 hint='use smaller counts, or grammar backend "auto"',
             )
 
-    def _start(self, compiled: xgrammar.CompiledGrammar, where: str) -> Matcher:
+    def _start(
+        self, compiled: xgrammar.CompiledGrammar, where: str, origin: Origin | None = None, *,
+        lines: bool = True,
+    ) -> Matcher:  # fmt: skip
         if compiled.memory_size_bytes > self._limits.memory_bytes:
             raise BadConstraint(
                 f"takes {compiled.memory_size_bytes} bytes compiled; at most {self._limits.memory_bytes}",
                 where=where,
                 hint="simplify it",
             )
-        shared = _Compiled(self.space, Origin(self.name), compiled.memory_size_bytes)
+        shared = _Compiled(self.space, origin or Origin(self.name), compiled.memory_size_bytes, lines)
         matcher = XGrammarMatcher(shared, self.space.library.GrammarMatcher(compiled))
         mask = matcher.mask()
         if not self.space.bits.count(mask) and not matcher.may_stop():

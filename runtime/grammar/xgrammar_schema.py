@@ -9,11 +9,14 @@ and escapes in strings of bounded length. It compiles nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
+from runtime.grammar.json_schema.schema_language import ORDER
 from runtime.grammar.json_schema.shapes import check_shapes, known, shown
+from runtime.grammar.json_schema.unheard import MAX_TOLD
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 _MAX_NODES = 1500
@@ -39,19 +42,24 @@ _CHARACTERS = 2
 """States that one character of a bounded string takes, about."""
 
 
-def check(document: SchemaDocument) -> int:
-    """The library's work for the schema in `document`: states that its counts are written out to. Raises
-    UnsupportedConstraint (keyword, place) or BadConstraint."""
-    cost, nodes = 0, 0
-    met: set[Place] = set()
+class Kept(NamedTuple):
+    """What keeping a schema comes to. work: states that its counts are written out to. narrowed: what it
+    allows and the library does not offer."""
+
+    work: int
+    narrowed: tuple[str, ...]
+
+
+def check(document: SchemaDocument) -> Kept:
+    """For the schema in `document`. Raises UnsupportedConstraint (keyword, place) or BadConstraint."""
+    cost = 0
+    met: dict[Place, tuple[Any, list[Place]]] = {}
     ahead: list[tuple[Place, Any]] = [((), document.root)]
     while ahead:
         place, node = ahead.pop()
         if place in met or node is True:
             continue
-        met.add(place)
-        nodes += 1
-        if nodes > _MAX_NODES:
+        if len(met) >= _MAX_NODES:
             # Long chains of choices take the library a time that grows with a power of their length.
             raise UnsupportedConstraint(
                 f"has more than {_MAX_NODES} subschemas", where=KIND, hint='grammar backend "auto" takes more'
@@ -62,8 +70,52 @@ def check(document: SchemaDocument) -> int:
             raise BadConstraint(f"a schema is an object or a boolean, not {shown(node)}", where=KIND)
         check_shapes(place, node, document.draft)
         cost += _cost(node)
-        ahead.extend(_parts(document, place, node))
-    return cost
+        parts = list(_parts(document, place, node))
+        met[place] = node, [inner for inner, schema in parts if schema is not True]
+        ahead.extend(parts)
+    _check_ends(met)
+    told = dict.fromkeys(line for place, (node, _) in met.items() for line in _left_out(place, node))
+    return Kept(cost, tuple(told)[:MAX_TOLD])
+
+
+def _left_out(place: Place, node: Mapping[str, Any]) -> Iterator[str]:
+    named = node.get("properties", {})
+    if len(named) > 1:
+        yield ORDER
+    if named and "additionalProperties" not in node:
+        yield f"properties that it does not name at {show(place)}"
+    if "minLength" in node or "maxLength" in node:
+        yield f"quotes, backslashes and control characters in strings at {show(place)}"
+
+
+def _check_ends(met: Mapping[Place, tuple[Any, list[Place]]]) -> None:
+    """Every schema has a value that comes to an end: the library would lead into one that has none, and leave
+    the text there."""
+    ending: set[Place] = set()
+    grows = True
+    while grows:
+        new = [place for place in met if place not in ending and _ends(*met[place], place, ending)]
+        grows = bool(new)
+        ending.update(new)
+    for place in met:
+        if place not in ending:
+            raise UnsupportedConstraint(
+                "no finite value matches it, and xgrammar would begin one",
+                where=f"{KIND} {show(place)}",
+                hint='take it out, or use grammar backend "auto"',
+            )
+
+
+def _ends(node: Mapping[str, Any], parts: list[Place], place: Place, ending: set[Place]) -> bool:
+    """Whether a schema has a value whose parts are all of schemas that have one."""
+    if "anyOf" in node:
+        return len(parts) < len(node["anyOf"]) or any(part in ending for part in parts)
+    if "items" in node and not node.get("minItems", 0):
+        return True
+    if "properties" in node:
+        needed = {(*place, "properties", name) for name in node.get("required", ())}
+        return all(part in ending for part in parts if part in needed)
+    return all(part in ending for part in parts)
 
 
 def _parts(document: SchemaDocument, place: Place, node: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
@@ -92,6 +144,10 @@ def _parts(document: SchemaDocument, place: Place, node: Mapping[str, Any]) -> I
     for word in ("minimum", "maximum"):
         if word in node and not (float(node[word]).is_integer() and abs(node[word]) < _LARGEST):
             raise _refused(f"{word} {shown(node[word])}, not a whole number of up to 15 digits,", place)
+    for low, high in (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum")):
+        if node.get(low, 0) > node.get(high, math.inf) and low in node:
+            text = f"{low} {node[low]} is above {high} {node[high]}: no value matches"
+            raise UnsupportedConstraint(text, where=f"{KIND} {show(place)}")
     yield from _inside(place, node)
 
 
@@ -131,6 +187,8 @@ def _values(document: SchemaDocument, place: Place, node: Mapping[str, Any]) -> 
     for value in values:
         if not isinstance(value, (str, bool)) and value is not None and type(value) is not int:
             raise _refused(f"the value {shown(value)}, neither text, integer, boolean nor null,", place)
+        if type(value) is int and abs(value) >= _LARGEST:
+            raise _refused(f"the value {shown(value)}, of more than 15 digits,", place)
     return iter(())
 
 
@@ -147,6 +205,8 @@ def spelled_out(node: Any) -> Any:
             node = {**node, "additionalProperties": True}
         case {"type": "array"} if "items" not in node:
             node = {**node, "items": {}}
+        case {"type": "string"} if "minLength" in node or "maxLength" in node:
+            return _bounded(int(node.get("minLength", 0)), node.get("maxLength"))
     match node:
         case dict():
             return {
@@ -157,6 +217,16 @@ def spelled_out(node: Any) -> Any:
             }  # fmt: skip
         case _:
             return node
+
+
+_CHARACTER = "[ !#-\\[\\]-\ud7ff\ue000-\U0010ffff]"
+
+
+def _bounded(low: int, high: float | None) -> dict[str, Any]:
+    """A string of so many characters: the library's own counts let control characters into it."""
+    if high == 0 and low == 0:
+        return {"const": ""}
+    return {"type": "string", "pattern": f"^{_CHARACTER}{{{low},{'' if high is None else int(high)}}}$"}
 
 
 _MAPS = ("properties", "$defs", "definitions")

@@ -82,7 +82,11 @@ def _generating(
     runner = cast(Runner, loaded.runner)
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
-    options = {"whitespace": config.grammar_whitespace, "grammar_cache_dir": config.grammar_cache_dir}
+    options = {
+        "whitespace": config.grammar_whitespace,
+        "schema_format": config.grammar_schema_format,
+        "grammar_cache_dir": config.grammar_cache_dir,
+    }
     grammar = GrammarManager(
         model.tokenizer.vocabulary,
         backend=config.grammar_backend,

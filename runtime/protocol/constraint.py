@@ -11,30 +11,38 @@ from runtime.protocol.errors import BadConstraint
 ConstraintKind = Literal["regex", "json_schema", "ebnf", "structural_tag", "choices"]
 Whitespace = Literal["compact", "single", "flexible"]
 """What may stand between the tokens of JSON: nothing, at most one space, or bounded indentation."""
+SchemaFormat = Literal["assertion", "annotation"]
+"""What the keyword `format` of a JSON schema does: refuse strings that are not of the format, or tell of it
+only. JSON Schema 2020-12 (validation, section 7.2) has a vocabulary for each; earlier drafts leave it open.
+"""
 JSON_KINDS = ("json_schema", "structural_tag")
-"""Kinds that may hold JSON, and therefore take `whitespace`."""
+"""Kinds that may hold JSON, and therefore take `whitespace` and `schema_format`."""
+JSON_WORDS: dict[str, tuple[str, ...]] = {
+    "whitespace": get_args(Whitespace), "schema_format": get_args(SchemaFormat),
+}  # fmt: skip
+"""Words that stand beside a constraint of these kinds -> what they may be."""
 MAX_SPEC_BYTES = 1 << 20
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     """`kind` names the language of `spec`; `choices` holds its options as a JSON list of strings.
-    `whitespace`: a policy for the JSON in it; None: the engine's (its option grammar_whitespace)."""
+    `whitespace`: a policy for the JSON in it; None: the engine's (its option grammar_whitespace).
+    `schema_format`: what `format` does in its schemas; None: the engine's (grammar_schema_format)."""
 
     kind: ConstraintKind
     spec: str
     whitespace: Whitespace | None = None
+    schema_format: SchemaFormat | None = None
 
     def verify(self) -> Constraint:
-        if self.whitespace is not None:
-            known = get_args(Whitespace)
-            if self.whitespace not in known:
-                raise BadConstraint(
-                    f"must be one of {', '.join(known)}, got {self.whitespace!r}", where="whitespace"
-                )
+        for word, known in JSON_WORDS.items():
+            value = getattr(self, word)
+            if value is None:
+                continue
+            if value not in known:
+                raise BadConstraint(f"must be one of {', '.join(known)}, got {value!r}", where=word)
             if self.kind not in JSON_KINDS:
-                raise BadConstraint(
-                    f"goes with {' or '.join(JSON_KINDS)}, not with {self.kind}", where="whitespace"
-                )
+                raise BadConstraint(f"goes with {' or '.join(JSON_KINDS)}, not with {self.kind}", where=word)
         size = len(self.spec.encode("utf-8", "surrogatepass"))
         if not self.spec:
             raise BadConstraint("is empty", where=self.kind)

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import msgspec
 
-from runtime.protocol.constraint import Constraint, ConstraintKind
+from runtime.protocol.constraint import JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
 
 GREEDY_BELOW = 1e-6
@@ -25,7 +25,7 @@ ROOM = 2**31 - 1
 """max_new_tokens of a request whose output may fill what room there is."""
 CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 """Keys of a user's sampling_params that say what the output must match; at most one of them. `whitespace`
-may stand beside the first and the fourth."""
+and `schema_format` may stand beside the first and the fourth."""
 ALIASES = {"sampling_seed": "seed"}
 
 
@@ -119,7 +119,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     @classmethod
     def from_user(cls, given: SamplingParams | Mapping[str, Any]) -> tuple[SamplingParams, Constraint | None]:
         """What a user's dict says: the parameters, verified, and the constraint of its json_schema, regex,
-        ebnf, structural_tag or choices (a list of texts), with its `whitespace` (see Constraint).
+        ebnf, structural_tag or choices (a list of texts), with its `whitespace` and `schema_format` (see
+        Constraint).
 
         None stands for a field's default. stop, stop_regex: one or a list; stop_token_ids: one or a list;
         logit_bias: keys may be text; sampling_seed is another name of seed; a constraint may be given as text
@@ -159,7 +160,7 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
 
 def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
     """The same with aliases resolved. Raises BadRequest for an unknown key."""
-    known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, "whitespace", *ALIASES)
+    known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known:
@@ -179,10 +180,11 @@ def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
 def _constraint(values: dict[str, Any]) -> Constraint | None:
     """Takes the constraint out of `values`."""
     found = [(word, values.pop(word)) for word in CONSTRAINT_WORDS if word in values]
-    whitespace = values.pop("whitespace", None)
+    beside = {word: values.pop(word) for word in JSON_WORDS if word in values}
     if not found:
-        if whitespace is not None:
-            raise BadRequest("goes with json_schema or structural_tag", where="sampling_params.whitespace")
+        if beside:
+            where = f"sampling_params.{next(iter(beside))}"
+            raise BadRequest("goes with json_schema or structural_tag", where=where)
         return None
     if len(found) > 1:
         raise BadRequest(
@@ -201,7 +203,7 @@ def _constraint(values: dict[str, Any]) -> Constraint | None:
             raise BadRequest(f"cannot be written as JSON: {error}", where=where) from error
     if not isinstance(spec, str):
         raise BadRequest(f"must be a text, got {type(spec).__name__}", where=f"sampling_params.{word}")
-    return Constraint(cast(ConstraintKind, word), spec, whitespace).verify()
+    return Constraint(cast(ConstraintKind, word), spec, **beside).verify()
 
 
 def _are_choices(given: Any) -> bool:

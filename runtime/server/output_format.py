@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS
 from runtime.protocol.errors import BadRequest
 
 ANY_JSON = "$$ANY$$"
@@ -63,6 +64,7 @@ class OutputFields(msgspec.Struct, kw_only=True):
     structural_tag: str | dict[str, Any] | None = None
     choices: list[str] | None = None
     whitespace: Literal["compact", "single", "flexible"] | None = None
+    schema_format: Literal["assertion", "annotation"] | None = None
     guided_json: str | dict[str, Any] | bool | None = None
     guided_regex: str | None = None
     guided_grammar: str | None = None
@@ -97,19 +99,16 @@ def asked(body: OutputFields) -> Asked:
         raise BadRequest(
             f"only one constraint can be kept at a time, got {names}", where=found[-1][1].partition(".")[0]
         )
+    beside = {word: value for word in JSON_WORDS if (value := getattr(body, word)) is not None}
     if not found:
-        if body.whitespace is not None:
-            raise BadRequest("goes with a JSON schema or a structural tag", where="whitespace")
+        for word in beside:
+            raise BadRequest("goes with a JSON schema or a structural tag", where=word)
         return Asked({}, {})
     [(kind, place, spec)] = found
-    sampling: dict[str, Any] = {kind: spec}
-    if body.whitespace is not None:
-        if kind not in ("json_schema", "structural_tag"):
-            raise BadRequest(
-                f"goes with a JSON schema or a structural tag, not with {place}", where="whitespace"
-            )
-        sampling["whitespace"] = body.whitespace
-    return Asked(sampling, {kind: place} if place != kind else {})
+    if kind not in JSON_KINDS:
+        for word in beside:
+            raise BadRequest(f"goes with a JSON schema or a structural tag, not with {place}", where=word)
+    return Asked({kind: spec, **beside}, {kind: place} if place != kind else {})
 
 
 def _found(body: OutputFields) -> Iterator[tuple[str, str, Any]]:

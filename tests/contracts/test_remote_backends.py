@@ -67,6 +67,8 @@ PLAIN = SamplingParams(max_new_tokens=4)
         Call(ASK, SamplingParams(max_new_tokens=4, min_new_tokens=2)),
         Call(ASK, PLAIN, Constraint("regex", "[a-c]+")),
         Call(ASK, PLAIN, Constraint("ebnf", 'root ::= "a"')),
+        Call(ASK, PLAIN, Constraint("json_schema", '{"type":"object"}', schema_format="annotation")),
+        Call(ASK, PLAIN, Constraint("json_schema", '{"type":"object"}', whitespace="compact")),
         Call(ASK, PLAIN, logprob_start_len=0, return_logprob=True),
         Call(ASK, PLAIN, options={"priority": 1}),
         Call(Prompt((Message("raw", "loose text"), *ASK.messages)), PLAIN),

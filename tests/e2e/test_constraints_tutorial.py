@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from runtime.config.engine import EngineConfig
-from runtime.protocol.constraint import Whitespace
+from runtime.protocol.constraint import SchemaFormat, Whitespace
 from runtime.protocol.sampling import CONSTRAINT_WORDS
 from runtime.server.output_format import OutputFields, ResponseFormat, StructuredOutputs
 from sglang_dsl import gen
@@ -40,6 +40,6 @@ def test_it_names_every_word_and_no_other() -> None:
         assert f"`{name}" in PAGE
     for name in get_args(typing.get_type_hints(ResponseFormat)["type"]):
         assert name == "text" or f"`{name}`" in PAGE
-    for policy in get_args(Whitespace):
+    for policy in (*get_args(Whitespace), *get_args(SchemaFormat)):
         assert f'`"{policy}"`' in PAGE
     assert f'`--grammar-whitespace` says, `"{EngineConfig().grammar_whitespace}"`\nby default' in PAGE

@@ -311,6 +311,7 @@ def test_the_tokenizer_of_a_server(shared_server: Any) -> None:
     tokenizer = get_tokenizer(backend.get_server_info()["tokenizer_path"])
     state = few_shot_qa.run(question="Who rules Ostrel?", backend=backend)
     assert tokenizer.decode(tokenizer.encode(state["answer"])) == state["answer"]
+    assert get_tokenizer("pocket").encode("Ostrel") == tokenizer.encode("Ostrel")
 
 
 # -- programs that read while they write ---------------------------------------------------------------------

@@ -7,6 +7,7 @@ one before, and then holds for the rest of that generation. It knows none of the
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -48,9 +49,18 @@ def loosely(first: Matcher, wider: Sequence[Wider], texts: tuple[bytes, ...]) ->
     return AnyOrderMatcher(first, tuple(wider), texts) if wider else first
 
 
-def _escaped(data: bytes) -> bytes:
-    """JSON lets DEL stand in a string as it is, which the engine does not."""
-    return data.replace(b"\x7f", b"\\u007f") if b"\x7f" in data else data
+def _escaped(data: bytes, *, within: bool = False) -> bytes:
+    """JSON lets DEL stand in a string as it is, and `\\/` for a slash, which the engine does not. within: the
+    first byte is the second of an escape."""
+    head = b""
+    if within:
+        head, data = b"u002f" if data[:1] == b"/" else data[:1], data[1:]
+    if b"\\/" in data:
+        data = _ESCAPE.sub(lambda found: b"\\u002f" if found[0] == b"\\/" else found[0], data)
+    return head + (data.replace(b"\x7f", b"\\u007f") if b"\x7f" in data else data)
+
+
+_ESCAPE = re.compile(rb"\\.", re.DOTALL)
 
 
 class _Taken(NamedTuple):
@@ -81,7 +91,8 @@ class AnyOrderMatcher(Matcher):
 
     def advance_bytes(self, data: bytes) -> bool:
         if self._free is not None:
-            return self._free.advance_bytes(_escaped(data)) and self._count(data)
+            within = b"/" in data and self._within_escape()
+            return self._free.advance_bytes(_escaped(data, within=within)) and self._count(data)
         if self._ordered.advance_bytes(data):
             return self._count(data)
         if not data:
@@ -109,6 +120,11 @@ class AnyOrderMatcher(Matcher):
         self._steps += 1
         self._taken = _Taken(data, self._taken)
         return True
+
+    def _within_escape(self) -> bool:
+        """Whether the text ends with a backslash that begins an escape."""
+        text = self._text()
+        return (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
 
     def _text(self) -> bytes:
         parts = []

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.base import Matcher, Rejection
+from runtime.grammar.base import Matcher, Rejection, last_steps
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.sift import Closers
 from runtime.grammar.json_schema.tracker import JsonTracker
@@ -27,27 +27,37 @@ class Sieve:
     def __init__(self, bits: TokenBits) -> None:
         self.bits = bits
         quotes = [data.count(b'"') for data in bits.texts]
-        ends = [any(byte in b"]}" for byte in data) for data in bits.texts]
+        ends = [b"]" in data or b"}" in data for data in bits.texts]
         commas = [b"," in data for data in bits.texts]
-        spaces = [any(byte in b" \t\r\n" for byte in data) for data in bits.texts]
+        spaces = [b" " in data or b"\n" in data or b"\r" in data or b"\t" in data for data in bits.texts]
         quoted, twice = np.array(quotes) > 0, np.array(quotes) > 1
         end, comma, space = np.array(ends), np.array(commas), np.array(spaces)
         self.string = bits.pack(quoted & (end | twice))
         self.checked_string = bits.pack(quoted)
         self.outside = bits.pack(end | comma | twice)
         self.checked_scalar = bits.pack(end | comma | twice | space)
+        self.all = bits.pack(np.ones(bits.width, dtype=np.bool_))
         self.closers = Closers(bits)
 
-    def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
-        """The tokens that may close something at `place`."""
+    def _closing(self, place: at.Place) -> npt.NDArray[np.uint32]:
         if place.mode == at.NAME:
             return self.checked_string
         inside = place.frame
         differs = inside is not None and not inside.is_object and inside.duty.unique
+        if differs and inside is not None and inside.duty.choices.tell(inside.number):
+            return self.all
         if place.mode == at.STRING:
             return self.checked_string if differs or place.duty.minds_text else self.string
         owed = differs or bool(place.duty.places)
         return self.checked_scalar if owed and place.mode in (at.SCALAR, at.VALUE) else self.outside
+
+    def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
+        """The tokens that may close something at `place`, or begin what cannot be closed."""
+        closing = self._closing(place)
+        if not place.duty.begins_tell:
+            return closing
+        begins = self.closers.begins
+        return closing | (begins & self.checked_string if place.mode in (at.STRING, at.NAME) else begins)
 
 
 class _Step(NamedTuple):
@@ -128,10 +138,8 @@ class CheckedMatcher(Matcher):
     def rollback(self, steps: int) -> None:
         last, place = self._last, self._tracker.place
         mask, forbidden = self._mask, self._forbidden
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            place, mask, forbidden, last = last.place, last.mask, last.forbidden, last.before
+        for step in last_steps(self._last, steps):
+            place, mask, forbidden, last = step.place, step.mask, step.forbidden, step.before
         self._inner.rollback(steps)
         self._tracker.restore(place)
         self._last, self._mask, self._forbidden = last, mask, forbidden

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher
+from runtime.grammar.base import Matcher, last_steps
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.residual import Duty
 from runtime.grammar.json_schema.tracker import JsonTracker, Place
@@ -287,15 +287,13 @@ class StringMatcher(Matcher):
         return self._inner.is_terminated()
 
     def rollback(self, steps: int) -> None:
-        last, oldest = self._last, None
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            oldest, last = last, last.before
+        oldest = None
+        for step in last_steps(self._last, steps):
+            oldest = step
         self._inner.rollback(steps)
         if oldest is None:
             return
-        self._last = last
+        self._last = oldest.before
         if oldest.place is not None:
             self._tracker.restore(oldest.place)
             self._lost = False

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.grammar.json_schema.ecma import spell, spellable
+from runtime.grammar.json_schema.finite import few_items
 from runtime.grammar.json_schema.formats import CHECKED, FORMATS, MAX_LENGTH
 from runtime.grammar.json_schema.negation import opposite
-from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, mistake, show
+from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
 from runtime.grammar.json_schema.searching import found
 from runtime.grammar.json_schema.shapes import check_shapes, known
 from runtime.grammar.json_schema.widen import Lowered, Owner, Unspelled, Widen
@@ -241,7 +242,7 @@ class KeywordRules:
         elif named:
             self._out["properties"] = {name: inner for name, inner in named.items() if spellable(name)}
         if spelled is None:
-            self.leave("patternProperties", "additionalProperties")
+            self.leave("patternProperties", "additionalProperties", "unevaluatedProperties")
         else:
             own = {pattern: self.child("patternProperties", name) for name, pattern in spelled.items()}
             patterns = self._apart(patterns, own, len(spelled))
@@ -271,7 +272,7 @@ class KeywordRules:
         """The schema of the properties that are not named; None where there is none."""
         if "additionalProperties" in self._node:
             return self.child("additionalProperties")
-        if self.has("unevaluatedProperties") and not any(map(self.has, _IN_PLACE)):
+        if self.has("unevaluatedProperties") and not any(map(self.has, IN_PLACE)):
             return self.child("unevaluatedProperties")
         return None
 
@@ -289,7 +290,7 @@ class KeywordRules:
     def _names_rule(self) -> str | None:
         """propertyNames as one expression for a name, where it is that simple."""
         rule = self._node.get("propertyNames")
-        if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, _IN_PLACE)):
+        if not self.has("propertyNames") or not isinstance(rule, dict) or any(map(self.has, IN_PLACE)):
             return None
         words = {word for word in rule if word in _NAME_WORDS}
         check_shapes((*self._place, "propertyNames"), rule, self._document.draft)
@@ -364,10 +365,12 @@ class KeywordRules:
         ):
             if not self.has(word):
                 continue
-            if any(map(self.has, _IN_PLACE)) or (instead == "items" and self.has("contains")):
+            if any(map(self.has, IN_PLACE)) or (instead == "items" and self.has("contains")):
                 self.leave(word)
-            elif instead == "items" and "items" not in self._node:
-                self._out["items"] = self.child(word)
+            elif instead == "items":
+                listed = isinstance(self._node.get("items"), list) and "additionalItems" not in self._node
+                if listed or "items" not in self._node:
+                    self._out["items"] = self.child(word)
             elif "properties" not in self._node and "patternProperties" not in self._node:
                 self.properties()
 
@@ -394,10 +397,21 @@ class KeywordRules:
         for word in ("minItems", "maxItems"):
             if word in self._node:
                 self._out[word] = int(self._node[word])
+        self._bound_by_values()
+
+    def _bound_by_values(self) -> None:
+        """Items that must differ are no more than the values they may have."""
+        values = few_items(self._document, self._place, self._node) if self._has_unique() else None
+        if values is not None:
+            self._out["maxItems"] = min(self._out.get("maxItems", len(values)), len(values))
+
+    def _has_unique(self) -> bool:
+        return self._node.get("uniqueItems") is True and bool(self._node.get("maxItems", 2) > 1)
 
     def item_conditions(self) -> None:
-        if self._node.get("uniqueItems") is True and self._node.get("maxItems", 2) > 1:
+        if self._has_unique():
             self.check("uniqueItems")
+            self._bound_by_values()
         if self.has("contains"):
             self.leave("contains", "minContains", "maxContains")
 
@@ -408,10 +422,6 @@ _SILENT = {"$comment", "title", "description", "default", "examples"}
 _JSON_TYPES = {
     bool: "boolean", int: "number", float: "number", list: "array", dict: "object",
 }  # fmt: skip
-_IN_PLACE = (
-    "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
-    "dependentSchemas",
-)  # fmt: skip
 
 
 def _table(*groups: tuple[Rule, tuple[str, ...]]) -> dict[str, Rule]:

@@ -80,7 +80,7 @@ def lower(document: SchemaDocument, widen: Widen, start: Place = ()) -> Plan:
 class _Lowering(Owner):
     def __init__(self, document: SchemaDocument, widen: Widen) -> None:
         self._document, self._widen = document, widen
-        self._plan = Plan(document)
+        self._plan = Plan(document, ignored=document.told[:MAX_TOLD])
         self._names: dict[Place, str] = {}
         self._definitions: dict[str, Lowered] = {}
         self._met: set[Place] = set()
@@ -104,7 +104,7 @@ class _Lowering(Owner):
         if self._widen.order:
             self.check((), "the order and spelling of names")  # always validated: "\\u0061" is "a"
         if self._widen.everything:
-            root = _any_of_types(document.root)
+            root = _any_of_types(document)
             self.check((), "the whole schema")
         elif self._definitions:
             root = {} if root is True else root
@@ -245,9 +245,10 @@ def _check_depth(root: Lowered, definitions: Mapping[str, Lowered]) -> None:
             stack.append(iter(node))
 
 
-def _any_of_types(root: Any) -> Lowered:
+def _any_of_types(document: SchemaDocument) -> Lowered:
     """The widest schema that still says what kind of value comes."""
-    if not isinstance(root, Mapping) or "type" not in root:
+    root = document.root
+    if not isinstance(root, Mapping) or "type" not in root or document.alone(root):
         return True
     names = root["type"] if isinstance(root["type"], list) else [root["type"]]
     return {"type": sorted({"number" if name == "integer" else name for name in names})}  # 1.0 is one too

@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 import re
 import threading
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher
+from runtime.grammar.base import Matcher, last_steps
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.in_string import Lengths
 from runtime.grammar.json_schema.string_rules import OTHER, Rule, Texts
@@ -25,6 +26,7 @@ from runtime.grammar.plain_tokens import PlainTokens, unescaped
 from runtime.grammar.token_bits import Bits
 from runtime.plan import TokenMask
 
+_OTHER = OTHER.encode()
 _LETTERS = {ord("b"): "\b", ord("f"): "\f", ord("n"): "\n", ord("r"): "\r", ord("t"): "\t"}
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD]")
 _UNFINISHED = re.compile(rb"\\u[0-9a-fA-F]{0,3}\Z")
@@ -44,6 +46,23 @@ class _Known(NamedTuple):
     masks: dict[int | str, TokenMask]
 
 
+class Follower(Matcher):
+    """What is asked of an engine besides."""
+
+    @abstractmethod
+    def words(self) -> Bits:
+        """The ids that may follow, eos included, as words of the engine's ids; a new array. Not after an
+        end."""
+
+    @abstractmethod
+    def copy(self) -> Follower:
+        """An independent one in the same state."""
+
+    @abstractmethod
+    def follows(self, data: bytes) -> int:
+        """How many bytes of `data` could be taken; changes nothing."""
+
+
 class Whole:
     """A matcher at the start, made when first needed and shared by all copies. Any thread may ask."""
 
@@ -60,14 +79,14 @@ class Whole:
 
 
 class PlainMatcher(Matcher):
-    """`inner` follows the language over the other tokens and all bytes; `words` makes its masks as bits.
-    `whole` makes a matcher of the same language over all tokens."""
+    """`inner` follows the language over the other tokens and all bytes. `whole` makes a matcher of the same
+    language over all tokens."""
 
     def __init__(
-        self, inner: Matcher, words: Callable[[Any], Bits], tracker: JsonTracker, lengths: Lengths,
-        plain: PlainTokens, whole: Callable[[], Matcher],
+        self, inner: Follower, tracker: JsonTracker, lengths: Lengths, plain: PlainTokens,
+        whole: Callable[[], Matcher],
     ) -> None:  # fmt: skip
-        self._inner, self._words, self._tracker, self._lengths = inner, words, tracker, lengths
+        self._inner, self._tracker, self._lengths = inner, tracker, lengths
         self._plain, self._whole = plain, whole
         self._last: _Step | None = None
         self._known: _Known | None = None
@@ -129,40 +148,41 @@ class PlainMatcher(Matcher):
             if not rule.states:
                 known = self._known = _Known(place.start, len(text), {})
             if rule.words is not None:
-                plain = self._some_of(rule.words, text, free=rule.free)
+                found = self._seal(self._some_of(rule.words, text, free=rule.free))
             else:
-                plain = rule.plain(self._plain, text)
-            found = known.masks[state] = self._seal(plain)
+                found = self._seal(rule.plain(self._plain, text))
+            known.masks[state] = found
         elif rule.high is not None and len(text) != known.length:
             left = rule.high - len(text)
             bits = self._lengths.bits
             return bits.seal(found.bits & self._lengths.within(left)) if left < self._lengths.most else found
         return found
 
-    def _seal(self, plain: Bits) -> TokenMask:
+    def _seal(self, plain: Bits | list[int]) -> TokenMask:
+        """The other tokens that may follow, and those of `plain`."""
         bits = self._lengths.bits
-        return bits.seal(self._words(self._inner)[: len(plain)] | plain)
+        found = self._inner.words()[: bits.words]
+        if isinstance(plain, list):
+            for token in plain:
+                found[token >> 5] |= np.uint32(1 << (token & 31))
+        else:
+            found |= plain
+        return bits.seal(found)
 
     def _escaping(self, rule: Rule, begun: bytes) -> TokenMask:
         """After a backslash: of the plain tokens those that begin with the letter of an escape."""
         text = _decoded(begun)
-        if text is None or rule.words is not None or self._takes(b"u"):
+        if text is None or rule.words is not None or self._inner.follows(b"u"):
             return self._ask()
         plain = self._plain
         found = plain.none.copy()
         for letter, char in _LETTERS.items():
-            if not self._takes(bytes((letter,))):
+            if not self._inner.follows(bytes((letter,))):
                 continue
             found |= rule.plain(plain, text + char, letter)
         return self._seal(found)
 
-    def _takes(self, data: bytes) -> bool:
-        if not self._inner.advance_bytes(data):
-            return False
-        self._inner.rollback(1)
-        return True
-
-    def _names(self, place: Place) -> Bits:
+    def _names(self, place: Place) -> Bits | list[int]:
         """The plain tokens that may follow in a name."""
         begun = self._tracker.since(place.start + 1)
         if place.escaped or _UNFINISHED.search(begun) or _MAYBE_SURROGATE.search(begun):
@@ -172,7 +192,7 @@ class PlainMatcher(Matcher):
         assert frame is not None, "a name is inside of an object"
         duty = frame.duty
         if text is None:
-            return self._plain.none
+            return []
         if not isinstance(duty, Texts) or duty.names is None:
             return self._asked_plain()
         return self._some_of(duty.names, text)
@@ -181,38 +201,18 @@ class PlainMatcher(Matcher):
         found: Bits = self._ask().bits & self._plain.all
         return found
 
-    def _some_of(self, words: tuple[str, ...], begun: str, *, free: bool = True) -> Bits:
+    def _some_of(self, words: tuple[str, ...], begun: str, *, free: bool = True) -> Bits | list[int]:
         """The plain tokens after `begun` where one of `words` is spelled, the engine says which; free: or any
         other text."""
-        if free and self._takes(OTHER.encode()):
+        if free and self._inner.follows(_OTHER) == len(_OTHER):
             return self._plain.all
-        found = self._plain.none.copy()
+        found: list[int] = []
         for word in words:
             if not word.startswith(begun) or word == begun:
                 continue
-            rest = unescaped(word[len(begun) :])
-            tokens = self._plain.along(rest)
-            if not tokens:
-                continue
-            longest = self._followed(rest)
-            for token in tokens:
-                if len(self._lengths.bits.texts[token]) <= longest:
-                    found[token >> 5] |= np.uint32(1 << (token & 31))
+            rest = unescaped(word[len(begun) :]).encode()
+            found += self._plain.along(rest[: self._inner.follows(rest)])
         return found
-
-    def _followed(self, text: str) -> int:
-        """How many bytes of `text` the engine takes, up to the end of a character."""
-        if self._takes(text.encode()):
-            return len(text.encode())
-        size = taken = 0
-        for char in text:
-            data = char.encode()
-            if not self._inner.advance_bytes(data):
-                break
-            taken, size = taken + 1, size + len(data)
-        if taken:
-            self._inner.rollback(taken)
-        return size
 
     def _ask(self) -> TokenMask:
         """The mask of all tokens from the engine, where no rule is known."""
@@ -235,15 +235,13 @@ class PlainMatcher(Matcher):
         return self._inner.is_terminated()
 
     def rollback(self, steps: int) -> None:
-        last, oldest = self._last, None
-        for number in range(steps):
-            if last is None:
-                raise ValueError(f"cannot undo {steps} steps: only {number} were taken")
-            oldest, last = last, last.before
+        oldest = None
+        for step in last_steps(self._last, steps):
+            oldest = step
         self._inner.rollback(steps)
         if oldest is None:
             return
-        self._last = last
+        self._last = oldest.before
         self._tracker.restore(oldest.place)
         self._known = self._mask = None
         if self._asked is not None:
@@ -252,9 +250,7 @@ class PlainMatcher(Matcher):
             del self._told[len(self._told) - late :]
 
     def copy(self) -> PlainMatcher:
-        twin = PlainMatcher(
-            self._inner.copy(), self._words, self._tracker.copy(), self._lengths, self._plain, self._whole
-        )
+        twin = PlainMatcher(self._inner.copy(), self._tracker.copy(), self._lengths, self._plain, self._whole)
         twin._last, twin._known, twin._mask = self._last, self._known, self._mask
         if self._asked is not None:
             twin._asked, twin._told = self._asked.copy(), list(self._told)

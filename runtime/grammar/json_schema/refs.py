@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from runtime.protocol.errors import BadConstraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 Place = tuple[str | int, ...]
 
@@ -30,6 +30,11 @@ ONE = (
 )  # fmt: skip
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 MAPS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+IN_PLACE = (
+    "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
+    "dependentSchemas",
+)  # fmt: skip
+"""Keywords whose schemas are for the same value as the one they stand in."""
 _BASE = "http://root.invalid/"
 
 
@@ -62,7 +67,16 @@ def draft_of(schema: Any) -> int:
     name = schema.get("$schema") if isinstance(schema, Mapping) else None
     if not isinstance(name, str):
         return DEFAULT_DRAFT
-    return _DRAFTS.get(name.removesuffix("#"), DEFAULT_DRAFT)
+    return _known_draft(name) or DEFAULT_DRAFT
+
+
+def _known_draft(name: str) -> int | None:
+    """The draft of a metaschema; None where it is nobody's. Its address is written with either scheme."""
+    if name.startswith("http://json-schema.org/draft/"):
+        name = name.replace("http://", "https://", 1)
+    elif name.startswith("https://json-schema.org/draft-"):
+        name = name.replace("https://", "http://", 1)
+    return _DRAFTS.get(name.removesuffix("#"))
 
 
 def is_metaschema(uri: str) -> bool:
@@ -71,9 +85,10 @@ def is_metaschema(uri: str) -> bool:
 
 class SchemaDocument:
     """`root` as parsed JSON, taken over: the draft it names counts for the whole of it, and `$schema`
-    goes."""
+    goes. formats: whether `format` asserts; where it does not it goes, too. `told`: what has no effect.
+    Raises UnsupportedConstraint where a part is of another draft."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, *, formats: bool = True) -> None:
         self.root = root
         self.draft = draft_of(root)
         self._id = "id" if self.draft <= 4 else "$id"
@@ -85,11 +100,30 @@ class SchemaDocument:
         self._index((), root, _BASE)
         self.scoped = False
         """Whether some reference leads to one of several schemas, depending on the way to it."""
-        for _, node in self.objects():
-            node.pop("$schema", None)
+        self.told: list[str] = []
+        for place, node in self.objects():
+            self._leave_draft(place, node)
+            if not formats and isinstance(node.get("format"), str):
+                self.told.append(f"format {node.pop('format')!r} at {show(place)} (an annotation here)")
             for word in ("$dynamicRef", "$recursiveRef"):
                 anchor = str(node.get(word, "")).partition("#")[2]
                 self.scoped |= word in node and self.dynamic_anchors.get(anchor, 0) > 1
+
+    def _leave_draft(self, place: Place, node: dict[str, Any]) -> None:
+        """Take `$schema` out. Without an identifier beside it, it means nothing but at the root (2020-12,
+        8.1.1); a metaschema that is not known is taken to have all vocabularies (8.1.2)."""
+        name = node.pop("$schema", None)
+        if not isinstance(name, str):
+            return
+        own = _known_draft(name)
+        if place == () and own is None:
+            self.told.append(f"$schema {name[:200]!r}, which is not known: read as draft {DEFAULT_DRAFT}-12")
+        if place != () and own is not None and own != self.draft and isinstance(node.get(self._id), str):
+            raise UnsupportedConstraint(
+                f"$schema {name!r} is of another draft than the whole, and one document is read by one draft",
+                where=f"{KIND} {show(place)}",
+                hint="write this part in the draft of the whole",
+            )
 
     def subschemas(self, node: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
         """The schemas right under a schema, with the steps that lead to them."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
-from fractions import Fraction
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,21 +18,15 @@ import jsonschema  # type: ignore[import-untyped]
 from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
-from runtime.grammar.json_schema.formats import CHECKED, FORMATS, matches
+from runtime.grammar.json_schema.finite import ANY_ITEMS, MOST, ItemChoices, Values, few
 from runtime.grammar.json_schema.lower import Plan
-from runtime.grammar.json_schema.refs import Place, show
+from runtime.grammar.json_schema.refs import IN_PLACE, Place, show
 from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.shapes import known
+from runtime.grammar.json_schema.validators import ALONE, DRAFTS, OWN
 from runtime.protocol.errors import BadConstraint
 
-_DRAFTS: dict[int, tuple[Any, Any]] = {
-    4: (jsonschema.Draft4Validator, DRAFT4),
-    6: (jsonschema.Draft6Validator, DRAFT6),
-    7: (jsonschema.Draft7Validator, DRAFT7),
-    2019: (jsonschema.Draft201909Validator, DRAFT201909),
-    2020: (jsonschema.Draft202012Validator, DRAFT202012),
-}
 _CHOICES = ("anyOf", "oneOf")
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 _OF_TEXT = {"const", "enum", "format", "maxLength", "minLength", "pattern", "$dynamicRef", "$recursiveRef"}
@@ -41,87 +34,13 @@ _DROPPED = (
     "properties", "patternProperties", "additionalProperties", "allOf", "items", "prefixItems",
     "additionalItems",
 )  # fmt: skip
+_ITEMS = {"items", "prefixItems", "additionalItems", "unevaluatedItems"}
+_LISTING = {"enum", "const", "title", "description", "default", "examples", "$comment"}
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _KEPT_NAMES = 256
 _MAX_REFERENCES = 48
 """References followed one inside of the other by one validation: the library recurses, and Python's own limit
 is met in places that cannot bear it."""
-_BESIDE_OTHERS = ("properties", "patternProperties")
-_ALONE: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("anyOf", "oneOf", "allOf", "not", "uniqueItems", "propertyNames"), ()),
-    **dict.fromkeys(("pattern", "format"), ()),
-    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas", "multipleOf", "required"), ()),
-    **dict.fromkeys(("minProperties", "maxProperties", "enum", "const", "$ref", "patternProperties"), ()),
-    **dict.fromkeys(("if", "then", "else"), ("if", "then", "else")),
-    **dict.fromkeys(("contains", "minContains", "maxContains"), ("contains", "minContains", "maxContains")),
-    "properties": _BESIDE_OTHERS,
-    "additionalProperties": _BESIDE_OTHERS,
-    "minimum": ("exclusiveMinimum",), "exclusiveMinimum": ("minimum",),
-    "maximum": ("exclusiveMaximum",), "exclusiveMaximum": ("maximum",),
-}  # fmt: skip
-"""Keywords that can be validated without the rest of their schema -> those they are read with."""
-
-
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, str) and not found(pattern, instance):
-        yield ValidationError(f"{instance!r} does not match {pattern!r}")
-
-
-def _format(validator: Any, name: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, str):
-        return
-    if (name in FORMATS or name in CHECKED) and not matches(name, instance):
-        yield ValidationError(f"{instance!r} is not a {name}")
-
-
-def _multiple_of(validator: Any, divisor: float, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if isinstance(instance, bool) or not isinstance(instance, (int, float)):
-        return
-    try:
-        whole = (Fraction(repr(instance)) / Fraction(repr(divisor))).denominator == 1
-    except ValueError:  # infinite: a number too large for a float
-        whole = False
-    if not whole:
-        yield ValidationError(f"{instance!r} is not a multiple of {divisor!r}")
-
-
-def _patterns(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, Mapping):
-        return
-    for pattern, inner in patterns.items():
-        for name, value in instance.items():
-            if found(pattern, name):
-                yield from validator.descend(value, inner, path=name, schema_path=pattern)
-
-
-def _additional(validator: Any, inner: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, Mapping):
-        return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    for name, value in instance.items():
-        if name not in named and not any(found(pattern, name) for pattern in patterns):
-            for error in validator.descend(value, inner, path=name):
-                yield ValidationError(f"{name!r}: {error.message}")
-
-
-def _dependencies(validator: Any, named: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if not isinstance(instance, Mapping):
-        return
-    for name, needed in named.items():
-        if name not in instance:
-            continue
-        if isinstance(needed, list):
-            yield from (
-                ValidationError(f"{one!r} is needed by {name!r}") for one in needed if one not in instance
-            )
-        else:
-            yield from validator.descend(instance, needed, schema_path=name)
-
-
-_OWN = {
-    "pattern": _pattern, "format": _format, "multipleOf": _multiple_of, "patternProperties": _patterns,
-    "additionalProperties": _additional, "dependencies": _dependencies,
-}  # fmt: skip
 
 
 class Residual:
@@ -129,9 +48,9 @@ class Residual:
 
     def __init__(self, plan: Plan) -> None:
         self.document, self._checks = plan.document, plan.checks
-        kind, specification = _DRAFTS[self.document.draft]
+        kind, specification = DRAFTS[self.document.draft]
         follow = {} if self.document.scoped else dict.fromkeys(_REFERENCES, self._follow)
-        self._kind = jsonschema.validators.extend(kind, {**_OWN, **follow})
+        self._kind = jsonschema.validators.extend(kind, {**OWN, **follow})
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
@@ -139,7 +58,11 @@ class Residual:
         self._validators: dict[Place, Any] = {}
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
-        self._whole = plan.whole
+        self.whole = plan.whole
+        differ = any("uniqueItems" in words for words in plan.checks.values())
+        self.items_differ = differ and any(
+            self._has_few(place, node) for place, node in self.document.objects()
+        )
         self._duties: dict[tuple[Place, ...], Duty] = {}
         self._unheld = self._reach(self._dropped())
         # Where a reference depends on the way to it, only the whole document can be validated.
@@ -181,12 +104,12 @@ class Residual:
 
     def _words_at(self, place: Place, node: Mapping[str, Any]) -> set[str] | None:
         """The keywords of the schema at `place` that need to be validated there; None = all."""
-        if (self._whole and place == ()) or place in self._unheld or self.document.alone(node):
+        if (self.whole and place == ()) or place in self._unheld or self.document.alone(node):
             return None
         words = {*self._checks.get(place, ()), *self._choices(place, node)}
-        if not words or not words <= _ALONE.keys():
+        if not words or not words <= ALONE.keys():
             return None
-        return words.union(*(_ALONE[word] for word in words))
+        return words.union(*(ALONE[word] for word in words))
 
     def fault(self, place: Place, value: Any) -> str | None:
         """Why `value` does not match what the schema at `place` has unheld; None if it does."""
@@ -225,6 +148,38 @@ class Residual:
                 found[place] = None
                 waiting.extend(self._same(place))
         return tuple(found)
+
+    def few(self, places: tuple[Place, ...]) -> Values | None:
+        """The values that match the schemas at all of `places`; None where they are not few."""
+        listed = [few(self.document, place, self.node(place)) for place in self.closure(places)]
+        bounds = [values for values in listed if values is not None]
+        if not bounds:
+            return None
+        judges = [judge for place in places if (judge := self._judge_of_listed(place)) is not None]
+        return frozenset(text for text in frozenset.intersection(*bounds) if self._is_one(judges, text))
+
+    def _has_few(self, place: Place, node: Mapping[str, Any]) -> bool:
+        """Whether some item of an array by the schema `node` has few values."""
+        inner = [step for step in self.document.subschemas(node) if step[0][0] in _ITEMS]
+        return any(few(self.document, place + steps, schema) is not None for steps, schema in inner)
+
+    def _judge_of_listed(self, place: Place) -> Any:
+        """A validator for values that the schema at `place` lists, of what else it says; None: of nothing."""
+        node = self.node(place)
+        if not isinstance(node, Mapping) or len(node.get("enum", ())) > MOST:
+            return self._kind(node, registry=self._registry) if isinstance(node, Mapping) else None
+        rest = {word: value for word, value in node.items() if word not in _LISTING}
+        self._parts.append(rest)  # kept, for its id stands for it
+        self._places[id(rest)] = place
+        return self._kind(rest, registry=self._registry) if rest else None
+
+    def _is_one(self, judges: list[Any], text: str) -> bool:
+        self._local.depth = 0
+        value = json.loads(text)
+        try:
+            return all(judge.is_valid(value) for judge in judges)
+        except (RecursionError, BadConstraint, Unresolvable):
+            return True
 
     def node(self, place: Place) -> Any:
         node: Any = self.document.root
@@ -375,7 +330,8 @@ class Duty:
 
     def __init__(self, residual: Residual, given: tuple[Place, ...], *, whole: bool = False) -> None:
         self._residual = residual
-        self._all = [place for place in residual.closure(given) if residual.is_tainted(place)]
+        self._same = residual.closure(given)
+        self._all = [place for place in self._same if residual.is_tainted(place)]
         places = [place for place in self._all if residual.checked_here(place)]
         self.places = ((),) if whole else tuple(places)
         self.strict = bool(places)
@@ -416,10 +372,30 @@ class Duty:
             return self._residual.duty(()) if self.places else self
         known = self._items.get(index)
         if known is None:
-            known = self._residual.duty(tuple(self._item_places(index)))
+            known = self._residual.duty(tuple(self._item_places(index, self._all)))
             if len(self._items) < _KEPT_NAMES:
                 self._items[index] = known
         return known
+
+    @property
+    def begins_tell(self) -> bool:
+        """Whether the begin of an array's first item may be refused somewhere: some items, which may have to
+        differ, are of few values."""
+        return self._residual.items_differ
+
+    @cached_property
+    def choices(self) -> ItemChoices:
+        """The values that the items of an array here may have, where they have to differ."""
+        if not self.unique:
+            return ANY_ITEMS
+        nodes = [node for place in self._same if isinstance(node := self._residual.node(place), Mapping)]
+        first = [node.get(word) for node in nodes for word in ("items", "prefixItems")]
+        return ItemChoices(
+            lambda index: self._residual.few(tuple(self._item_places(index, self._same))),
+            numbered=max((len(items) for items in first if isinstance(items, list)), default=0),
+            least=max((int(node.get("minItems", 0)) for node in nodes), default=0),
+            one_spelling=not self._residual.whole,
+        )
 
     def _property_places(self, name: str) -> Iterator[Place]:
         for place in self._all:
@@ -434,11 +410,21 @@ class Duty:
                 if found(pattern, name):
                     matched = True
                     yield (*place, "patternProperties", pattern)
-            if not matched and "additionalProperties" in node:
-                yield (*place, "additionalProperties")
+            rest = self._rest(node, "additionalProperties", "unevaluatedProperties")
+            if not matched and rest:
+                yield (*place, rest)
 
-    def _item_places(self, index: int) -> Iterator[Place]:
-        for place in self._all:
+    def _rest(self, node: Mapping[str, Any], word: str, unevaluated: str) -> str:
+        """The keyword that holds for what no other names. Where schemas for the same value stand beside it,
+        what is unevaluated is known when the whole closes, and validated then."""
+        if word in node:
+            return word
+        if unevaluated not in node or not known(unevaluated, self._residual.document.draft):
+            return ""
+        return "" if any(other in node for other in IN_PLACE) else unevaluated
+
+    def _item_places(self, index: int, places: Sequence[Place]) -> Iterator[Place]:
+        for place in places:
             node = self._residual.node(place)
             if not isinstance(node, Mapping) or self._residual.document.alone(node):
                 continue
@@ -448,10 +434,12 @@ class Duty:
             if index < len(first):
                 yield (*place, word, index)
             elif word == "items":
-                if "additionalItems" in node:
-                    yield (*place, "additionalItems")
-            elif items is not None:
-                yield (*place, "items")
+                if rest := self._rest(node, "additionalItems", "unevaluatedItems"):
+                    yield (*place, rest)
+            elif (rest := self._rest(node, "items", "unevaluatedItems")) and (
+                rest == "items" or "contains" not in node
+            ):
+                yield (*place, rest)
 
     @property
     def minds_text(self) -> bool:

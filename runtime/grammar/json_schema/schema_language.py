@@ -17,7 +17,7 @@ from runtime.grammar.json_schema import text_nodes as json_text
 from runtime.grammar.json_schema.disjunction import Alternatives, Plain, both, types_of
 from runtime.grammar.json_schema.ecma import spellable
 from runtime.grammar.json_schema.lower import Plan
-from runtime.grammar.json_schema.refs import KIND, Place, show
+from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, show
 from runtime.grammar.json_schema.source import WHITESPACE
 from runtime.grammar.json_schema.widen import Lowered
 from runtime.grammar.regex_syntax import EMPTY, Alt, Chars, Node, Repeat, Seq, parse, repeat
@@ -28,6 +28,9 @@ ORDER = "properties in another order than the schema's"
 
 ANY_DEPTH = 1
 """Levels of arrays and objects of which a schema says nothing."""
+
+_SOURCES = {"pattern": ("pattern", "format"), "maxLength": ("maxLength", "format"), "enum": ("enum", "const")}
+"""Word of a lowered schema -> the keywords it may stand for."""
 
 _MOST_PARTS = 5_000
 _MOST_SIZE = 40_000
@@ -71,16 +74,16 @@ class SchemaLanguage:
         return tuple(self._narrowed)
 
     def _check(self, place: Place, word: str) -> None:
-        """Leave `word` to the validator. Where it comes from another schema that was joined to the one at
-        `place`, all of that one is validated."""
+        """Leave `word` of a lowered schema to the validator: the keywords it comes from. Where it may come
+        from another schema that was joined to the one at `place`, all of that one is validated."""
         node: Any = self._plan.document.root
         for step in place:
             node = node[step]
-        if not isinstance(node, Mapping) or word not in node:
-            word = f"{word} of what is joined here"
+        words = [one for one in _SOURCES.get(word, (word,)) if one in node] if isinstance(node, dict) else []
+        if not words or any(other in node for other in IN_PLACE if other != word):
+            words = [f"{word} of what is joined here"]
         kept = self._plan.checks.setdefault(place, [])
-        if word not in kept:
-            kept.append(word)
+        kept.extend(one for one in words if one not in kept)
 
     def _value(self, schema: Lowered, place: Place, known: bool, through: frozenset[str]) -> Node:
         self._parts += 1
@@ -346,8 +349,7 @@ class SchemaLanguage:
         schema: Lowered = True
         matched = False
         for pattern, inner in patterns.items():
-            python = re.sub(r"\\x\{([0-9A-Fa-f]+)\}", lambda f: f"\\U{int(f[1], 16):08X}", pattern)
-            if re.search(python, name):
+            if _finds(pattern, name):
                 schema, matched = both(schema, inner), True
         if not matched:
             return self._below(plain, rest, "additionalProperties")
@@ -370,6 +372,8 @@ class SchemaLanguage:
             options.append(self._member(json_text.in_string(found), value))
         if patterns and (names or len(patterns) > 1):
             self._check(plain.place, "patternProperties")
+        if any(_finds(pattern, name) for pattern in patterns for name in names):
+            self._check(plain.place, "properties")  # one that is named may come as one of a pattern
         if patterns and rest is not False:
             if rest is not True:
                 self._check(plain.place, "additionalProperties")
@@ -404,6 +408,12 @@ class SchemaLanguage:
         for item, member in zip(items[start:], members[start:], strict=True):
             out.append(repeat(Seq((self._comma(), item, self._space)), int(member.required), 1))
         return out
+
+
+def _finds(pattern: str, text: str) -> bool:
+    """Whether an expression in the engine's spelling is found in `text`."""
+    python = re.sub(r"\\x\{([0-9A-Fa-f]+)\}", lambda found: f"\\U{int(found[1], 16):08X}", pattern)
+    return re.search(python, text) is not None
 
 
 def _either(options: list[Node]) -> Node:

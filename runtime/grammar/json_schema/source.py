@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, get_args
 
-from runtime.grammar.json_schema.refs import KIND, show
+from runtime.grammar.json_schema.refs import KIND, SchemaDocument, show
+from runtime.protocol.constraint import Constraint, SchemaFormat
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 
 ANY_JSON = "$$ANY$$"
@@ -34,6 +35,21 @@ def layout(whitespace: str) -> dict[str, Any]:
     pattern = WHITESPACE[whitespace]
     form = {"whitespace_flexible": False} if pattern is None else {"whitespace_pattern": pattern}
     return {"coerce_one_of": False, "lenient": False, "json_allowed_escapes": ESCAPES, **form}
+
+
+def format_policy(name: str) -> str:
+    """`name`, if it says what `format` may do. Raises BadRequest."""
+    known = get_args(SchemaFormat)
+    if name not in known:
+        raise BadRequest(f"must be one of {', '.join(known)}, got {name!r}", where="schema_format")
+    return name
+
+
+def read_document(constraint: Constraint, policy: str) -> SchemaDocument:
+    """The schema of a constraint, with what `format` does in it: as the constraint says, else by `policy`.
+    Raises BadConstraint."""
+    asserts = (constraint.schema_format or policy) == "assertion"
+    return SchemaDocument(read_schema(constraint.spec), formats=asserts)
 
 
 def read_schema(spec: str) -> Any:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from runtime.grammar.automaton import Limits
 from runtime.grammar.dfa import ByteDfa, compile_node
 from runtime.grammar.json_schema.formats import FORMATS
-from runtime.grammar.json_schema.in_string import counted_set, expand, is_known, takes
+from runtime.grammar.json_schema.in_string import counted_set, is_known, takes
 from runtime.grammar.json_schema.residual import Duty
 from runtime.grammar.json_schema.text_nodes import found_by
 from runtime.grammar.plain_tokens import PlainAutomaton, PlainTokens
@@ -26,7 +26,12 @@ OTHER = "\ue000"
 
 MOST_NAMES = 256
 _KEPT, _MOST = 256, 64
+_TOGETHER, _PLACES = 8, 4_000
 _JOINS = {"$ref", "allOf", "anyOf", "oneOf", "$defs", "x-guidance"}
+_HAS_SOME = {
+    "type", "properties", "additionalProperties", "items", "prefixItems", "maxItems", "maxLength",
+    "maxProperties",
+}  # fmt: skip
 _PATTERNS = frozenset({"patternProperties"})
 _TOLD = {"minLength", "maxLength", "pattern", "format", "enum", "const"}
 _LIMITS = Limits(positions=1_000, states=400, table_bytes=1 << 20, work=10_000, seconds=60.0)
@@ -255,15 +260,30 @@ def _together(one: tuple[Node, ...], other: tuple[Node, ...]) -> bool:
 
 
 def _names_of(found: Alternatives) -> tuple[str, ...] | None:
+    """The names that objects have of their own accord, where all others may be had or none of them."""
     names: dict[str, None] = {}
     for nodes in found:
-        for node in nodes if all(takes(node, "object") for node in nodes) else ():
-            if "patternProperties" in node and node.get("additionalProperties", True) is False:
-                return None
+        if not all(takes(node, "object") for node in nodes):
+            continue
+        if any("patternProperties" in node for node in nodes) and not _spare_none(nodes):
+            return None
+        for node in nodes:
             if "enum" in node or "const" in node:
                 return None
             names.update(dict.fromkeys((*node.get("properties", ()), *node.get("required", ()))))
     return None if len(names) > MOST_NAMES or any(OTHER in name for name in names) else tuple(names)
+
+
+def _spare_none(nodes: tuple[Node, ...]) -> bool:
+    """Whether their patterns forbid no names: one pattern, of values that there are."""
+    schemas = list(nodes[0].get("patternProperties", {}).values())
+    open_ = nodes[0].get("additionalProperties", True) is not False
+    return len(nodes) == 1 and open_ and len(schemas) == 1 and _has_some(schemas[0])
+
+
+def _has_some(schema: Any) -> bool:
+    """Whether some value surely matches: an empty one does."""
+    return schema is True or (isinstance(schema, Mapping) and schema.keys() <= _HAS_SOME)
 
 
 def spec_of(found: Alternatives) -> Spec | None:
@@ -301,30 +321,49 @@ def _spec(nodes: tuple[Node, ...]) -> Spec | None:
 
 def _all_known(schema: Any, definitions: Mapping[str, Any], rules: Rules) -> bool:
     """Whether each string that can come up under `schema` has one rule, whatever came before it."""
-    waiting, met = [schema], set()
+    waiting: list[tuple[Any, ...]] = [(schema,)]  # the schemas that hold at one place
+    met: set[tuple[int, ...]] = set()
     while waiting:
-        node = waiting.pop()
-        if isinstance(node, bool) or id(node) in met:
+        schemas = waiting.pop()
+        key = tuple(map(id, schemas))
+        if key in met:
             continue
-        met.add(id(node))
-        options = expand(node, definitions, frozenset())
-        if options is None:
+        met.add(key)
+        if len(schemas) > _TOGETHER or len(met) > _PLACES:
             return False
-        for kind in ("object", "array"):
-            if sum(takes(one, kind) for one in options) > 1:
-                return False
-        found = tuple((one,) for one in options)
-        if any(takes(one, "string") for one in options):
+        found = alternatives({"allOf": schemas}, definitions, frozenset())
+        if found is None or _names_of(found) is None:
+            return False
+        if any("patternProperties" in node or _holds_more(node) for nodes in found for node in nodes):
+            return False
+        if any(all(takes(node, "string") for node in nodes) for nodes in found):
             spec = spec_of(found)
             if spec is None or rules.rule(spec) is None:
                 return False
-        if _names_of(found) is None or any(map(_holds_more, options)):
-            return False
-        for one in options:
-            waiting.extend(one.get("properties", {}).values())
-            waiting.extend(one.get("prefixItems", ()))
-            waiting.extend(one[word] for word in ("items", "additionalProperties") if word in one)
+        for kind, inner in (("object", _members), ("array", _items)):
+            taking = [nodes for nodes in found if all(takes(node, kind) for node in nodes)]
+            if len(taking) > 1:
+                return False
+            waiting += [
+                tuple({id(one): one for one in some}.values()) for nodes in taking for some in inner(nodes)
+            ]
     return True
+
+
+def _members(nodes: tuple[Node, ...]) -> Iterator[list[Any]]:
+    """What holds for each property that `nodes` name, and for others."""
+    names = {name: None for node in nodes for name in node.get("properties", ())}
+    others = [node.get("additionalProperties", True) for node in nodes]
+    yield others
+    for name in names:
+        yield [node.get("properties", {}).get(name, other) for node, other in zip(nodes, others)]
+
+
+def _items(nodes: tuple[Node, ...]) -> Iterator[list[Any]]:
+    """What holds for each item."""
+    most = max((len(node.get("prefixItems", ())) for node in nodes), default=0)
+    for index in range(most + 1):
+        yield [schema for node in nodes for schema in _item(node, index)]
 
 
 def _holds_more(node: Node) -> bool:

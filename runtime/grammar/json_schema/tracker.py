@@ -11,6 +11,7 @@ import json
 import re
 from typing import NamedTuple
 
+from runtime.grammar.json_schema.finite import canonical
 from runtime.grammar.json_schema.residual import Duty
 
 VALUE, KEY, STRING, NAME, SCALAR, AFTER, COLON, DONE = range(8)
@@ -77,8 +78,26 @@ class JsonTracker:
                 self.restore(before)
                 return False
             place = after
+        if not self._leads_on(place):
+            self.restore(before)
+            return False
         self.place = place
         return True
+
+    def _leads_on(self, place: Place) -> bool:
+        """Whether the item under way can still become one that is not there yet, where that can be told."""
+        frame = place.frame
+        if (
+            frame is None
+            or frame.is_object
+            or place.mode not in (STRING, SCALAR)
+            or not frame.duty.choices.limited
+        ):
+            return True
+        if frame.duty.choices.fits(frame.names, frame.number, bytes(self._text[place.start :])):
+            return True
+        self.fault = f"{frame.duty.unique_at}: no value that begins so is left"
+        return False
 
     def allows(self, data: bytes) -> bool:
         """What feed(data) would say."""
@@ -99,7 +118,8 @@ class JsonTracker:
             return False
         if frame is None or frame.is_object or not frame.duty.unique:
             return True
-        return json.dumps(text) not in frame.names
+        item = json.dumps(text)
+        return item not in frame.names and frame.duty.choices.room(frame.names | {item}, frame.number + 1)
 
     def complete(self) -> bool:
         """Whether the text is a whole document that its schema takes."""
@@ -214,6 +234,9 @@ class JsonTracker:
         if frame.is_object:
             return Place(at, KEY, at, False, frame.duty, frame)
         frame = frame._replace(number=frame.number + 1)
+        if frame.duty.unique and not frame.duty.choices.room(frame.names, frame.number, frame.number + 1):
+            self.fault = f"{frame.duty.unique_at}: all values that an item may have are in the array"
+            return None
         return Place(at, VALUE, at, False, frame.duty.item(frame.number), frame)
 
     def _close_frame(self, place: Place) -> Place | None:
@@ -231,11 +254,15 @@ class JsonTracker:
         if frame is None:
             return place._replace(mode=DONE)
         if not frame.is_object and frame.duty.unique:
-            item = _canonical(json.loads(self._text[start : place.length]))
+            item = canonical(json.loads(self._text[start : place.length]))
             if item in frame.names:
                 self.fault = f"{frame.duty.unique_at}: the item is in the array already"
                 return None
-            return place._replace(mode=AFTER, frame=frame._replace(names=frame.names | {item}))
+            frame = frame._replace(names=frame.names | {item})
+            if not frame.duty.choices.room(frame.names, frame.number + 1):
+                self.fault = f"{frame.duty.unique_at}: with this item too few are left for the others"
+                return None
+            return place._replace(mode=AFTER, frame=frame)
         return place._replace(mode=AFTER)
 
     def _owes(self, duty: Duty, start: int, end: int) -> str | None:
@@ -248,20 +275,3 @@ class JsonTracker:
                 self._known.clear()
             self._known[key] = duty.fault(text.decode("utf-8", "replace"))
         return self._known[key]
-
-
-def _canonical(value: object) -> str:
-    """The same text for values that JSON Schema calls equal."""
-    return json.dumps(_plain(value), sort_keys=True)
-
-
-def _plain(value: object) -> object:
-    match value:
-        case float() if value.is_integer():
-            return int(value)
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return {name: _plain(item) for name, item in value.items()}
-        case _:
-            return value

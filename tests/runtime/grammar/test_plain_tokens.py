@@ -7,6 +7,8 @@ import random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.grammar.dfa import DEAD, compile_node, compile_regex
 from runtime.grammar.json_schema.plain_strings import PlainMatcher
@@ -173,6 +175,50 @@ def test_masks_are_those_of_the_engine(backends, vocabulary, number):
                 assert left.advance_bytes(b"") is one.advance_bytes(b"") is other.advance_bytes(b"")
 
 
+@given(st.lists(st.text("abé東", max_size=4), max_size=25), st.text("abé東", max_size=8))
+def test_along_a_text_come_all_plain_tokens_that_it_begins_with(texts, text):
+    """Those of equal text too."""
+    vocabulary = Vocabulary((*(data.encode() for data in texts), b""), frozenset(), frozenset({len(texts)}))
+    found = PlainTokens(TokenBits(vocabulary)).along(text.encode())
+    wanted = [n for n, data in enumerate(texts) if is_plain(data.encode()) and text.startswith(data)]
+    assert sorted(found) == wanted
+
+
+@given(
+    st.lists(st.text("abé東", max_size=4), max_size=25),
+    st.sets(st.integers(0, 30), max_size=4),
+    st.booleans(),
+)
+def test_the_tree_spells_each_token(texts, silent, characters):
+    """From the root to where it ends its text is spelled; children and levels are consecutive."""
+    tokens = tuple(data.encode() for data in texts)
+    silent = frozenset(n for n in silent if n < len(tokens))
+    trie = TokenTrie(Vocabulary(tokens, silent, frozenset()), characters=characters)
+    spelled: list[str] = []
+    for node, above in enumerate(trie.parent.tolist()):
+        place = int(trie.points[trie.byte[node]])
+        spelled.append((spelled[above] if above >= 0 else "") + chr(place))
+        if above >= 0:
+            first = int(trie.child_start[above])
+            assert first <= node < first + int(trie.child_count[above])
+    assert len(set(spelled)) == len(spelled) == trie.levels[-1]
+    for token, data in enumerate(tokens):
+        end = int(trie.end_of[token])
+        text = data.decode() if characters else data.decode("latin-1")
+        assert (end >= 0) == (bool(data) and token not in silent)
+        if end >= 0:
+            named = int(trie.token[end])
+            assert (spelled[end], tokens[named]) == (text, data)
+            assert named <= token
+    if not characters:
+        singles = {data[0] for n, data in enumerate(tokens) if len(data) == 1 and n not in silent}
+        assert trie.missing_bytes == frozenset(range(256)) - singles
+
+
+def test_backends_of_a_vocabulary_share_its_plain_tokens(backends, vocabulary):
+    assert TokenSpace(vocabulary).plain is LLGuidanceBackend(vocabulary).space.plain
+
+
 def test_a_vocabulary_without_plain_tokens():
     bytes_only = Vocabulary(
         (*(bytes((byte,)) for byte in range(256)), b""), frozenset({256}), frozenset({256})
@@ -198,8 +244,8 @@ class Panicking:
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("try_consume_tokens", ([1],)), ("compute_mask", (0, 0)), ("rollback", (1,)), ("compute_ff_bytes", ()),
-     ("is_accepting", ()), ("is_stopped", ()), ("copy", ())],
+    [("try_consume_tokens", ([1],)), ("validate_tokens", ([1],)), ("compute_mask", (0, 0)),
+     ("rollback", (1,)), ("compute_ff_bytes", ()), ("is_accepting", ()), ("is_stopped", ()), ("copy", ())],
 )  # fmt: skip
 def test_a_panic_is_a_fault_of_one_constraint(name, given):
     with pytest.raises(InternalFault, match="index out of bounds"):

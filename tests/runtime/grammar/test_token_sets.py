@@ -41,6 +41,24 @@ TEXTS = st.lists(st.text("ab<}", max_size=4).map(str.encode) | st.binary(max_siz
 WORD = st.text("ab<}", min_size=1, max_size=3).map(str.encode)
 
 
+def test_equal_masks_are_one() -> None:
+    """A document comes to the same set again and again: what it lists is worked out once."""
+    bits = TokenBits(Vocabulary((b"a",) * 3000, frozenset(), frozenset()))
+    flags = np.zeros(3000, dtype=np.bool_)
+    flags[[5, 7, 2999]] = True
+    first, second = bits.seal(bits.pack(flags)), bits.seal(bits.pack(flags))
+    assert first is second
+    assert first.allowed is not None
+    assert first.allowed.tolist() == [5, 7, 2999]
+    with pytest.raises(ValueError, match="read-only"):
+        first.bits[0] = 1
+    flags[6] = True
+    other = bits.seal(bits.pack(flags))
+    assert other.allowed is not None
+    assert other.allowed.tolist() == [5, 6, 7, 2999]
+    assert first.allowed.tolist() == [5, 7, 2999]
+
+
 @settings(max_examples=60)
 @given(TEXTS, st.lists(WORD, min_size=1, max_size=3), st.sets(st.sampled_from(b"ab<}"), min_size=1))
 def test_tokens_by_what_they_hold(texts: list[bytes], triggers: list[bytes], closers: set[int]) -> None:

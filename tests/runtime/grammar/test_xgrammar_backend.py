@@ -129,7 +129,7 @@ def test_what_takes_too_much_memory_is_refused():
     ("whitespace", "good", "bad"),
     [
         ("compact", ['{"a":1}'], ['{ "a":1}', '{"a": 1}']),
-        ("single", ['{"a":1}', '{ "a": 1 }', '{\n"a" :1}'], ['{  "a":1}']),
+        ("single", ['{"a":1}', '{ "a": 1 }', '{ "a" :1}'], ['{  "a":1}', '{\n"a":1}', '{"a":\t1}']),
         ("flexible", ['{"a":1}', '{\n    "a": 1\n}'], ["{" + " " * 41 + '"a":1}']),
     ],
 )

@@ -9,6 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from runtime.protocol.constraint import JSON_WORDS
+from runtime.protocol.sampling import CONSTRAINT_WORDS
+
 SCHEMA = {
     "type": "object",
     "properties": {"town": {"enum": ["Ostrel", "Karsk"]}, "cold": {"type": "boolean"}},
@@ -61,6 +64,10 @@ KEPT: list[tuple[dict[str, Any], Any]] = [
     ({"json_schema": SCHEMA}, is_town),
     ({"json_schema": json.dumps(SCHEMA)}, is_town),
     ({"json_schema": SCHEMA, "whitespace": "compact"}, lambda text: is_town(text) and " " not in text),
+    (
+        {"json_schema": {"type": "string", "format": "date", "enum": ["x"]}, "schema_format": "annotation"},
+        lambda text: text == '"x"',
+    ),
     ({"structural_tag": TAG}, lambda text: is_town(text[3:-4])),
     ({"structural_tag": json.dumps(TAG)}, lambda text: is_town(text[3:-4])),
     ({"regex": "[0-9]{4}"}, lambda text: re.fullmatch("[0-9]{4}", text)),
@@ -114,7 +121,7 @@ def test_the_other_interfaces(client: httpx.Client) -> None:
 
 def test_the_native_route_takes_every_kind(client: httpx.Client) -> None:
     for words, kept in KEPT:
-        if not words.keys() <= {"json_schema", "structural_tag", "regex", "ebnf", "choices", "whitespace"}:
+        if not words.keys() <= {*CONSTRAINT_WORDS, *JSON_WORDS}:
             continue
         params = {"max_new_tokens": 60, "temperature": 0, **words}
         assert kept(post(client, "/generate", {"text": "Is it cold?", "sampling_params": params})["text"])
@@ -235,6 +242,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "compact, single, flexible",
     ),
     ("/v1/completions", {**TEXT, "whitespace": "compact"}, "whitespace", "goes with"),
+    ("/v1/completions", {**TEXT, "schema_format": "annotation"}, "schema_format", "goes with"),
+    ("/v1/completions", {**TEXT, "schema_format": "off", "json_schema": {}}, "schema_format", "'off'"),
     ("/v1/completions", {**TEXT, "whitespace": "compact", "regex": "a"}, "whitespace", "not with regex"),
     ("/v1/completions", {**TEXT, "choices": []}, "choices", "none of them empty"),
     (

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.grammar.byte_matcher import byte_matcher
 from runtime.protocol.errors import BadConstraint
 
 DATA = Path(os.environ.get("SGLANG_DSL_DATA", "/nonexistent"))
@@ -50,23 +49,26 @@ def test_schema_sample(small):
 
 @pytest.mark.skipif(not SUITE.exists(), reason="needs SGLANG_DSL_DATA")
 def test_json_schema_test_suite(small):
-    wrong_accepts, wrong_rejects, checks = [], [], 0
+    wrong_accepts, wrong_rejects, checks, good = [], [], 0, 0
     with tarfile.open(SUITE) as archive:
         for member in archive.getmembers():
             source = archive.extractfile(member) if member.name.endswith(".json") else None
             for group in json.load(source) if source else []:
+                # Its README: format.json is for `format` as an annotation, optional/format for the other.
+                policy = "annotation" if member.name.endswith("/format.json") else "assertion"
                 try:
-                    face = byte_matcher("json_schema", json.dumps(group["schema"]))
+                    face = small.matcher(group["schema"], schema_format=policy)
                 except BadConstraint:
                     continue
                 for test in group["tests"]:
                     checks += 1
+                    good += test["valid"]
                     taken = small.accepts(face.copy(), _text(test["data"]))
                     name = (member.name, group["description"], test["description"])
                     if taken and not test["valid"]:
                         wrong_accepts.append(name)
-                    if test["valid"] and not taken and not member.name.endswith("/format.json"):
+                    if test["valid"] and not taken:
                         wrong_rejects.append(name)
     assert wrong_accepts == []
     assert checks > 1900
-    assert len(wrong_rejects) < 60, wrong_rejects
+    assert len(wrong_rejects) <= 0.002 * good, wrong_rejects
