@@ -116,7 +116,7 @@ VALUES: dict[str, Any] = {
     "no_stop_trim": True, "logit_bias": {5: 1.5, 3: -2},
 }  # fmt: skip
 NOT_ON_THE_MOCK = {
-    "stop_token_ids", "stop_regex", "logprob_start_len", "top_logprobs_num", "return_text_in_logprobs",
+    "stop_token_ids", "stop_regex", "logprob_start_len", "top_logprobs_num",
     "logit_bias",
 }  # fmt: skip
 """The mock says so: Unsupported."""
