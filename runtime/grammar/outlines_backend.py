@@ -149,6 +149,7 @@ class OutlinesGrammarBackend(GrammarBackend):
         store = MaskStore(grammar_cache_dir, vocabulary) if grammar_cache_dir else None
         self._space = TokenSpace(vocabulary, store=store)
         charset.prepare()
+        compile_node(parse_regex("."))  # the table of UTF-8 that most patterns share, with it
         self._readers: dict[str, Callable[[Constraint], Matcher]] = {
             "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
             "choices": lambda constraint: DfaMatcher(
