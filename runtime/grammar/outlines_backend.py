@@ -149,7 +149,8 @@ class OutlinesGrammarBackend(GrammarBackend):
         store = MaskStore(grammar_cache_dir, vocabulary) if grammar_cache_dir else None
         self._space = TokenSpace(vocabulary, store=store)
         charset.prepare()
-        compile_node(parse_regex("."))  # the table of UTF-8 that most patterns share, with it
+        for pattern in (".", r"\w", r"[\w\s]"):
+            compile_node(parse_regex(pattern))  # tables of UTF-8 that most patterns share are made with these
         self._readers: dict[str, Callable[[Constraint], Matcher]] = {
             "regex": lambda constraint: self._start(parse_regex(constraint.spec)),
             "choices": lambda constraint: DfaMatcher(

@@ -25,7 +25,7 @@ _ENOUGH = 3.0  # passes, by weight
 _ABOVE = 0.1
 """The weight of what lies above the line, where below it counts whole: passes are slowed down by others, and
 what is wanted is how long they take undisturbed. (An expectile, Newey & Powell 1987.)"""
-_TAKEN = 1.02  # usual passes that one may take: the estimate is on the low side
+_TAKEN = 1.04  # usual passes that one may take: the estimate is on the low side
 _CREDIT = 2.0  # passes that may be had in advance
 _LONGEST = 4.0  # usual passes: what takes longer was held up by something else
 
