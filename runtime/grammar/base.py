@@ -175,6 +175,14 @@ def last_steps(last: Link | None, count: int) -> Iterator[Link]:
         last = last.before
 
 
+def earliest(last: Link | None, count: int) -> Link | None:
+    """The earliest of the last `count` steps; None for no steps. Raises ValueError as last_steps() does."""
+    found = None
+    for step in last_steps(last, count):
+        found = step
+    return found
+
+
 FIRST_LIMIT, FIRST_WORK, FIRST_SECONDS = 4096, 256, 3.0
 """What the search for the first completion may come to: ids, places looked at, seconds."""
 QUICK_WORK, QUICK_SECONDS, QUICK_IDS = 16, 0.1, 16

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Origin, Rejection, last_steps
+from runtime.grammar.base import Matcher, Origin, Rejection, earliest
 from runtime.grammar.tag_space import TagSpace
 from runtime.grammar.tagged_text import Candidates, InLeaf, Machine, Now, Part, Runs
 from runtime.plan import TokenMask
@@ -143,9 +143,7 @@ class TagMatcher(Matcher):
         return self._stopped or (self._now.whole and not self._now.threads)
 
     def rollback(self, steps: int) -> None:
-        oldest = None
-        for step in last_steps(self._last, steps):
-            oldest = step
+        oldest = earliest(self._last, steps)
         if oldest is None:
             return
         self._machine.runs.restore(oldest.now)

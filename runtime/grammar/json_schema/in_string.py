@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, last_steps
+from runtime.grammar.base import Matcher, earliest
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.residual import Duty
 from runtime.grammar.json_schema.tracker import JsonTracker, Place
@@ -287,9 +287,7 @@ class StringMatcher(Matcher):
         return self._inner.is_terminated()
 
     def rollback(self, steps: int) -> None:
-        oldest = None
-        for step in last_steps(self._last, steps):
-            oldest = step
+        oldest = earliest(self._last, steps)
         self._inner.rollback(steps)
         if oldest is None:
             return

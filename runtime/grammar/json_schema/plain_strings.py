@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, last_steps
+from runtime.grammar.base import Matcher, earliest
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.in_string import Lengths
 from runtime.grammar.json_schema.string_rules import OTHER, Rule, Texts
@@ -235,9 +235,7 @@ class PlainMatcher(Matcher):
         return self._inner.is_terminated()
 
     def rollback(self, steps: int) -> None:
-        oldest = None
-        for step in last_steps(self._last, steps):
-            oldest = step
+        oldest = earliest(self._last, steps)
         self._inner.rollback(steps)
         if oldest is None:
             return
