@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from runtime.formats.reasoning_types import reasoning_type
@@ -17,7 +17,7 @@ from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
-from sglang_dsl.choices import METHODS, ChoiceMethod
+from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, NoBackend
 from sglang_dsl.ir import (
     Gen,
@@ -83,7 +83,7 @@ def _gen(
     return_text_in_logprobs: bool | None = None,
     dtype: type | str | None = None,
     choices: Iterable[str] | None = None,
-    choices_method: ChoiceMethod | str | None = None,
+    choices_method: Callable[..., ChoicesDecision] | str | None = None,
     regex: str | None = None,
     json_schema: str | Mapping[str, Any] | type | None = None,
     *,
@@ -186,7 +186,7 @@ def gen(
     name: str | None = None,
     *,
     choices: Iterable[str],
-    choices_method: ChoiceMethod | str | None = None,
+    choices_method: Callable[..., ChoicesDecision] | str | None = None,
     temperature: float | None = None,
     seed: int | None = None,
     timeout: float | None = None,
@@ -306,7 +306,7 @@ def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
     temperature: float = 0.0,
-    choices_method: ChoiceMethod | str | None = None,
+    choices_method: Callable[..., ChoicesDecision] | str | None = None,
     *,
     seed: int | None = None,
     timeout: float | None = None,
@@ -316,10 +316,10 @@ def select(
     if choices is None:
         raise BadProgram("select needs choices")
     said = lower.sampling({"temperature": temperature, "seed": seed})
-    method = choices_method.name if isinstance(choices_method, ChoiceMethod) else choices_method
-    found = METHODS.get(method or "token_length_normalized")
-    if found is None:
-        raise BadProgram(f"unknown choices_method {method!r}; known: {', '.join(METHODS)}")
+    try:
+        found = as_method(choices_method)
+    except ValueError as error:
+        raise BadProgram(str(error)) from error
     if said.temperature and not found.sampled:
         raise BadProgram(f"{found.name} picks step by step and cannot be drawn with a temperature")
     return Select(
@@ -329,6 +329,7 @@ def select(
         temperature=said.temperature or 0.0,
         seed=said.seed,
         timeout=lower.timeout(timeout),
+        own=None if METHODS.get(found.name) is found else found,
         src=caller(),
     )
 

@@ -23,7 +23,7 @@ from typing import (
 )
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.choices import ChoiceMethod
+from sglang_dsl.choices import ChoicesDecision
 
 if TYPE_CHECKING:
     from sglang_dsl.async_state import AsyncProgramState
@@ -81,7 +81,7 @@ class Forms(Words, total=False):
 class AllForms(Forms, total=False):
     n: int | None
     choices: Iterable[str] | None
-    choices_method: ChoiceMethod | str | None
+    choices_method: Callable[..., ChoicesDecision] | str | None
 
 
 class Runs(Protocol[P, Made]):

@@ -14,27 +14,69 @@ Four methods rank the options:
                                             longer options that begin with it take
 
 A log-probability of exactly 0.0 is a certain token and counts like any other. Ties go to the lowest index.
+
+A program may bring a method of its own: a ChoicesSamplingMethod, or any callable that takes the same keyword
+arguments. The four above can be called so, too.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.backends.base import ChoiceScore
+from sglang_dsl.errors import BadProgram
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """`scores`: the method's figure for each option, higher is better. `probabilities`: their softmax at
-    temperature 1, adding up to 1."""
+    temperature 1, adding up to 1. `meta`: what a method of one's own says besides."""
 
     index: int
     scores: tuple[float, ...]
     probabilities: tuple[float, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+Triples = Sequence[Sequence[Any]]
+"""(log-probability, token id, text or None) of each token of one option."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicesDecision:
+    """The option taken, and what it was taken by: what a method gives that is called."""
+
+    decision: str
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+
+class ChoicesSamplingMethod(ABC):
+    """Base of one's own methods: select(choices_method=MyMethod()). It is called where all programs wait, so
+    it should compute and not wait itself."""
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        """Whether the options are to be scored without the prompt, too."""
+        return False
+
+    @abstractmethod
+    def __call__(
+        self,
+        *,
+        choices: list[str],
+        normalized_prompt_logprobs: list[float],
+        input_token_logprobs: list[Triples],
+        output_token_logprobs: list[Triples],
+        unconditional_token_logprobs: list[Triples] | None = None,
+    ) -> ChoicesDecision:
+        """Take one of `choices`. normalized_prompt_logprobs: the mean log-probability of each option's
+        tokens. input_token_logprobs, unconditional_token_logprobs: of each option its tokens, behind the
+        prompt and without it. output_token_logprobs: of each option those generated behind it; none are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +128,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceMethod:
+class ChoiceMethod(ChoicesSamplingMethod):
     """A way to pick. `scores` gives each option's figure; `pick` the index of the best option. `sampled`:
     whether drawing with a temperature makes sense for it."""
 
@@ -100,17 +142,117 @@ class ChoiceMethod:
         self, scored: Sequence[ChoiceScore], temperature: float = 0.0, seed: int | None = None
     ) -> Decision:
         """Pick one option. Raises ValueError for no options, or options without a scored token."""
-        if not scored:
-            raise ValueError("there are no options to choose from")
-        for index, score in enumerate(scored):
-            if not score.logprobs:
-                raise ValueError(f"option {index} has no scored token")
+        _check(scored)
         figures = self.scores(scored)
         if temperature > 0:
             index = draw(softmax(figures, temperature), random.Random(seed).random())
         else:
             index = self.pick(scored)
         return Decision(index, tuple(figures), tuple(softmax(figures, 1.0)))
+
+    @property
+    def requires_unconditional_logprobs(self) -> bool:
+        return self.unconditional
+
+    def __call__(
+        self,
+        *,
+        choices: Sequence[str],
+        normalized_prompt_logprobs: Sequence[float] | None = None,
+        input_token_logprobs: Sequence[Triples],
+        output_token_logprobs: Sequence[Triples] | None = None,
+        unconditional_token_logprobs: Sequence[Triples] | None = None,
+    ) -> ChoicesDecision:
+        """Take one of `choices` by the log-probabilities of their tokens. Means that are given count for what
+        they say. Raises ValueError where there is not one entry for each option, or a token has none."""
+        for given in (normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs):
+            if given is not None and len(given) != len(choices):
+                raise ValueError(f"{len(given)} entries for {len(choices)} options; give one for each")
+        without = unconditional_token_logprobs
+        scored = [
+            ChoiceScore(
+                tuple(_figure(triple, index) for triple in tokens),
+                tuple(triple[1] for triple in tokens),
+                None if without is None else tuple(triple[0] for triple in without[index]),
+                choice,
+            )
+            for index, (choice, tokens) in enumerate(zip(choices, input_token_logprobs, strict=True))
+        ]
+        decision = self.decide(scored)
+        if normalized_prompt_logprobs is not None and self.scores is length_normalized and self.sampled:
+            means = tuple(normalized_prompt_logprobs)
+            decision = Decision(best(means), means, tuple(softmax(means, 1.0)))
+        return ChoicesDecision(choices[decision.index], told(self, scored, decision))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMethod(ChoiceMethod):
+    """A method that a program brought, among the others. Its figures are the means, whatever it goes by."""
+
+    method: Callable[..., ChoicesDecision] | None = None
+
+    def decide(
+        self, scored: Sequence[ChoiceScore], temperature: float = 0.0, seed: int | None = None
+    ) -> Decision:
+        """Ask it. Raises ValueError for no options or unscored ones, BadProgram where it fails or takes none
+        of them."""
+        assert self.method is not None
+        _check(scored)
+        figures = length_normalized(scored)
+        choices = [score.text for score in scored]
+        without = [_triples(score.unconditional or (), score) for score in scored]
+        try:
+            made = self.method(
+                choices=list(choices),
+                normalized_prompt_logprobs=list(figures),
+                input_token_logprobs=[_triples(score.logprobs, score) for score in scored],
+                output_token_logprobs=[[] for _ in scored],
+                unconditional_token_logprobs=without if self.unconditional else None,
+            )
+        except Exception as error:
+            words = f"{type(error).__name__}: {error}"
+            raise BadProgram(f"the choices_method {self.name} failed: {words:.200}") from error
+        taken = getattr(made, "decision", None)
+        if taken not in choices:
+            raise BadProgram(
+                f"the choices_method {self.name} took {taken!r:.80}, which is none of the options"
+            )
+        meta = dict(getattr(made, "meta_info", None) or {})
+        return Decision(choices.index(taken), tuple(figures), tuple(softmax(figures, 1.0)), meta)
+
+
+def as_method(given: object) -> ChoiceMethod:
+    """The method that a program named or brought. Raises ValueError for what is none."""
+    if isinstance(given, ChoiceMethod):
+        return given
+    if given is None:
+        return token_length_normalized
+    if isinstance(given, str):
+        if given not in METHODS:
+            raise ValueError(f"unknown choices_method {given!r}; known: {', '.join(METHODS)}")
+        return METHODS[given]
+    if isinstance(given, type) or not callable(given):
+        raise ValueError(
+            f"choices_method takes a method, its name or a callable, got {given!r:.80}; known: "
+            f"{', '.join(METHODS)}"
+        )
+    name = getattr(given, "__name__", type(given).__name__)
+    wanted = bool(getattr(given, "requires_unconditional_logprobs", False))
+    return OwnMethod(name, length_normalized, _best_mean, wanted, sampled=False, method=given)
+
+
+def _check(scored: Sequence[ChoiceScore]) -> None:
+    if not scored:
+        raise ValueError("there are no options to choose from")
+    for index, score in enumerate(scored):
+        if not score.logprobs:
+            raise ValueError(f"option {index} has no scored token")
+
+
+def _figure(triple: Sequence[Any], index: int) -> float:
+    if triple[0] is None:
+        raise ValueError(f"a token of option {index} has no log-probability")
+    return float(triple[0])
 
 
 def mean(values: Sequence[float]) -> float:
@@ -184,6 +326,10 @@ def length_normalized(scored: Sequence[ChoiceScore]) -> list[float]:
     return [mean(score.logprobs) for score in scored]
 
 
+def _best_mean(scored: Sequence[ChoiceScore]) -> int:
+    return best(length_normalized(scored))
+
+
 def pick_greedily(scored: Sequence[ChoiceScore]) -> int:
     """Column by column, keep the options with the highest figure until one is left. An option that has ended
     goes on with its own mean, so that it is neither favoured nor dropped for being short."""
@@ -241,9 +387,7 @@ def _less(whole: float, parts: Sequence[float]) -> float:
     return whole + math.log(max(rest, 1e-12)) if math.isfinite(whole) else whole
 
 
-token_length_normalized = ChoiceMethod(
-    "token_length_normalized", length_normalized, lambda scored: best(length_normalized(scored))
-)
+token_length_normalized = ChoiceMethod("token_length_normalized", length_normalized, _best_mean)
 greedy_token_selection = ChoiceMethod(
     "greedy_token_selection", length_normalized, pick_greedily, sampled=False
 )

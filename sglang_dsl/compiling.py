@@ -62,7 +62,7 @@ def follow(program: Followable, args: Args, kwargs: Kwargs) -> tuple[ProgramStat
             f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
             "arguments it can work with, or keep decisions on generated text out of it"
         ) from error
-    made = Program(program.name, tracer.body(), missing, tuple(called))
+    made = Program(program.name, tracer.body(), missing, tuple(called), program)
     outer = _CALLED.get()
     if outer is not None:
         outer.append(made)

@@ -180,7 +180,7 @@ class Fold:
     async def _select(self, node: Select, item: Item) -> None:
         assert item.variable is not None
         variable, where = item.variable, self.where("select", node.name, item, node.timeout)
-        method = METHODS[node.method]
+        method = node.own or METHODS[node.method]
         call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
         seed = node.seed if node.seed is not None else self.run.calls.derived(where)
         drawn = node.temperature > 0 and seed is None
@@ -190,10 +190,12 @@ class Fold:
             pairs = zip(found.scores, node.choices, strict=True)
             scores = [dataclasses.replace(score, text=option) for score, option in pairs]
             decision = method.decide(scores, node.temperature, seed)
+        except BadProgram:
+            raise  # the program's own method
         except ValueError as error:
             raise BackendError(f"the choices cannot be compared: {error}") from error
         text = node.choices[decision.index]
-        meta = dict(found.meta) | told(method, scores, decision)
+        meta = dict(found.meta) | dict(decision.meta) | told(method, scores, decision)
         self.transcript = self.transcript.say(text, chosen=node.name or "")
         if self.run.stream:
             self.feed.put(text)

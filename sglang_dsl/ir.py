@@ -111,7 +111,7 @@ def _said(value: Any) -> list[str]:
         said = getattr(value, f.name)
         if isinstance(said, Sampling):
             shown += _said(said)
-        elif f.name != "src" and said != f.default:
+        elif f.repr and said != f.default:
             text = f"{said!r}"
             if f.name in _LONG and len(text) > _SHOWN:
                 text = f"{text[:_SHOWN]}..."
@@ -242,7 +242,8 @@ class Gen(Node, Generic[V]):
 @dataclass(frozen=True, slots=True)
 class Select(Node):
     """A choice among `choices` by log-probability; `method` is a name in choices.METHODS. A temperature above
-    0 draws from the normalised probabilities, with `seed` where given."""
+    0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
+    brought, which the table does not have; it is not written down."""
 
     KIND: ClassVar[str] = "select"
     name: str | None = None
@@ -251,6 +252,7 @@ class Select(Node):
     temperature: float = 0.0
     seed: int | None = None
     timeout: float | None = None
+    own: Any = field(default=None, compare=False, repr=False)
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
@@ -350,6 +352,8 @@ def to_dict(node: Node) -> dict[str, Any]:
     """Plain JSON data; from_dict gives an equal node back."""
     data: dict[str, Any] = {"kind": node.KIND}
     for f in dataclasses.fields(node):
+        if f.name == "own":
+            continue
         value = getattr(node, f.name)
         if f.name in ("nodes", "branches"):
             value = [to_dict(child) for child in node.children()]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.diagrams import dot, mermaid, program_graph
-from sglang_dsl.errors import MissingVariable
+from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.feed import Mark, Signal, Variable
 from sglang_dsl.ir import (
     Fork,
@@ -70,12 +70,40 @@ class Placeholder(str):
 @dataclass(frozen=True, slots=True)
 class Program:
     """A compiled program. `arguments`: names left open, standing in the text as "{name}". `called`: programs
-    that its function called, in order; they have texts of their own. Prints as a tree."""
+    that its function called, in order; they have texts of their own. `function`: what was compiled; None
+    where it was read from JSON. Prints as a tree."""
 
     name: str
     body: Seq
     arguments: tuple[str, ...] = ()
     called: tuple[Program, ...] = ()
+    function: Any = field(default=None, compare=False, repr=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's run(...). Raises BadProgram where there is none."""
+        return self._runnable().run(*args, **kwargs)
+
+    def run_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's run_batch(...). Raises BadProgram where there is none."""
+        return self._runnable().run_batch(*args, **kwargs)
+
+    def _runnable(self) -> Any:
+        if self.function is None:
+            raise BadProgram(f"{self.name} was read from JSON, which holds no function to run")
+        return self.function
+
+    @property
+    def last_node(self) -> Program:
+        """Itself: sglang's programs write trace().last_node.print_graph_dfs()."""
+        return self
+
+    def print_graph_dfs(self) -> str:
+        """tree(), by the name that sglang has for it."""
+        return self.tree()
+
+    def print_graph(self) -> None:
+        """Print tree()."""
+        print(self.tree())
 
     @property
     def variables(self) -> tuple[str, ...]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sglang_dsl.choices import ChoiceMethod as ChoicesSamplingMethod
-from sglang_dsl.choices import Decision as ChoicesDecision
 from sglang_dsl.choices import (
+    ChoicesDecision,
+    ChoicesSamplingMethod,
     greedy_token_selection,
     token_length_normalized,
     unconditional_likelihood_normalized,

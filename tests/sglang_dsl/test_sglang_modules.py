@@ -34,6 +34,7 @@ lang.chat_template: ChatTemplate get_chat_template register_chat_template get_ch
 lang.chat_template: register_chat_template_matching_function
 lang.interpreter: ProgramState ProgramStateGroup StreamExecutor
 lang.choices: token_length_normalized greedy_token_selection unconditional_likelihood_normalized
+lang.choices: ChoicesSamplingMethod ChoicesDecision
 lang.backend.runtime_endpoint: RuntimeEndpoint Runtime
 lang.backend.openai: OpenAI
 lang.backend.anthropic: Anthropic

@@ -83,10 +83,11 @@ def test_tracing_in_one_thread_leaves_the_others_alone() -> None:
 
     tracing = threading.Thread(target=slow.trace)
     tracing.start()
-    entered.wait(60)
+    assert entered.wait(60)
     state = sgl.function(lambda s: s.__iadd__(gen("x"))).run(backend=MockBackend(["real"]))
     go_on.set()
-    tracing.join(5)
+    tracing.join(60)
+    assert not tracing.is_alive()
     assert state["x"] == "real"
 
 
@@ -147,3 +148,30 @@ def test_scopes_of_one_name_within_each_other_each_have_their_own_text() -> None
     program.run()
     program.trace()
     assert found == ["2", "123"] * 2
+
+
+def test_a_compiled_program_runs_its_function_and_prints_as_sglangs_programs_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @sgl.function
+    def tip(s: Any, topic: str) -> None:
+        s += f"A tip for {topic}: " + gen("tip", max_tokens=4)
+
+    @sgl.function
+    def tips(s: Any, topic: str) -> None:
+        s += tip(topic=topic)["tip"] + ". In short: " + gen("short", max_tokens=4)
+
+    backend = MockBackend(["sleep", "rest", "eat", "food", "move", "walk"])
+    compiled = tips.compile()
+    assert compiled.run(topic="health", backend=backend).text() == "sleep. In short: rest"
+    items = [{"topic": "a"}, {"topic": "b"}]
+    states = compiled.run_batch(items, temperature=0, num_threads=1, backend=backend)
+    assert [state.text() for state in states] == ["eat. In short: food", "move. In short: walk"]
+    assert tips.trace().last_node.print_graph_dfs() == compiled.tree()
+    compiled.print_graph()
+    assert capsys.readouterr().out == compiled.tree() + "\n"
+    read = Program.from_json(compiled.to_json())
+    assert read == compiled
+    for run in (read.run, read.run_batch):
+        with pytest.raises(BadProgram, match="tips was read from JSON, which holds no function"):
+            run([])
