@@ -209,8 +209,8 @@ class SchemaLanguage:
         words = plain.words
         kinds = set(types_of(words))
         options = [value for value in words["enum"] if _is_of(value, kinds)]
-        if set(words) - {"enum", "type"}:
-            self._check(plain.place, "enum")
+        for word in sorted(words.keys() - {"enum", "type"}):
+            self._check(plain.place, word)  # what else is said of the values that are listed
         self._parts += len(options)
         return _either([self._constant(value) for value in options])
 

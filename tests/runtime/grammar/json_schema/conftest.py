@@ -42,6 +42,14 @@ leaves = st.one_of(
     some(type=st.just("string"), minLength=counts, maxLength=counts,
          pattern=st.sampled_from(["^a", "b$", "^(a|b)*$", "^[^a]", "a", "^(?!b)", "é"])),
     st.builds(lambda items: {"enum": items}, st.lists(values, min_size=1, max_size=4)),
+    st.builds(
+        lambda items, rest: {"enum": items, **rest},
+        st.lists(values, min_size=1, max_size=4),
+        some(pattern=st.sampled_from(["^a", "b$", "[0-9]"]), minLength=counts, maxLength=counts,
+             minimum=counts, minItems=counts, minProperties=counts, required=st.just(["a"]),
+             additionalProperties=st.booleans(), items=st.sampled_from([False, {"type": "integer"}]),
+             type=st.sampled_from(TYPES)),
+    ),
     st.builds(lambda item: {"const": item}, values),
 )  # fmt: skip
 

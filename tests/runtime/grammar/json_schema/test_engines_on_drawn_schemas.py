@@ -34,12 +34,22 @@ def spelled(value: Any) -> list[str]:
     ]
 
 
+def listed(schema: Any) -> list[Any]:
+    """What it lists as values, at any depth: the likeliest ones to be told apart wrongly."""
+    if isinstance(schema, list):
+        return [value for inner in schema for value in listed(inner)]
+    if not isinstance(schema, dict):
+        return []
+    found = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else [])]
+    return found + [value for inner in schema.values() for value in listed(inner)]
+
+
 @pytest.mark.parametrize("engine", MADE)
 @settings(deadline=None, max_examples=15 * LOOPS, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_drawn_schemas(small, engine, data):
     schema = data.draw(small.schemas)
-    values = data.draw(st.lists(small.values, min_size=3, max_size=6))
+    values = data.draw(st.lists(small.values, min_size=3, max_size=6)) + listed(schema)
     truth = [small.is_valid(schema, value) for value in values]
     try:
         first = MADE[engine].compile(Constraint("json_schema", json.dumps(schema)))

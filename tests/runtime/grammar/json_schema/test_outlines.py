@@ -183,6 +183,12 @@ def test_what_is_generated_is_valid(schema, seed):
             ['{"a":null,"z":null}'],
             ['{"a":null}'],
         ),
+        # Values that are listed are held to what else is said of them.
+        ({"enum": ["a", "b7"], "pattern": "[0-9]"}, ['"b7"'], ['"a"']),
+        ({"enum": [1, 20, "x"], "minimum": 5}, ["20", '"x"'], ["1"]),
+        ({"enum": [{"k": 1}, [1]], "additionalProperties": False}, ["[1]"], ['{"k":1}']),
+        ({"allOf": [{"enum": ["ab", "a", "b"]}, {"minLength": 2}]}, ['"ab"'], ['"a"', '"b"']),
+        ({"properties": {"x": {"const": "a", "maxLength": 0}}, "type": "object"}, ["{}"], ['{"x":"a"}']),
     ],
 )
 def test_instances(schema, good, bad):
