@@ -169,6 +169,7 @@ class Info:
             {
                 **self._ctx.info,
                 "model_path": self._ctx.model.path,
+                "tokenizer_path": self._ctx.model.tokenizer_path or self._ctx.model.path,
                 "served_model_name": self._ctx.served_name,
                 "status": "ready",
                 "max_total_num_tokens": self._ctx.model.max_total_tokens,
