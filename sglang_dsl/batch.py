@@ -82,8 +82,9 @@ class Job:
     def _finish(self, error: BaseException | None) -> None:
         if isinstance(error, ProgramError):
             error = again(error)
-        self.error, self.done = error, True
-        self._ended.append(self)
+        self.error = error
+        self._ended.append(self)  # first: who sees that it is done has counted it
+        self.done = True
         self._signal.notify()
 
     def drop(self) -> None:

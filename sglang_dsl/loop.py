@@ -98,7 +98,11 @@ class LoopThread:
         # Looked at after that: where the turn has just been taken away, the loop goes on and finds it.
         if not self._woken and not self.turns.mine:
             self._woken = True
-            self._loop.call_soon_threadsafe(self._spawn_all)
+            try:
+                self._loop.call_soon_threadsafe(self._spawn_all)
+            except BaseException:  # an interrupt: the next one who comes is to wake it
+                self._woken = False
+                raise
 
     def _spawn_all(self) -> None:
         self._woken = False  # first: what comes from now on wakes the loop again

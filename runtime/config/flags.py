@@ -69,8 +69,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every option to a parser, in groups; one that is not given leaves no value behind."""
     for title, config in GROUPS:
         group = parser.add_argument_group(f"{title} options")
+        kinds = _kinds(config)
         for one in options_of(config):
-            _add(group, one, config)
+            _add(group, one, kinds[one.name])
 
 
 def read_options(
@@ -220,11 +221,12 @@ def _members(kind: Any) -> tuple[Any, ...]:
 
 
 def _kinds(config: type[Any]) -> dict[str, Any]:
+    """The types of its fields by name. Dear: each is evaluated from its text."""
     return typing.get_type_hints(config)
 
 
-def _add(group: Any, one: Field[Any], config: type[Any]) -> None:
-    kind, name = _kinds(config)[one.name], "--" + one.name.replace("_", "-")
+def _add(group: Any, one: Field[Any], kind: Any) -> None:
+    name = "--" + one.name.replace("_", "-")
     text = help_of(one).replace("%", "%%") + _default_text(one)
     names = [name, "--model-path"] if one.name == "model" else [name]
     if kind is bool:

@@ -74,6 +74,13 @@ class TorchProfiler:
             except BadRequest as fault:
                 log.error("%s", fault)
 
+    def close(self) -> None:
+        """End and write what is being made: an interpreter that ends meanwhile ends with a crash."""
+        try:
+            self.stop()
+        except BadRequest as fault:
+            log.debug("%s", fault)
+
     def _place(self, folder: str | None) -> Path:
         if self._folder is None:
             self._folder = tempfile.mkdtemp(prefix="sglang-dsl-profile-")

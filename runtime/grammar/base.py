@@ -5,13 +5,24 @@ Byte-level: a matcher follows the bytes of the output. It does not know the prom
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from runtime.grammar.closing import Found, Steps, at_once, search, searching
+from runtime.grammar.closing import (
+    PAUSE,
+    Found,
+    Steps,
+    at_once,
+    follows,
+    search,
+    searching,
+    spelling,
+    written,
+)
 from runtime.grammar.first_bytes import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -44,6 +55,7 @@ class Origin:
     searched: bool = False
     narrowed: tuple[str, ...] = ()
     completion: Completion | None = field(default=None, compare=False, repr=False)
+    examples: Callable[[], Iterator[Any]] | None = field(default=None, compare=False, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -250,11 +262,33 @@ def _first_steps(matcher: Matcher) -> Steps[Found]:
         return Found(())
     if matcher.vocabulary is None:
         return Found(None)
+    example = yield from _example(matcher, matcher.vocabulary)
+    if example is not None:
+        return Found(example)
     return (
         yield from searching(
             matcher, matcher.vocabulary, FIRST_LIMIT, work=FIRST_WORK, seconds=FIRST_SECONDS, shorten=True
         )
     )
+
+
+def _example(matcher: Matcher, vocabulary: Vocabulary) -> Steps[tuple[int, ...] | None]:
+    """The first of its examples that it takes, in whatever order it has their members."""
+    for value in matcher.origin.examples() if matcher.origin.examples is not None else ():
+        if value is PAUSE:
+            yield
+            continue
+        for comma, colon in ((b",", b":"), (b", ", b": ")):
+            yield
+            separators = comma.decode(), colon.decode()
+            text = json.dumps(value, ensure_ascii=False, separators=separators).encode()
+            ids = spelling(vocabulary).pieces(text)
+            if ids is not None and len(ids) <= FIRST_LIMIT and follows(matcher, ids):
+                return tuple(ids)
+            other = written(matcher, vocabulary, value, comma, colon)
+            if other is not None and len(other) <= FIRST_LIMIT:
+                return other
+    return None
 
 
 class GrammarBackend(ABC):

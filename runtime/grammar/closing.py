@@ -4,19 +4,21 @@ Limited discrepancy search (Harvey & Ginsberg, "Limited discrepancy search", IJC
 matcher: at each place the ids that tend to end something come first (quotes, closing brackets, then digits
 and words), the path that always takes the first is followed to its end, then those that differ in one choice,
 and so on. Forced text is no choice. A place that was met before prefers what was tried less there, so no loop
-is followed for ever. Work is bounded: the answer need not be the shortest, and none may be found where there
-is one. It can be done in pieces, between which something else may run. It knows no backend.
+is followed for ever. Where the work is used up by going round in one place, that place is given up and the
+rest of the ways get a little more. Work is bounded: the answer need not be the shortest, and none may be
+found where there is one. It can be done in pieces, between which something else may run. It knows no backend.
 """
 
 from __future__ import annotations
 
 import heapq
+import json
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +29,9 @@ from runtime.protocol.vocabulary import Vocabulary
 
 WORK = 96
 """Places looked at in one search."""
+_AGAIN = 32  # more of them, after a place was given up
+_GIVEN_UP = 3  # places at most
+_OFTEN = 24  # times that a place was looked at
 SECONDS = 0.5
 """CPU time one search may take: a guard against constraints each of whose masks is slow. Work ends others far
 before that, so that the same request has the same output on a busy machine."""
@@ -41,6 +46,9 @@ _SIGNS = b"@:/.=;_~#!?$%&*|^"  # what may part one thing from the next
 _EMPTY = (b'""', b"[]", b"{}", b"''", b"()")
 _PLAIN = (b"q", b"Z", b"~")  # where all of these may follow, most anything may
 _WORDS = (b"null", b"true", b"false")
+
+PAUSE = object()
+"""Between two pieces of what gives values."""
 
 Self = TypeVar("Self", bound="Walker")
 Made = TypeVar("Made")
@@ -223,14 +231,19 @@ class _Search:
         self._numbers = self._tickets = 0
         self._kept: dict[int, Walker] = {}  # places looked at, the last few
         self._whole = True  # whether nothing was left out
+        self._met: Counter[int] = Counter()  # places, and how often
+        self._given_up: set[int] = set()
 
     def run(self, start: Walker) -> Steps[Found]:
         self._start = start
         self._ways = [_Way(0, 0, 0, 0, ())]
         while self._ways:
-            if self.work <= 0 or self.seconds < 0:
+            if self.seconds < 0 or (self.work <= 0 and not self._give_up()):
                 return Found(None)
             way, began = heapq.heappop(self._ways), time.thread_time()
+            if way.ids and way.place in self._given_up:
+                self._whole = False
+                continue
             try:
                 found = self._expand(way)
             except RuntimeFault:  # a limit of the backend was met on this way
@@ -242,6 +255,17 @@ class _Search:
                 return Found(self._fewest(start, found))
             yield
         return Found(None, self._whole)
+
+    def _give_up(self) -> bool:
+        """Whether to go on elsewhere: most work went into a place that leads back to itself, as a string does
+        whose end no value allows."""
+        (place, times), *_ = self._met.most_common(1) or [(0, 0)]
+        if times < _OFTEN or len(self._given_up) == _GIVEN_UP:
+            return False
+        self._given_up.add(place)
+        self._met.clear()
+        self.work = _AGAIN
+        return True
 
     def _reach(self, way: _Way) -> Walker | None:
         """At the end of `way`. The last few places are kept; from others all ids are followed again."""
@@ -268,6 +292,7 @@ class _Search:
             return None
         mask = walker.mask()
         place = hash(np.asarray(mask.bits).tobytes())
+        self._met[place] += 1
         if way.ids and place == way.place:
             self._loops.setdefault(place, set()).add(way.ids[-1])
         few = len(self._loops.get(place, ())) < _CHOICES  # else none of these leads anywhere
@@ -333,6 +358,48 @@ def follows(walker: Walker, ids: tuple[int, ...] | list[int]) -> bool:
         return all(ahead.advance(token) for token in ids) and ahead.may_stop()
     except RuntimeFault:
         return False
+
+
+Placed: TypeAlias = "tuple[Walker, tuple[int, ...]] | None"
+
+
+def written(
+    start: Walker, vocabulary: Vocabulary, value: Any, comma: bytes, colon: bytes
+) -> tuple[int, ...] | None:
+    """The ids of a JSON value, the members of its objects in an order that `start` takes; None where none
+    does, one choice after another."""
+    spelled = spelling(vocabulary)
+
+    def say(walker: Walker, ids: tuple[int, ...], data: bytes) -> Placed:
+        pieces, ahead = spelled.pieces(data), walker.copy()
+        if pieces is None or not all(ahead.advance(token) for token in pieces):
+            return None
+        return ahead, (*ids, *pieces)
+
+    def tell(walker: Walker, ids: tuple[int, ...], value: Any) -> Placed:
+        if not value or not isinstance(value, dict | list):
+            return say(walker, ids, json.dumps(value, ensure_ascii=False).encode())
+        inside = list(value.items()) if isinstance(value, dict) else [(None, item) for item in value]
+        first, last = (b"{", b"}") if isinstance(value, dict) else (b"[", b"]")
+        while inside:
+            for at, (name, inner) in enumerate(inside if isinstance(value, dict) else inside[:1]):
+                key = b"" if name is None else json.dumps(name, ensure_ascii=False).encode() + colon
+                begun = say(walker, ids, first + key)
+                done = None if begun is None else tell(*begun, inner)
+                if done is not None:
+                    walker, ids = done
+                    del inside[at]
+                    break
+            else:
+                return None
+            first = comma
+        return say(walker, ids, last)
+
+    try:
+        done = tell(start, (), value)
+    except (RuntimeFault, RecursionError, UnicodeEncodeError):
+        return None
+    return done[1] if done is not None and done[0].may_stop() else None
 
 
 def search(

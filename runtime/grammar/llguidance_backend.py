@@ -27,6 +27,7 @@ from runtime.grammar.gaps import GapMatcher
 from runtime.grammar.json_schema.any_order import Spare, Wider, loosely
 from runtime.grammar.json_schema.checked import CheckedMatcher
 from runtime.grammar.json_schema.empty import bury, endless, innermost
+from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.in_string import StringMatcher, Strings
 from runtime.grammar.json_schema.listed_values import settle_lists
 from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
@@ -324,7 +325,8 @@ class LLGuidanceBackend(GrammarBackend):
     def _start_plan(self, plan: Plan, layout: dict[str, Any]) -> Matcher:
         """A matcher of what the plan lowered to. The library refuses the whole for one definition that takes
         nothing, wherever that is used, so such definitions become `false` first."""
-        origin = Origin(self.name, plan.listed(), tuple(plan.ignored))
+        told = plan.listed(), tuple(plan.ignored)
+        origin = Origin(self.name, *told, examples=partial(examples, plan.document))
         dead = endless(plan.schema)
         if "" in dead:
             raise BadConstraint("Unsatisfiable schema: it needs itself, so only infinite values would match")

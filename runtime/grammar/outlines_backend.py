@@ -8,7 +8,7 @@ instead of written out. It refuses what it would have to weaken. It does not kno
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
@@ -20,6 +20,7 @@ from runtime.grammar.closing import Steps
 from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
 from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
+from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.residual import Residual
@@ -190,7 +191,10 @@ class OutlinesGrammarBackend(GrammarBackend):
             raise type(error)(error.message, where=KIND, hint=error.hint) from None
         except RecursionError:
             raise BadConstraint("is nested too deeply", where=KIND) from None
-        matcher.origin = Origin(self.name, plan.listed(), tuple(plan.ignored), narrowed=language.narrowed)
+        matcher.origin = Origin(
+            self.name, plan.listed(), tuple(plan.ignored), narrowed=language.narrowed,
+            examples=partial(examples, document),
+        )  # fmt: skip
         if not plan.checks:
             return matcher
         checked = CheckedMatcher(matcher, JsonTracker(Residual(plan).root), self._sieve)

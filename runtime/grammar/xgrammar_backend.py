@@ -14,6 +14,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,7 @@ from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.charset import SURROGATES, difference
 from runtime.grammar.ebnf_spelling import to_narrow_ebnf
 from runtime.grammar.gaps import GapMatcher, has_gaps
+from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.source import format_policy, read_document
 from runtime.grammar.structural_tag import StructuralTags
@@ -298,7 +300,10 @@ class XGrammarBackend(GrammarBackend):
             compiled = self.space.compiler.compile_json_schema(schema, strict_mode=True, **spaces)
         except RuntimeError as error:
             raise BadConstraint(_told(error), where=KIND) from None
-        origin = Origin(self.name, ignored=tuple(document.told), narrowed=kept.narrowed)
+        origin = Origin(
+            self.name, ignored=tuple(document.told), narrowed=kept.narrowed,
+            examples=partial(examples, document),
+        )  # fmt: skip
         single = (constraint.whitespace or self._policy) == "single"
         return self._start(compiled, KIND, origin, lines=not single)
 

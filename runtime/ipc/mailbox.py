@@ -5,8 +5,10 @@ The ZMQ kind keeps the same two verbs. It knows nothing of what the structs mean
 
 from __future__ import annotations
 
-import queue
+import contextlib
+import threading
 import time
+from collections import deque
 from typing import Any, Protocol
 
 import msgspec
@@ -45,44 +47,45 @@ class Mailbox(Outbox, Inbox, Protocol):
 class MemoryMailbox:
     """Between threads of one process. Any number of senders, one receiver."""
 
+    # Not a queue.SimpleQueue: where a signal wakes its get() and the time is over by then, it waits for ever
+    # (seen in CPython 3.11: what is left is negative then, which means no limit).
+
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._items: deque[Any] = deque()
+        self._bell = threading.Lock()  # let go by whoever has something to tell, taken by the receiver
+        self._bell.acquire()
         self._closed = False
 
     def send(self, item: msgspec.Struct) -> None:
         if self._closed:
             raise MailboxClosed
-        self._queue.put(item)
+        self._items.append(item)
+        self._ring()
 
     def receive(self, timeout: float | None) -> list[Any]:
-        items: list[Any] = []
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not items:
-            try:
-                if timeout == 0:
-                    item = self._queue.get_nowait()
-                else:
-                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                    item = self._queue.get(timeout=left)
-            except queue.Empty:
-                return []
-            if item is _CLOSED:
-                self._queue.put(_CLOSED)
-                raise MailboxClosed
-            items.append(item)
         while True:
-            try:
-                item = self._queue.get_nowait()
-            except queue.Empty:
-                return items
-            if item is _CLOSED:
-                self._queue.put(_CLOSED)
-                return items
-            items.append(item)
+            closed = self._closed  # before it looks: what was sent before closing still arrives
+            found = self._taken()
+            if found:
+                return found
+            if closed:
+                raise MailboxClosed
+            if timeout == 0:
+                return []
+            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                return self._taken()
 
     def close(self) -> None:
         self._closed = True
-        self._queue.put(_CLOSED)
+        self._ring()
 
+    def _taken(self) -> list[Any]:
+        """All there is, in order."""
+        items = self._items
+        return [items.popleft() for _ in range(len(items))]
 
-_CLOSED = object()
+    def _ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it has been rung already
+            self._bell.release()

@@ -126,7 +126,7 @@ class ZmqInbox:
         address = address_of(path)
         self.malformed = 0
         self._path, self._queue, self._max_bytes = path, queue, max_bytes
-        self._lock = threading.Lock()
+        self._lock, self._wakes = threading.Lock(), threading.Lock()  # the second: of the pipe
         self._closing = False
         self._wake_read, self._wake_write = os.pipe()
         self._context = zmq.Context(io_threads=1)
@@ -160,11 +160,12 @@ class ZmqInbox:
     def close(self) -> None:
         """What has arrived can still be received; the receiver that then finds nothing releases the socket.
         When nothing has arrived and nobody receives, it is released here."""
-        if self._closing:
-            return
-        self._closing = True
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        with self._wakes:  # as soon as it is closing, a receiver may release the pipe
+            if self._closing:
+                return
+            self._closing = True
+            with contextlib.suppress(OSError):
+                os.write(self._wake_write, b"x")
         if self._lock.acquire(timeout=LINGER_S):
             try:
                 if not self._socket.closed and not self._socket.poll(0, zmq.POLLIN):
@@ -189,8 +190,9 @@ class ZmqInbox:
     def _release(self) -> None:
         self._socket.close()
         self._context.term()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        with self._wakes:
+            os.close(self._wake_read)
+            os.close(self._wake_write)
         with contextlib.suppress(OSError):
             self._path.unlink()
 

@@ -42,8 +42,10 @@ from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, fro
 
 log = logging.getLogger(__name__)
 
-TELL_S = 3.0
-"""How long HTTP workers may take to pass on why the group failed."""
+TELL_S = 10.0
+"""How long HTTP workers may take to pass on why the group failed: more than a machine stands still."""
+HEAR_S = 8.0
+"""How long one that lives may take to hear of it."""
 STOP_S = 5.0
 """How long a child may take to end when nothing is left to do."""
 READ_BYTES = 1 << 16
@@ -149,7 +151,7 @@ class Group:
         fronts: tuple[str, ...] = (),
     ) -> None:
         self.engine, self.folder = engine, make_folder(folder)
-        self.began = time.monotonic()
+        self.began = self._looked = time.monotonic()
         workers = () if listener is None else tuple(front_name(n) for n in range(server.http_workers))
         self._fronts = (*workers, *fronts)
         self._told = False
@@ -221,7 +223,7 @@ class Group:
         told = GroupFailed(message=fault.message, where=fault.where)
         gone = {child.name for child in self.children if not child.alive}
         boxes = [
-            ZmqOutbox(socket_path(self.folder, name), timeout_s=0.2, linger_s=0.5)
+            ZmqOutbox(socket_path(self.folder, name), timeout_s=0.2, linger_s=HEAR_S)
             for name in self._fronts
             if name not in gone
         ]
@@ -253,6 +255,8 @@ class Group:
         return [child for child in self.children if child.spec.role == "http"]
 
     def _hear(self, timeout: float) -> None:
+        # Before it looks: however long this process stands still from here on, that is no silence of theirs.
+        self._looked = time.monotonic()
         for key, _ in self._selector.select(timeout):
             child: Child = key.data
             child.hear()
@@ -266,9 +270,8 @@ class Group:
 
     def _check_progress(self) -> None:
         """Raise EngineDead for a child that does not get on."""
-        now = time.monotonic()
         if not self.ready:
-            if now - self.began > self.engine.load_timeout_s:
+            if time.monotonic() - self.began > self.engine.load_timeout_s:
                 late = next(child for child in self.children if not child.ready)
                 raise EngineDead(
                     f"the {late.name} process was not ready within {self.engine.load_timeout_s:g} s",
@@ -278,9 +281,11 @@ class Group:
             return
         limit = self.engine.step_timeout_s
         for child in self.children:
-            silent = now - child.heard
+            silent = self._looked - child.heard
             if max(silent, child.stalled_s) > limit:
                 child.kill()  # it would not end by itself
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(STOP_S)  # nobody is to wait for it to hear anything
                 raise EngineDead(
                     f"the {child.name} process made no progress for {limit:g} s",
                     where=child.name,

@@ -20,8 +20,9 @@ from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
 log = logging.getLogger(__name__)
 
 BEAT_S = 0.5
-ORPHAN_S = 3.0
-"""How long a child may go on after its supervisor is gone."""
+ORPHAN_S = 10.0
+"""How long a child may go on after its supervisor is gone, to tell whoever waits: more than a machine stands
+still."""
 EARLY_S = 0.5
 """How long one may go on that is told to end while it still loads."""
 EXIT_S = 10.0

@@ -80,6 +80,10 @@ class Profiler(Protocol):
         """A step was made."""
         ...
 
+    def close(self) -> None:
+        """The engine ends; so does a profile that is being made: in this process it is written."""
+        ...
+
 
 class SchedulerProcess:
     """`run()` until the inbox is closed. Other threads may read `stalled_s`, and say why they close it in
@@ -142,6 +146,8 @@ class SchedulerProcess:
             self._working_since = None
             if self._grammar is not None:
                 self._grammar.close()
+            if self._profiler is not None:
+                self._profiler.close()
             self._runner.close()
 
     def _receive(self, wait: float) -> list[Any]:

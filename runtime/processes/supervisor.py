@@ -163,6 +163,8 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
         )[0]
     except socket.gaierror as error:
         raise BadRequest(f"cannot be resolved: {error.strerror}", where=f"host {config.host}") from error
+    except UnicodeError as error:  # a part that is empty or too long
+        raise BadRequest("cannot be resolved: no name of a host", where=f"host {config.host}") from error
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -30,7 +30,9 @@ class Waiter:
     async def wait(self, timeout: float | None) -> bool:
         """False when `timeout` seconds pass without news."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
+            # Not wait_for(): it loses a cancellation that comes together with the news.
+            async with asyncio.timeout(timeout):
+                await self._changed.wait()
         except TimeoutError:
             return False
         self._changed.clear()

@@ -33,8 +33,8 @@ from runtime.server.serve import make_server
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-FLUSH_S = 2.0
-"""How long the answers to requests that were given up may take to be sent."""
+FLUSH_S = 5.0
+"""How long answers to requests that were given up may take to be sent: more than a machine stands still."""
 
 
 def run(spec: ChildSpec, life: Life) -> None:

@@ -151,7 +151,9 @@ class LiteLLM(Backend):
             work = litellm.acompletion(
                 model=self.model_name, timeout=patience, drop_params=False, **self._client, **body
             )
-            return await asyncio.wait_for(work, patience)
+            # Not wait_for(): it loses a cancellation that comes together with the answer.
+            async with asyncio.timeout(patience):
+                return await work
 
     async def _guarded(self, chunks: Any, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
         patience = self.timeout if timeout is None else timeout
@@ -160,7 +162,8 @@ class LiteLLM(Backend):
             iterator = aiter(chunks)
             while True:
                 left = max(0.0, deadline - asyncio.get_running_loop().time())
-                chunk = await asyncio.wait_for(anext(iterator, None), left)
+                async with asyncio.timeout(left):
+                    chunk = await anext(iterator, None)
                 if chunk is None:
                     return
                 yield chunk.model_dump()

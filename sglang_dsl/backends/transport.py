@@ -81,7 +81,9 @@ class Transport:
             async with aclosing(_closable(pieces)) as chunks:
                 while True:
                     try:
-                        chunk = await asyncio.wait_for(anext(chunks, None), self._patience(deadline))
+                        # Not wait_for(): it loses a cancellation that comes together with the chunk.
+                        async with asyncio.timeout(self._patience(deadline)):
+                            chunk = await anext(chunks, None)
                     except (TimeoutError, httpx.TimeoutException) as error:
                         raise self._late(path, timeout_s) from error
                     except httpx.HTTPError as error:
@@ -103,7 +105,8 @@ class Transport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         async with self._answer(method, path, body, deadline) as answer:
             try:
-                content = await asyncio.wait_for(answer.aread(), self._patience(deadline))
+                async with asyncio.timeout(self._patience(deadline)):
+                    content = await answer.aread()
             except (TimeoutError, httpx.TimeoutException) as error:
                 raise self._late(path, timeout_s) from error
             except httpx.HTTPError as error:
@@ -225,7 +228,8 @@ class _Answer:
         headers = {"Content-Type": "application/json"} if self._body is not None else None
         request = client.build_request(self._method, self._path, content=self._body, headers=headers)
         patience = self._transport._patience(self._deadline)
-        response = await asyncio.wait_for(client.send(request, stream=True), patience)
+        async with asyncio.timeout(patience):
+            response = await client.send(request, stream=True)
         if response.is_success:
             self._response = response
             return response

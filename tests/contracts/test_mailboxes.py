@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
 import time
@@ -19,6 +20,8 @@ from hypothesis import strategies as st
 from runtime.ipc.mailbox import Inbox, MailboxClosed, MemoryMailbox, Outbox
 from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
 from runtime.protocol.control import AbortReq, ControlOutput
+
+LONG_S = 60.0
 
 
 @dataclass
@@ -40,7 +43,7 @@ class Pair:
 
     def take(self, count: int) -> list[Any]:
         items: list[Any] = []
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LONG_S
         while len(items) < count and time.monotonic() < deadline:
             items += self.inbox.receive(1)
         return items
@@ -55,9 +58,11 @@ def opened(kind: str) -> Iterator[Pair]:
         else:
             path = Path(folder) / "own" / "box.ipc"
             pair = Pair(ZmqInbox(path), lambda: ZmqOutbox(path, timeout_s=60))
-        yield pair
-        for end in (*pair.ends, pair.inbox):
-            end.close()
+        try:
+            yield pair
+        finally:
+            for end in (*pair.ends, pair.inbox):
+                end.close()
 
 
 @pytest.fixture(params=["memory", "zmq"])
@@ -77,25 +82,26 @@ def test_items_come_in_order(pair: Pair) -> None:
 def test_all_that_waits_comes_at_once(pair: Pair) -> None:
     for n in range(50):
         pair.outbox.send(AbortReq(rid=str(n)))
-    deadline = time.monotonic() + 20
-    seen = 0
-    while seen < 50 and time.monotonic() < deadline:
-        time.sleep(0.2)
-        seen += len(pair.inbox.receive(5))
-    assert seen == 50
+    found = pair.inbox.receive(LONG_S)
+    assert len(found) == 50 or not isinstance(pair.inbox, MemoryMailbox)
+    deadline = time.monotonic() + LONG_S
+    while len(found) < 50 and time.monotonic() < deadline:
+        time.sleep(0.02)  # what is on its way arrives
+        found += pair.inbox.receive(0)
+    assert [item.rid for item in found] == [str(n) for n in range(50)]
 
 
 def test_receive_keeps_its_deadline(pair: Pair) -> None:
     started = time.monotonic()
     assert pair.inbox.receive(0.05) == []
-    assert 0.04 < time.monotonic() - started < 10
+    assert time.monotonic() - started > 0.04
     assert pair.inbox.receive(0) == []
 
 
 def test_a_sender_wakes_the_receiver(pair: Pair) -> None:
     timer = threading.Timer(0.05, pair.outbox.send, [AbortReq(rid="x")])
     timer.start()
-    assert [item.rid for item in pair.inbox.receive(30)] == ["x"]
+    assert [item.rid for item in pair.inbox.receive(LONG_S)] == ["x"]
     timer.join()
 
 
@@ -121,17 +127,45 @@ def test_closing_wakes_the_receiver(pair: Pair) -> None:
     timer = threading.Timer(0.1, pair.inbox.close)
     timer.start()
     with pytest.raises(MailboxClosed):
-        pair.inbox.receive(30)
+        pair.inbox.receive(LONG_S)
     timer.join()
     for timeout in (0, 1, None):
         with pytest.raises(MailboxClosed):
             pair.inbox.receive(timeout)
 
 
+def test_a_receiver_that_sees_the_end_takes_nothing_from_under_the_closer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The closer stands still between saying so and waking the receiver: its pipe is not another file yet."""
+    inbox, write, open_then = ZmqInbox(tmp_path / "own" / "box.ipc"), os.write, []
+
+    def receive() -> None:
+        with pytest.raises(MailboxClosed):
+            inbox.receive(LONG_S)
+
+    receiver = threading.Thread(target=receive)
+
+    def late(end: int, data: bytes) -> int:
+        if end == inbox._wake_write:
+            receiver.start()
+            receiver.join(0.2)
+            open_then.append(os.fstat(end).st_ino > 0)
+        return write(end, data)
+
+    monkeypatch.setattr("runtime.ipc.zmq_mailbox.os.write", late)
+    inbox.close()
+    receiver.join(LONG_S)
+    assert open_then == [True]
+    assert not receiver.is_alive()
+
+
 @pytest.mark.parametrize("kind", ["memory", "zmq"])
 def test_what_has_arrived_before_closing_is_still_received(kind: str) -> None:
     rids = ["first", "second", "last"]
-    for attempt in range(1, 9):
+    until, attempt = time.monotonic() + LONG_S, 0
+    while time.monotonic() < until:
+        attempt += 1
         with opened(kind) as pair:
             for rid in rids:
                 pair.outbox.send(AbortReq(rid=rid))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,11 +20,12 @@ from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.loop import background
 
 
-def nobody() -> str:
-    """An address where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+@contextmanager
+def nobody() -> Iterator[str]:
+    """An address where nobody listens; held, so that nobody begins to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 MAKE: dict[str, Callable[[str], Backend]] = {
@@ -43,9 +45,10 @@ def test_all_of_them_are_here() -> None:
 
 @pytest.fixture(params=sorted(NEED_A_MODEL))
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    made = MAKE[request.param](nobody())
-    yield made
-    made.close()
+    with nobody() as url:
+        made = MAKE[request.param](url)
+        yield made
+        made.close()
 
 
 def run(work: Any) -> Any:

@@ -20,21 +20,36 @@ import psutil
 import pytest
 
 from runtime.api import Engine
+from tests.e2e.patience import PATIENCE_S
 
 if TYPE_CHECKING:
     from sglang_dsl.backends.engine import EngineBackend
 
+HERE = Path(__file__).parent
+LONG_S = 400
+"""For a test of this folder: most wait for processes that start, load and end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_S))
+
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    with Engine("pocket", max_total_tokens=8192) as running:
+    """In float32: in bfloat16, which some processors compute in, a row depends a little on the rows beside
+    it, and these on who comes when."""
+    with Engine("pocket", max_total_tokens=8192, dtype="float32") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def plain_engine() -> Iterator[Engine]:
     """The same without jump-forward and without the radix cache."""
-    with Engine("pocket", max_total_tokens=8192, jump_forward=False, radix_cache=False) as running:
+    with Engine(
+        "pocket", max_total_tokens=8192, dtype="float32", jump_forward=False, radix_cache=False
+    ) as running:
         yield running
 
 
@@ -63,7 +78,7 @@ class Served:
         self.url = ""
         self.seen: dict[str, psutil.Process] = {}
 
-    def wait_ready(self, timeout: float = 60) -> Served:
+    def wait_ready(self, timeout: float = PATIENCE_S) -> Served:
         """Also after a restart, of which the old file must be gone."""
         deadline = time.monotonic() + timeout
         while not self._ready.is_file():
@@ -88,11 +103,13 @@ class Served:
         """Name -> process: scheduler, detokenizer, worker-0 ..., in the order in which they were started."""
         found = psutil.Process(self.process.pid).children()
         names = ["scheduler", "detokenizer", *(f"worker-{n}" for n in range(len(found) - 2))]
-        now = dict(zip(names, sorted(found, key=lambda one: one.create_time()), strict=True))
+        # Times of creation are told in hundredths of a second.
+        found.sort(key=lambda one: (one.create_time(), one.pid))
+        now = dict(zip(names, found, strict=True))
         self.seen.update({f"{name} {one.pid}": one for name, one in now.items()})
         return now
 
-    def end(self, number: int = signal.SIGTERM, timeout: float = 60) -> int:
+    def end(self, number: int = signal.SIGTERM, timeout: float = PATIENCE_S) -> int:
         """Its exit code, after that signal (0: only wait)."""
         if number:
             self.process.send_signal(number)
@@ -100,7 +117,7 @@ class Served:
         self.check_nothing_left()
         return code
 
-    def check_nothing_left(self, timeout: float = 30) -> None:
+    def check_nothing_left(self, timeout: float = PATIENCE_S) -> None:
         """No process that was seen lives, and no socket is left."""
         deadline = time.monotonic() + timeout
         while True:
@@ -120,7 +137,7 @@ class Served:
                 with contextlib.suppress(psutil.Error):
                     one.kill()
             self.process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -165,16 +182,20 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[S
 def wait_idle() -> Callable[..., None]:
     """Wait until a server has nothing in hand and all its KV pages are free, or kept for later."""
 
-    def wait(server: Served, timeout: float = 60.0, **headers: str) -> None:
+    def wait(server: Served, timeout: float = PATIENCE_S, **headers: str) -> None:
         deadline = time.monotonic() + timeout
         while True:
-            told = httpx.get(f"{server.url}/server_info", headers=headers, timeout=30).json()
-            state = told["internal_states"][0]
-            busy = {
-                "live": told["live_requests"],
-                **{name: state[name] for name in ("running", "waiting", "compiling")},
-                "held": state["slots"] - state["free"] - state["evictable"],
-            }
+            answer = httpx.get(f"{server.url}/server_info", headers=headers, timeout=PATIENCE_S)
+            told = answer.json()
+            if answer.status_code == 503:  # as many as it takes are still under way
+                busy = told
+            else:
+                state = told["internal_states"][0]
+                busy = {
+                    "live": told["live_requests"],
+                    **{name: state[name] for name in ("running", "waiting", "compiling")},
+                    "held": state["slots"] - state["free"] - state["evictable"],
+                }
             if not any(busy.values()):
                 return
             assert time.monotonic() < deadline, busy
@@ -187,16 +208,39 @@ def wait_idle() -> Callable[..., None]:
 def wait_live() -> Callable[..., None]:
     """Wait until the scheduler of a server has that many requests in hand."""
 
-    def wait(server: Served, count: int, timeout: float = 60.0) -> None:
+    def wait(server: Served, count: int, timeout: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout
         while True:
-            told = httpx.get(f"{server.url}/server_info", timeout=30).json()
+            told = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()
             if told["internal_states"][0]["live"] == count:
                 return
             assert time.monotonic() < deadline, told
             time.sleep(0.02)
 
     return wait
+
+
+@pytest.fixture
+def loads_when_told(tmp_path: Path) -> tuple[dict[str, str], Callable[[], None]]:
+    """An environment in which the process that loads the model waits before it does, and what lets it go on.
+    It waits for as long as its parent lives, at most."""
+    folder, gate = tmp_path / "waits", tmp_path / "waits" / "go on"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(LOADS_WHEN_TOLD.format(gate=str(gate)))
+    path = os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH")) if part)
+    return {"PYTHONPATH": path}, gate.touch
+
+
+LOADS_WHEN_TOLD = """
+import os, sys, time
+
+if "runtime.engine.follower" in sys.orig_argv:
+    parent = os.getppid()
+    while not os.path.exists({gate!r}):
+        if os.getppid() != parent:
+            os._exit(1)
+        time.sleep(0.02)
+"""
 
 
 StartServer = Callable[..., Served]

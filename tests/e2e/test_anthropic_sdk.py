@@ -10,6 +10,8 @@ import anthropic
 import pydantic
 import pytest
 
+from tests.e2e.patience import PATIENCE_S, in_pieces
+
 ASKED: Any = [{"role": "user", "content": "Which river runs through Ostrel?"}]
 GREEDY: Any = {"model": "pocket", "max_tokens": 24, "extra_body": {"temperature": 0}}
 TOOL: Any = {
@@ -26,7 +28,9 @@ class Weather(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def client(shared_server: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=shared_server.url, api_key="none", max_retries=0, timeout=60) as made:
+    with anthropic.Anthropic(
+        base_url=shared_server.url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as made:
         yield made
 
 
@@ -42,13 +46,17 @@ def test_messages_whole_and_streamed(client: anthropic.Anthropic) -> None:
     assert whole.id.startswith("msg_")
     assert (whole.stop_reason, whole.stop_sequence) == ("end_turn", None)
     assert whole.usage.input_tokens > whole.usage.output_tokens > 2
-    with client.messages.stream(messages=ASKED, **GREEDY) as stream:
-        pieces = list(stream.text_stream)
-        final = stream.get_final_message()
-    assert "".join(pieces) == text_of(whole) == text_of(final)
-    assert len(pieces) > 1
-    assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
-    assert final.usage.input_tokens == whole.usage.input_tokens
+
+    def ask() -> list[str]:
+        with client.messages.stream(messages=ASKED, **GREEDY) as stream:
+            pieces = list(stream.text_stream)
+            final = stream.get_final_message()
+        assert "".join(pieces) == text_of(whole) == text_of(final)
+        assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", whole.usage.output_tokens)
+        assert final.usage.input_tokens == whole.usage.input_tokens
+        return pieces
+
+    in_pieces(ask)
     events = list(client.messages.create(messages=ASKED, stream=True, **GREEDY))
     kinds = [event.type for event in events]
     assert kinds[:2] == ["message_start", "content_block_start"]
@@ -199,7 +207,7 @@ def test_either_header_may_hold_the_key(
     guarded_server: tuple[Any, str], wait_idle: Callable[..., None]
 ) -> None:
     server, key = guarded_server
-    with anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=server.url, api_key=key, max_retries=0, timeout=PATIENCE_S) as client:
         assert client.messages.create(messages=ASKED, **GREEDY).content
         streams = [
             client.messages.create(
@@ -216,7 +224,9 @@ def test_either_header_may_hold_the_key(
         again = client.messages.create(messages=ASKED, **GREEDY).usage
         assert again.cache_read_input_tokens
         assert again.input_tokens + again.cache_read_input_tokens > again.input_tokens
-    with anthropic.Anthropic(base_url=server.url, auth_token=key, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(
+        base_url=server.url, auth_token=key, max_retries=0, timeout=PATIENCE_S
+    ) as client:
         assert client.messages.create(messages=ASKED, **GREEDY).content
     with (
         anthropic.Anthropic(base_url=server.url, api_key=key + "x", max_retries=0) as client,
@@ -230,7 +240,7 @@ def test_either_header_may_hold_the_key(
 def test_the_asynchronous_client(shared_server: Any, wait_idle: Callable[..., None]) -> None:
     async def run() -> None:
         async with anthropic.AsyncAnthropic(
-            base_url=shared_server.url, api_key="none", max_retries=0, timeout=60
+            base_url=shared_server.url, api_key="none", max_retries=0, timeout=PATIENCE_S
         ) as client:
             many = await asyncio.gather(*(client.messages.create(messages=ASKED, **GREEDY) for _ in range(8)))
             [text] = {text_of(one) for one in many}

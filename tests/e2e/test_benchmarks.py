@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.e2e.patience import PROGRAM_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -17,7 +19,7 @@ def test_grammar_benchmark_in_small(tmp_path: Path) -> None:
         [sys.executable, *command, "--folder", tmp_path, "--results", tmp_path],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if key != "SGLANG_DSL_DATA"},
     )

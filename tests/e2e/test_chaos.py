@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -27,17 +28,18 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
+from tests.e2e.patience import PATIENCE_S, go_on, hold, until
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True}
-SOON_S = 30.0
-STEP_S = "4"
+SOON_S = 60.0
+STEP_S = "6"
 """More than a machine stands still: what is stopped must be the one that the test stops."""
 
 
 def generate(url: str, params: dict[str, Any]) -> httpx.Response:
     body = {"text": "The capital of France is", "sampling_params": params}
-    return httpx.post(f"{url}/generate", json=body, timeout=60)
+    return httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S)
 
 
 def told(url: str) -> str:
@@ -55,11 +57,13 @@ def test_a_stopped_process_is_noticed_and_its_clients_hear_of_it(
 ) -> None:
     server = start_server("--step-timeout-s", STEP_S).wait_ready()
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        hold(server.url)
         futures = [pool.submit(told, server.url) for _ in range(2)]
         wait_live(server, 2)
+        go_on(server.url)
         server.children()[victim].suspend()
         began = time.monotonic()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
     assert time.monotonic() - began < float(STEP_S) + SOON_S
     reason = f"the {victim} process made no progress for {STEP_S} s"
     # Nobody but the stopped worker has the connections of its clients: those are cut.
@@ -68,15 +72,12 @@ def test_a_stopped_process_is_noticed_and_its_clients_hear_of_it(
     assert reason in server.log
 
 
-def test_one_that_is_killed_while_it_loads_is_named(start_server: Callable[..., Any]) -> None:
-    server = start_server("--restart")
-    deadline = time.monotonic() + 30
-    while len(server.seen) < 3 and server.process.poll() is None:
-        assert time.monotonic() < deadline
-        try:
-            server.children()
-        except ValueError:  # not all are there yet
-            time.sleep(0.01)
+def test_one_that_is_killed_while_it_loads_is_named(
+    start_server: Callable[..., Any], loads_when_told: Any
+) -> None:
+    environment, _ = loads_when_told  # it never is
+    server = start_server("--restart", environment=environment)
+    until(lambda: len(psutil.Process(server.process.pid).children()) == 3, lambda: server.log)
     server.children()["detokenizer"].kill()
     assert server.end(0) == 1
     assert "the detokenizer process was killed by SIGKILL" in server.log
@@ -105,7 +106,7 @@ def test_odd_mail_in_the_sockets_stops_nobody(start_server: Callable[..., Any]) 
     for path in sockets:
         assert path.parent.stat().st_mode & 0o077 == 0
         with zmq.Context() as context, context.socket(zmq.PUSH) as pusher:
-            pusher.setsockopt(zmq.LINGER, 2000)
+            pusher.setsockopt(zmq.LINGER, int(PATIENCE_S * 1000))
             pusher.connect(f"ipc://{path}")
             for mail in odd_mail():
                 pusher.send(mail)
@@ -128,17 +129,14 @@ def test_it_serves_where_nothing_can_be_written(tmp_path: Path) -> None:
     with Path("/dev/full").open("wb") as full, subprocess.Popen(
         [*command, "--ready-file", str(ready)], stdin=subprocess.PIPE, stdout=full, stderr=full
     ) as process:  # fmt: skip
-        deadline = time.monotonic() + 60
-        while not ready.is_file():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: ready.is_file() or process.poll() is not None)
+        assert process.poll() is None
         url = msgspec.json.decode(ready.read_bytes())["url"]
         assert generate(url, SHORT).status_code == 200
         assert generate(url, {"temperature": -1}).status_code == 400
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_it_recovers_when_clients_used_up_its_descriptors(start_server: Callable[..., Any]) -> None:
@@ -147,15 +145,15 @@ def test_it_recovers_when_clients_used_up_its_descriptors(start_server: Callable
     room = worker.num_fds() + 20
     worker.rlimit(resource.RLIMIT_NOFILE, (room, room))
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
-    time.sleep(1.0)
+    until(lambda: worker.num_fds() >= room, worker.num_fds)
     for one in idle:
         one.close()
-    deadline = time.monotonic() + 60
-    while True:
+
+    def serves() -> bool:
         try:
-            if generate(server.url, SHORT).status_code == 200:
-                break
+            return generate(server.url, SHORT).status_code == 200
         except httpx.HTTPError:
-            pass
-        assert time.monotonic() < deadline
+            return False
+
+    until(serves)
     assert server.end() == 0

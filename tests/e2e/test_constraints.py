@@ -28,6 +28,7 @@ from sglang_dsl import (
 )
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.backends.engine import EngineBackend
+from tests.e2e.patience import PATIENCE_S, in_pieces
 
 
 class Skill(enum.Enum):
@@ -84,12 +85,18 @@ def test_typed_values(backend: Backend) -> None:
 
 
 def test_a_hero_grows_while_it_is_written(backend: Backend) -> None:
-    state = ask.run(gen("hero", json_schema=Hero), backend=backend, stream=True)
-    seen = list(state.object_iter("hero"))
-    whole = json.loads(state["hero"])
-    assert seen[-1] == whole
-    assert len(seen) > 5
-    assert all(is_prefix(one, whole) for one in seen)
+    whole: Any = None
+
+    def watch() -> list[Any]:
+        nonlocal whole
+        state = ask.run(gen("hero", json_schema=Hero), backend=backend, stream=True)
+        seen = list(state.object_iter("hero"))
+        whole = json.loads(state["hero"])
+        assert seen[-1] == whole
+        assert all(is_prefix(one, whole) for one in seen)
+        return seen
+
+    in_pieces(watch, 6)
     typed = ask.run(gen("hero", Hero), backend=backend, stream=True)
 
     async def heroes() -> list[Any]:
@@ -195,7 +202,9 @@ WORN = {"type": "object", "properties": {"a": {"type": "strin"}}}
 
 @pytest.fixture(scope="module")
 def client(shared_server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(
+        base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as made:
         yield made
 
 
@@ -203,11 +212,14 @@ def test_openai_parses_and_streams_a_model(client: openai.OpenAI) -> None:
     done = client.chat.completions.parse(messages=ASKED, response_format=Trade, **GREEDY)
     hero = done.choices[0].message.parsed
     assert isinstance(hero, Trade)
-    partials: list[Any] = []
-    with client.chat.completions.stream(messages=ASKED, response_format=Trade, **GREEDY) as stream:
-        partials.extend(event.parsed for event in stream if event.type == "content.delta")
-        assert stream.get_final_completion().choices[0].message.parsed == hero
-    assert len(partials) > 5
+
+    def watch() -> list[Any]:
+        with client.chat.completions.stream(messages=ASKED, response_format=Trade, **GREEDY) as stream:
+            partials = [event.parsed for event in stream if event.type == "content.delta"]
+            assert stream.get_final_completion().choices[0].message.parsed == hero
+        return partials
+
+    in_pieces(watch, 6)
     asked = client.responses.parse(
         input="Who is the hero?", text_format=Trade, model="pocket", max_output_tokens=160, temperature=0
     )
@@ -223,7 +235,7 @@ def test_openai_parses_and_streams_a_model(client: openai.OpenAI) -> None:
 def test_openais_async_client_streams_a_model(shared_server: Any) -> None:
     async def run() -> Any:
         made = openai.AsyncOpenAI(
-            base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=60
+            base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
         )
         asked = made.chat.completions.stream(messages=ASKED, response_format=Gear, **GREEDY)
         async with made, asked as stream:
@@ -253,7 +265,9 @@ def test_anthropic_parses_and_streams_a_model(shared_server: Any) -> None:
     """Its SDK takes lengths and ranges out of a schema, so the model here has none."""
     words: Any = {"model": "pocket", "max_tokens": 60, "messages": ASKED}
     form: Any = {"format": {"type": "json_schema", "schema": WORN}}
-    with anthropic.Anthropic(base_url=shared_server.url, api_key="none", max_retries=0, timeout=60) as made:
+    with anthropic.Anthropic(
+        base_url=shared_server.url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as made:
         done = made.messages.parse(output_format=Trade, **words)
         assert isinstance(done.parsed_output, Trade)
         with made.messages.stream(output_format=Trade, **words) as stream:

@@ -15,6 +15,7 @@ from runtime.protocol.constraint import SchemaFormat, Whitespace
 from runtime.protocol.sampling import CONSTRAINT_WORDS
 from runtime.server.output_format import OutputFields, ResponseFormat, StructuredOutputs
 from sglang_dsl import gen
+from tests.e2e.patience import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "tutorials" / "constraints.md").read_text(encoding="utf-8")
@@ -27,7 +28,7 @@ def test_the_python_runs_as_printed(tmp_path: Path, shared_server: Any) -> None:
     file = tmp_path / "page.py"
     file.write_text("\n".join(python).replace(ADDRESS, shared_server.url), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=PROGRAM_S, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
 

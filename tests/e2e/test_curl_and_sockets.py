@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.patience import PATIENCE_S, in_pieces
+
 SHORT = {"text": "The Queen", "sampling_params": {"max_new_tokens": 6, "temperature": 0}}
 ENDLESS = {
     "text": "The Queen",
@@ -28,9 +30,9 @@ needs_curl = pytest.mark.skipif(CURL is None, reason="there is no curl")
 def curl(url: str, *arguments: str) -> tuple[int, dict[str, str], str]:
     """Status, headers (lower case) and body."""
     done = subprocess.run(
-        [str(CURL), "-sS", "-i", "--max-time", "30", *arguments, url],
+        [str(CURL), "-sS", "-i", "--max-time", str(PATIENCE_S), *arguments, url],
         capture_output=True,
-        timeout=60,
+        timeout=2 * PATIENCE_S,
         check=True,
     )
     head, _, body = done.stdout.decode().partition("\r\n\r\n")
@@ -59,17 +61,21 @@ def test_curl_asks_for_health_and_text(shared_server: Any) -> None:
 
 @needs_curl
 def test_curl_reads_events(shared_server: Any) -> None:
-    status, headers, body = curl(
-        f"{shared_server.url}/generate", "-N", "--json", json.dumps({**SHORT, "stream": True})
-    )
-    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    *events, done, rest = body.split("\n\n")
-    assert (done, rest) == ("data: [DONE]", "")
-    outputs = [json.loads(event.removeprefix("data: ")) for event in events]
-    assert 1 < len(outputs) <= 6  # what comes at one time may be told at one time
-    assert outputs[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
-    for before, after in itertools.pairwise(outputs):
-        assert after["text"].startswith(before["text"])
+    def ask() -> list[Any]:
+        status, headers, body = curl(
+            f"{shared_server.url}/generate", "-N", "--json", json.dumps({**SHORT, "stream": True})
+        )
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        *events, done, rest = body.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        outputs = [json.loads(event.removeprefix("data: ")) for event in events]
+        assert len(outputs) <= 6  # what comes at one time may be told at one time
+        assert outputs[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+        for before, after in itertools.pairwise(outputs):
+            assert after["text"].startswith(before["text"])
+        return outputs
+
+    in_pieces(ask)
 
 
 @needs_curl
@@ -118,7 +124,7 @@ class Line:
     """One connection."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 30)
+        self._socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
         self._left = b""
 
     def send(self, data: bytes) -> None:
@@ -231,16 +237,19 @@ def test_a_request_may_come_byte_by_byte_and_in_chunks(line: Line) -> None:
 
 
 def test_every_chunk_of_a_stream_is_whole_events(line: Line) -> None:
-    line.send(request({**SHORT, "stream": True}))
-    head = line.until(b"\r\n\r\n")
-    assert b"text/event-stream" in head
-    assert b"content-length" not in head.lower()
-    chunks = list(line.chunks())
-    for chunk in chunks:
-        assert chunk.startswith(b"data: ")
-        assert chunk.endswith(b"\n\n")
-    assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
-    assert len(chunks) > 2  # as they come, not all at the end
+    def ask() -> list[bytes]:
+        line.send(request({**SHORT, "stream": True}))
+        head = line.until(b"\r\n\r\n")
+        assert b"text/event-stream" in head
+        assert b"content-length" not in head.lower()
+        chunks = list(line.chunks())
+        for chunk in chunks:
+            assert chunk.startswith(b"data: ")
+            assert chunk.endswith(b"\n\n")
+        assert b"".join(chunks).endswith(b"data: [DONE]\n\n")
+        return chunks
+
+    in_pieces(ask, 3)  # as they come, not all at the end; [DONE] is one by itself
     line.send(request(SHORT))  # and the connection can be used again
     assert line.answer()[0] == 200
 
@@ -297,7 +306,7 @@ def test_who_hangs_up_in_the_middle_is_forgotten(
 def test_a_slow_reader_gets_everything(shared_server: Any, wait_idle: Callable[..., None]) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        slow.settimeout(30)
+        slow.settimeout(PATIENCE_S)
         slow.connect(("127.0.0.1", shared_server.port))
         body = {**ENDLESS, "sampling_params": {**ENDLESS["sampling_params"], "max_new_tokens": 200}}
         slow.sendall(request({**body, "stream": True, "return_logprob": True}, "Connection: close"))

@@ -21,6 +21,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from tests.e2e.patience import PATIENCE_S, until
 
 COUNT, ALL = 120, 500
 AT_ONCE = 24
@@ -194,7 +195,7 @@ async def each(
     """All of them, AT_ONCE at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async with httpx.AsyncClient(base_url=url, timeout=100) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as client:
 
         async def one(body: Any) -> Any:
             async with gate:
@@ -278,9 +279,13 @@ def compare(engine: Engine, url: str, bodies: list[Request]) -> None:
     for group, answers in zip(groups, found, strict=True):
         for at, answer in zip(group, answers, strict=True):
             check(bodies[at], expected[at], answer, "batched")
-    state = httpx.get(f"{url}/server_info", timeout=30).json()["internal_states"][0]
-    assert state["slots"] == state["free"] + state["evictable"]
-    assert state["repairs"] == 0
+
+    def state() -> dict[str, Any]:
+        told = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()
+        return dict(told["internal_states"][0])
+
+    until(lambda: (now := state())["slots"] == now["free"] + now["evictable"], state)
+    assert state()["repairs"] == 0
 
 
 def test_every_way_gives_the_same_tokens(alone: Engine, url: str) -> None:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel
 
 from runtime.api import Engine
+from tests.e2e.patience import PATIENCE_S
 
 TEXTS = ["the fox runs", "the", "a dog sleeps over the fox", "fox fox"]
 
@@ -48,26 +49,26 @@ def test_an_encoder_behind_two_front_doors(start_server: Callable[..., Any], ber
     def ask(number: int) -> None:
         at = number % len(TEXTS)
         body = {"model": "bert", "input": [TEXTS[at], TEXTS[0]]}
-        answer = httpx.post(server.url + "/v1/embeddings", json=body, timeout=30)
+        answer = httpx.post(server.url + "/v1/embeddings", json=body, timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         for one, vector in zip(answer.json()["data"], (wanted[at], wanted[0]), strict=True):
             np.testing.assert_allclose(one["embedding"], vector, atol=1e-5)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(40)))
-    assert httpx.get(server.url + "/health", timeout=30).status_code == 200
-    assert httpx.get(server.url + "/model_info", timeout=30).json()["is_generation"] is False
-    refused = httpx.post(server.url + "/generate", json={"text": "the fox"}, timeout=30)
+    assert httpx.get(server.url + "/health", timeout=PATIENCE_S).status_code == 200
+    assert httpx.get(server.url + "/model_info", timeout=PATIENCE_S).json()["is_generation"] is False
+    refused = httpx.post(server.url + "/generate", json={"text": "the fox"}, timeout=PATIENCE_S)
     assert refused.status_code == 400
     assert "gives vectors" in refused.text
-    long = httpx.post(server.url + "/encode", json={"text": "fox " * 40}, timeout=30)
+    long = httpx.post(server.url + "/encode", json={"text": "fox " * 40}, timeout=PATIENCE_S)
     assert long.status_code == 400
     assert "32" in long.text
     assert server.end() == 0
 
 
 def test_a_decoder_gives_vectors_beside_text(start_server: Callable[..., Any], engine: Engine) -> None:
-    server = start_server("--model", "pocket").wait_ready()
+    server = start_server("--model", "pocket", "--dtype", "float32").wait_ready()
     wanted = [np.array(one.embedding) for one in engine.embed(TEXTS)]
     text = engine.generate("The sky", {"max_new_tokens": 8, "temperature": 0.0}).text
 
@@ -75,15 +76,17 @@ def test_a_decoder_gives_vectors_beside_text(start_server: Callable[..., Any], e
         if number % 2:
             params = {"max_new_tokens": 8, "temperature": 0.0}
             body: dict[str, Any] = {"text": "The sky", "sampling_params": params}
-            assert httpx.post(server.url + "/generate", json=body, timeout=60).json()["text"] == text
+            assert httpx.post(server.url + "/generate", json=body, timeout=PATIENCE_S).json()["text"] == text
             return
-        found = httpx.post(server.url + "/encode", json={"text": TEXTS}, timeout=60).json()
+        found = httpx.post(server.url + "/encode", json={"text": TEXTS}, timeout=PATIENCE_S).json()
         for one, vector in zip(found, wanted, strict=True):
             assert np.dot(one["embedding"], vector) > 0.99  # in bfloat16 on some processors
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(ask, range(24)))
-    over = httpx.post(server.url + "/encode", json={"text": "Hello", "dimensions": 100_000}, timeout=30)
+    over = httpx.post(
+        server.url + "/encode", json={"text": "Hello", "dimensions": 100_000}, timeout=PATIENCE_S
+    )
     assert over.status_code == 400
     assert "dimensions" in over.text
     assert server.end() == 0

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import sglang_dsl as sgl
+from tests.e2e.patience import PROGRAM_S, in_pieces
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELPERS = {"tasks", "shared"}
@@ -175,7 +176,7 @@ def test_a_benchmark_program_finds_what_it_should(
 def test_a_benchmark_needs_no_server() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "benchmarks" / "gsm8k.py"), "--num-questions", "2"],
-        capture_output=True, text=True, timeout=110, check=False,
+        capture_output=True, text=True, timeout=PROGRAM_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("gsm8k: accuracy 1.0")
@@ -195,7 +196,6 @@ def chat(told: dict[str, Any]) -> None:
 def completed(told: dict[str, Any]) -> None:
     assert told["answer"] == " The river of Ostrel is Sarn."
     assert "".join(told["pieces"]) == " The ruler of Velmora is King Dorn."
-    assert len(told["pieces"]) > 3
     assert told["answers"] == [" The capital of Zembla is Pellgate.", " The capital of Norwick is Lumbra."]
 
 
@@ -339,3 +339,8 @@ def test_a_usage_program_does_what_it_says(
 ) -> None:
     USAGE[name](importlib.import_module(name).main([shared_server.url]))
     assert capsys.readouterr().out
+
+
+def test_a_completion_is_shown_as_it_is_written(shared_server: Any) -> None:
+    program = importlib.import_module("complete")
+    in_pieces(lambda: list(program.main([shared_server.url])["pieces"]), 4)

@@ -12,6 +12,7 @@ import pytest
 
 import sglang_dsl as sgl
 from runtime.api import Engine
+from tests.e2e.patience import PROGRAM_S
 
 FOLDER = Path(__file__).parents[2] / "examples"
 FILES = sorted(FOLDER.glob("[0-9]*.py"))
@@ -34,7 +35,7 @@ REMOTE = {"06_remote"}
 @pytest.mark.parametrize("file", [file for file in FILES if file.stem in REMOTE], ids=lambda file: file.stem)
 def test_a_remote_example_runs(file: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=PROGRAM_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert SAID[file.stem] in done.stdout

@@ -14,6 +14,7 @@ from runtime.api import Engine
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import demo
 from sglang_dsl.errors import BackendError, MissingVariable, ProgramError
+from tests.e2e.patience import in_pieces, until
 
 CARD = r'\{"name": "[A-Z][a-z]{1,11}", "age": [0-9]{1,2}, "city": "[A-Z][a-z]{1,11}", "job": "[a-z]{1,11}"\}'
 PEOPLE = [
@@ -45,7 +46,7 @@ def test_the_demo_program_answers_sensibly(engine):
 
 
 def test_a_second_run_reuses_the_prefix(engine):
-    engine.flush_cache()
+    until(engine.flush_cache)  # not while an earlier test's last request comes to its end
     prefix = "You answer questions.\n" + demo.FEW_SHOT
 
     @sgl.function
@@ -131,9 +132,8 @@ def test_streaming_gives_the_same_text(engine):
         s += sgl.assistant(sgl.gen("answer", max_tokens=24, temperature=0))
 
     whole = ask.run(backend=engine)["answer"]
-    pieces = list(ask.run(backend=engine, stream=True).text_iter("answer"))
+    pieces = in_pieces(lambda: list(ask.run(backend=engine, stream=True).text_iter("answer")))
     assert "".join(pieces) == whole
-    assert len(pieces) > 1
 
 
 def test_threads_do_not_grow_with_forks(engine):

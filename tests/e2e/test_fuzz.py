@@ -27,6 +27,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.e2e.patience import PATIENCE_S
+
 CHECKS: list[CheckFunction] = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
 ]  # fmt: skip
@@ -36,7 +38,6 @@ UNDO = {
     "/set_internal_state": None,
 }
 """What would stop or slow all that follows, and what ends it; None: left out of the mix."""
-PATIENCE_S = 45.0
 ARGUMENTS = ("--log-level", "error", "--context-length", "256", "--request-timeout-s", "20")
 MIB = 1 << 20
 
@@ -86,7 +87,7 @@ class Fuzz:
         self.statuses[answer.status_code] += 1
         self.by_path[path][answer.status_code] += 1
         if path in UNDO:
-            httpx.post(f"{self._url}{UNDO[path]}", timeout=30)
+            httpx.post(f"{self._url}{UNDO[path]}", timeout=PATIENCE_S)
         case.validate_response(answer, checks=CHECKS)
 
     def run(self, seconds: float, examples: int) -> None:
@@ -135,13 +136,13 @@ def test_no_request_is_answered_with_a_500(
     warm = memory(processes)
     fuzz.run(seconds * 3 / 4, examples)
     print(fuzz.report())
-    httpx.post(f"{server.url}/continue_generation", timeout=30)
-    wait_idle(server, timeout=30)
+    httpx.post(f"{server.url}/continue_generation", timeout=PATIENCE_S)
+    wait_idle(server)
     print(f"  MiB: {warm} -> {memory(processes)}")
     assert not fuzz.faults, fuzz.report()
-    assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
-    assert httpx.post(f"{server.url}/flush_cache", timeout=30).status_code == 200
-    state = httpx.get(f"{server.url}/server_info", timeout=30).json()["internal_states"][0]
+    assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
+    state = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()["internal_states"][0]
     assert state["free"] == state["slots"]
     assert server.end() == 0
     assert "Traceback" not in server.log, server.log

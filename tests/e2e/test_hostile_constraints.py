@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-PATIENCE_S = 60.0
-"""How long one hostile request may take on a busy machine: its compile deadline and some."""
+from tests.e2e.patience import PATIENCE_S, until
+
 MIB = 1 << 20
 GROWTH_MIB = 700
 NEW = 24
@@ -253,8 +253,7 @@ def test_all_are_refused_or_answered_while_others_go_on(hostile_server, names):
     url = hostile_server.url
     slow: dict[str, float] = {}
     with Others(url) as others, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        while not others.seconds:
-            time.sleep(0.02)
+        until(lambda: others.seconds)
         before = memory(hostile_server)
         for name in names:
             field, value, wanted = HOSTILE[name]
@@ -276,10 +275,8 @@ def test_all_are_refused_or_answered_while_others_go_on(hostile_server, names):
     assert not others.failures, others.failures[:3]
     assert after - before < GROWTH_MIB
     assert all(one.is_running() for one in hostile_server.children().values())
-    assert {psutil.Process(one.pid).status() for one in hostile_server.children().values()} <= {
-        "sleeping",
-        "running",
-    }
+    dead = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    assert not {psutil.Process(one.pid).status() for one in hostile_server.children().values()} & dead
 
 
 @pytest.mark.slow
@@ -310,8 +307,7 @@ def test_many_hostile_ones_at_once(hostile_server):
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        while not others.seconds:
-            time.sleep(0.02)
+        until(lambda: others.seconds)
     assert set(answers) == set(names)
     for name, answer in answers.items():
         assert answer.status_code in (200, 400, 504), (name, answer.text[:300])

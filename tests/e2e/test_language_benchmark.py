@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 
 from benchmarks import language
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_others_left_is_no_garbage() -> Iterator[None]:
+    """It collects garbage before each measurement, which takes long among all that others have loaded."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def test_forks_take_no_threads() -> None:
     found = language.forks(300)
-    assert found["threads with all waiting"] == found["threads before"]
+    # Fewer: one that an earlier test has left may come to its end.
+    assert found["threads with all waiting"] <= found["threads before"]
 
 
 @pytest.mark.parametrize("way", language.WAYS)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.patience import PROGRAM_S
+
 SCRIPT = """
 import asyncio, json, sys
 import litellm
@@ -19,7 +21,7 @@ import litellm
 url = sys.argv[1]
 asked = [{"role": "user", "content": "Which river runs through Ostrel?"}]
 words = {"messages": asked, "temperature": 0, "max_tokens": 24}
-there = {"api_base": url + "/v1", "api_key": "none", "num_retries": 0, "timeout": 60}
+there = {"api_base": url + "/v1", "api_key": "none", "num_retries": 0, "timeout": 300}
 told = {}
 
 done = litellm.completion("openai/pocket", **words, **there)
@@ -71,7 +73,7 @@ def told(shared_server: Any) -> dict[str, Any]:
     }
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, shared_server.url],
-        capture_output=True, text=True, timeout=100, env=environment,
+        capture_output=True, text=True, timeout=PROGRAM_S, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith("told ")]

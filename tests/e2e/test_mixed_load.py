@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.e2e.patience import PROGRAM_S
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "mixed_load.py"
 
 
@@ -15,7 +17,7 @@ def test_quick_mode():
         [sys.executable, str(SCRIPT), "--quick"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=PROGRAM_S,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

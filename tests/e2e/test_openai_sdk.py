@@ -14,6 +14,8 @@ import openai
 import pydantic
 import pytest
 
+from tests.e2e.patience import PATIENCE_S, go_on, held, hold, in_pieces
+
 ASKED: Any = [{"role": "user", "content": "Which river runs through Ostrel?"}]
 GREEDY: Any = {"model": "pocket", "temperature": 0, "max_tokens": 24}
 TOOL: Any = {
@@ -33,7 +35,9 @@ class Weather(pydantic.BaseModel):
 
 @pytest.fixture(scope="module")
 def client(shared_server: Any) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(
+        base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as made:
         yield made
 
 
@@ -71,7 +75,9 @@ def test_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     assert whole.usage is not None
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
     assert whole.usage.prompt_tokens_details is None
-    chunks = list(client.chat.completions.create(messages=ASKED, stream=True, **GREEDY))
+    chunks = in_pieces(
+        lambda: list(client.chat.completions.create(messages=ASKED, stream=True, **GREEDY)), least=2 + 2
+    )  # the first and the last have no text
     assert {(c.id, c.created, c.model, c.object) for c in chunks} == {
         (chunks[0].id, chunks[0].created, "pocket", "chat.completion.chunk")
     }
@@ -121,8 +127,11 @@ def test_usage_in_a_stream(client: openai.OpenAI) -> None:
     assert (last.choices, last.usage) == ([], whole)
     assert all(chunk.usage is None for chunk in chunks)
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = list(
-        client.chat.completions.create(messages=ASKED, stream=True, stream_options=options, **GREEDY)
+    chunks = in_pieces(
+        lambda: list(
+            client.chat.completions.create(messages=ASKED, stream=True, stream_options=options, **GREEDY)
+        ),
+        least=2 + 2,
     )
     counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
     assert len(counts) == len(chunks)
@@ -466,7 +475,7 @@ def test_the_key_is_asked_for_and_too_many_are_turned_away(
                 client.models.list(extra_headers=headers)
             assert caught.value.code == "invalid_api_key"
             assert key not in str(caught.value)
-    with openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=PATIENCE_S) as client:
         endless: Any = {**GREEDY, "max_tokens": 1900, "extra_body": {"ignore_eos": True}, "stream": True}
         streams = [client.chat.completions.create(messages=ASKED, **endless) for _ in range(2)]
         for stream in streams:
@@ -489,9 +498,10 @@ def test_who_goes_away_takes_the_request_along(
     client: openai.OpenAI, shared_server: Any, wait_idle: Callable[..., None]
 ) -> None:
     words: Any = {**GREEDY, "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-    with pytest.raises(openai.APITimeoutError):
-        client.chat.completions.create(messages=ASKED, timeout=0.3, n=4, **words)
-    wait_idle(shared_server)
+    with held(shared_server.url):
+        with pytest.raises(openai.APITimeoutError):
+            client.chat.completions.create(messages=ASKED, timeout=0.3, n=4, **words)
+        wait_idle(shared_server)
     with client.chat.completions.create(messages=ASKED, stream=True, n=4, **words) as stream:
         for chunk, _ in zip(stream, range(9), strict=False):
             assert chunk.choices
@@ -506,10 +516,12 @@ def test_who_goes_away_takes_the_request_along(
 # -- asynchronous --------------------------------------------------------------------------------------------
 
 
-def test_the_asynchronous_client(shared_server: Any, client: openai.OpenAI, wait_idle: Any) -> None:
+def test_the_asynchronous_client(
+    shared_server: Any, client: openai.OpenAI, wait_idle: Any, wait_live: Any
+) -> None:
     async def run() -> None:
         async with openai.AsyncOpenAI(
-            base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=60
+            base_url=f"{shared_server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
         ) as made:
             one, stream, vectors, models = await asyncio.gather(
                 made.chat.completions.create(messages=ASKED, **GREEDY),
@@ -526,11 +538,19 @@ def test_the_asynchronous_client(shared_server: Any, client: openai.OpenAI, wait
             )
             assert {done.choices[0].message.content for done in many} == {one.choices[0].message.content}
             endless: Any = {**GREEDY, "max_tokens": 1900, "extra_body": {"ignore_eos": True}}
-            task = asyncio.create_task(made.chat.completions.create(messages=ASKED, **endless))
-            await asyncio.sleep(0.2)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            for under_way in (False, True):
+                await asyncio.to_thread(hold, shared_server.url)
+                try:
+                    task = asyncio.create_task(made.chat.completions.create(messages=ASKED, **endless))
+                    await asyncio.to_thread(wait_live, shared_server, 1)
+                    if under_way:
+                        await asyncio.to_thread(go_on, shared_server.url)
+                    task.cancel()
+                    with pytest.raises(asyncio.CancelledError):
+                        await task
+                    await asyncio.to_thread(wait_idle, shared_server)
+                finally:
+                    await asyncio.to_thread(go_on, shared_server.url)
             with pytest.raises(openai.BadRequestError):
                 await made.chat.completions.create(messages=[], **GREEDY)
 

@@ -19,15 +19,17 @@ import httpx
 import psutil
 import pytest
 
+from tests.e2e.patience import PATIENCE_S, PROGRAM_S, go_on, hold, until
+
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_new_tokens": 4, "temperature": 0}
-SOON_S = 30.0
+SOON_S = 60.0
 """How long bad news may take to reach everybody."""
 
 
 def generate(url: str, params: dict[str, Any], **fields: Any) -> httpx.Response:
     body = {"text": "The capital of France is", "sampling_params": params, **fields}
-    return httpx.post(f"{url}/generate", json=body, timeout=60)
+    return httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S)
 
 
 def outcome(url: str, stream: bool) -> str:
@@ -46,25 +48,26 @@ def outcome(url: str, stream: bool) -> str:
 
 
 @contextlib.contextmanager
-def load(url: str, count: int = 6) -> Iterator[list[concurrent.futures.Future[str]]]:
-    """That many endless requests under way, every other one streamed."""
+def load(url: str, count: int = 6, *, still: bool = False) -> Iterator[list[concurrent.futures.Future[str]]]:
+    """That many endless requests in hand, every other one streamed: under way, or `still`, held at their
+    beginning, so that none ends by itself."""
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        hold(url)
         futures = [pool.submit(outcome, url, n % 2 == 0) for n in range(count)]
         wait_for_live(url, count)
+        if not still:
+            go_on(url)
         yield futures
 
 
 def state(url: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-    found = httpx.get(f"{url}/server_info", headers=headers, timeout=30).json()
+    found = httpx.get(f"{url}/server_info", headers=headers, timeout=PATIENCE_S).json()
     return dict(found["internal_states"][0])
 
 
 def wait_for_live(url: str, count: int, headers: dict[str, str] | None = None) -> None:
     """Until the scheduler has that many requests in hand."""
-    deadline = time.monotonic() + 60
-    while state(url, headers)["live"] != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: state(url, headers)["live"] == count)
 
 
 def has_torch(process: psutil.Process) -> bool:
@@ -80,8 +83,9 @@ def runner_of(server: Any) -> psutil.Process:
 def test_it_serves_with_torch_in_one_process_and_drains(start_server: Callable[..., Any]) -> None:
     key = "k3y-nobody-may-see"
     server = start_server(
-        "--http-workers", "2", "--log-level", "debug", environment={"SGLANG_DSL_API_KEY": key}
-    ).wait_ready()
+        "--http-workers", "2", "--log-level", "debug", "--drain-timeout-s", "600",
+        environment={"SGLANG_DSL_API_KEY": key},
+    ).wait_ready()  # fmt: skip
     children = server.children()
     assert list(children) == ["scheduler", "detokenizer", "worker-0", "worker-1"]
     assert not any(has_torch(one) for one in (*children.values(), psutil.Process(server.process.pid)))
@@ -98,22 +102,26 @@ def test_it_serves_with_torch_in_one_process_and_drains(start_server: Callable[.
     }
     assert listening == "127.0.0.1"
     headers = {"Authorization": f"Bearer {key}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as client:
-        assert httpx.get(f"{server.url}/model_info", timeout=60).status_code == 401
+    with httpx.Client(base_url=server.url, headers=headers, timeout=PATIENCE_S) as client:
+        assert httpx.get(f"{server.url}/model_info", timeout=PATIENCE_S).status_code == 401
         said = client.post("/generate", json={"text": "The capital of France is", "sampling_params": SHORT})
         assert said.status_code == 200
         assert said.json()["meta_info"]["completion_tokens"] == 4
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            body = {"text": "One, two", "sampling_params": {**ENDLESS, "max_new_tokens": 600}}
+            body = {"text": "One, two", "sampling_params": {**ENDLESS, "max_new_tokens": 300}}
+            hold(server.url, headers)
             futures = [
-                pool.submit(httpx.post, f"{server.url}/generate", json=body, headers=headers, timeout=60)
+                pool.submit(
+                    httpx.post, f"{server.url}/generate", json=body, headers=headers, timeout=PATIENCE_S
+                )
                 for _ in range(4)
             ]
             wait_for_live(server.url, 4, headers)
+            go_on(server.url, headers)
             server.process.send_signal(signal.SIGTERM)
-            answers = [future.result(60) for future in futures]
+            answers = [future.result(PATIENCE_S) for future in futures]
     assert [answer.status_code for answer in answers] == [200] * 4
-    assert {answer.json()["meta_info"]["completion_tokens"] for answer in answers} == {600}
+    assert {answer.json()["meta_info"]["completion_tokens"] for answer in answers} == {300}
     assert server.end(0) == 0
     assert key not in server.log
     with pytest.raises(httpx.ConnectError):
@@ -126,9 +134,14 @@ def test_a_killed_process_is_named_to_everybody_who_waits(
 ) -> None:
     server = start_server().wait_ready()
     with load(server.url) as futures:
-        server.children()[victim].kill()
+        children = server.children()
+        children["worker-0"].suspend()  # it may stand still just then
+        children[victim].kill()
+        until(lambda: f"the {victim} process was killed" in server.log)
+        time.sleep(1.0)
+        children["worker-0"].resume()
         began = time.monotonic()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
         took = time.monotonic() - began
     assert all(f"the {victim} process was killed by SIGKILL" in told for told in outcomes), outcomes
     assert took < SOON_S
@@ -140,7 +153,7 @@ def test_a_killed_runner_is_named_to_everybody_who_waits(start_server: Callable[
     server = start_server().wait_ready()
     with load(server.url) as futures:
         runner_of(server).kill()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
     assert all("the model's process was killed by SIGKILL" in told for told in outcomes), outcomes
     assert server.end(0) == 1
     assert "the model's process was killed by SIGKILL" in server.log
@@ -153,7 +166,7 @@ def test_a_killed_http_worker_is_named_to_the_clients_of_the_others(
     with load(server.url, 8) as futures:
         server.children()["worker-1"].kill()
         began = time.monotonic()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
         took = time.monotonic() - began
     named = [told for told in outcomes if "the worker-1 process was killed by SIGKILL" in told]
     cut = [told for told in outcomes if told.startswith("connection: ")]
@@ -175,35 +188,32 @@ def test_with_restart_the_server_comes_back(start_server: Callable[..., Any]) ->
 
 
 def test_a_hanging_process_is_noticed_and_named(start_server: Callable[..., Any]) -> None:
-    server = start_server("--step-timeout-s", "4").wait_ready()  # more than a machine stands still
+    server = start_server("--step-timeout-s", "6").wait_ready()  # more than a machine stands still
     with load(server.url, 2) as futures:
         server.children()["scheduler"].suspend()
-        outcomes = [future.result(60) for future in futures]
-    assert all("the scheduler process made no progress for 4 s" in told for told in outcomes), outcomes
+        outcomes = [future.result(PATIENCE_S) for future in futures]
+    assert all("the scheduler process made no progress for 6 s" in told for told in outcomes), outcomes
     assert server.end(0) == 1
 
 
 def test_nothing_outlives_a_killed_supervisor(start_server: Callable[..., Any]) -> None:
     server = start_server().wait_ready()
-    with load(server.url, 2) as futures:
+    with load(server.url, 2, still=True) as futures:
         server.children()
         server.process.kill()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
     assert all("supervisor died" in told for told in outcomes), outcomes
     assert server.end(0, timeout=SOON_S) == -signal.SIGKILL
 
 
 def test_a_second_signal_does_not_wait_for_requests(start_server: Callable[..., Any]) -> None:
-    server = start_server("--drain-timeout-s", "60").wait_ready()
-    with load(server.url, 2) as futures:
+    server = start_server("--drain-timeout-s", "600").wait_ready()
+    with load(server.url, 2, still=True) as futures:
         server.process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + 60
-        while "ending; requests in hand" not in server.log:  # two signals at once would be one
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: "ending; requests in hand" in server.log)  # two signals at once would be one
         server.process.send_signal(signal.SIGINT)
         began = time.monotonic()
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
     assert all("told to end at once" in told for told in outcomes), outcomes
     assert time.monotonic() - began < SOON_S
     assert server.end(0) == 0
@@ -211,9 +221,9 @@ def test_a_second_signal_does_not_wait_for_requests(start_server: Callable[..., 
 
 def test_what_is_not_finished_when_draining_is_over_is_told_so(start_server: Callable[..., Any]) -> None:
     server = start_server("--drain-timeout-s", "0.5").wait_ready()
-    with load(server.url, 4) as futures:
+    with load(server.url, 4, still=True) as futures:
         server.process.send_signal(signal.SIGTERM)
-        outcomes = [future.result(60) for future in futures]
+        outcomes = [future.result(PATIENCE_S) for future in futures]
     assert all("not finished within 0.5 s" in told for told in outcomes), outcomes
     assert server.end(0) == 0
 
@@ -228,12 +238,14 @@ def test_a_client_that_never_reads_holds_up_nobody(start_server: Callable[..., A
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     stalled = []
+    hold(server.url)
     for _ in range(4):
         one = socket.create_connection(("127.0.0.1", server.port))
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         one.sendall((head + body).encode())
         stalled.append(one)
     wait_for_live(server.url, 4)
+    go_on(server.url)
     for _ in range(5):
         answer = generate(server.url, SHORT)
         assert answer.status_code == 200
@@ -250,14 +262,14 @@ def test_a_port_in_use_is_said_at_once(start_server: Callable[..., Any]) -> None
         taken.listen()
         port = taken.getsockname()[1]
         server = start_server("--port", str(port))
-        assert server.end(0, timeout=20) == 2
+        assert server.end(0) == 2
     assert f"error: 127.0.0.1:{port}: another process listens there" in server.log
     assert len(server.log.splitlines()) == 1
 
 
 def test_a_model_that_is_not_there_is_said_at_once(start_server: Callable[..., Any]) -> None:
     server = start_server("--model", "/nowhere/model")
-    assert server.end(0, timeout=20) == 1
+    assert server.end(0) == 1
     assert "error: /nowhere/model: there is no such directory" in server.log
     assert len(server.log.splitlines()) == 1
 
@@ -270,14 +282,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(
     for weights in folder.glob("*.safetensors"):
         weights.write_bytes(b"no weights")
     server = start_server("--model", str(folder), "--restart")
-    assert server.end(0, timeout=60) == 1
+    assert server.end(0, timeout=PATIENCE_S) == 1
     assert ".safetensors" in server.log.splitlines()[-1]
     assert "Traceback" not in server.log
 
 
-def test_loading_has_a_deadline(start_server: Callable[..., Any]) -> None:
-    server = start_server("--load-timeout-s", "0.05")
-    assert server.end(0, timeout=60) == 1
+def test_loading_has_a_deadline(start_server: Callable[..., Any], loads_when_told: Any) -> None:
+    environment, _ = loads_when_told  # it never is
+    server = start_server("--load-timeout-s", "0.05", environment=environment)
+    assert server.end(0) == 1
     assert "was not ready within 0.05 s" in server.log
 
 
@@ -292,13 +305,11 @@ def test_a_temporary_folder_with_a_long_path_is_no_hindrance(
     assert list(place.iterdir()) == []
 
 
-def test_it_can_be_told_to_end_while_it_loads(start_server: Callable[..., Any]) -> None:
-    server = start_server()
-    deadline = time.monotonic() + 60
-    while "listening on" not in server.log:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert server.end(timeout=60) == 0
+def test_it_can_be_told_to_end_while_it_loads(start_server: Callable[..., Any], loads_when_told: Any) -> None:
+    environment, _ = loads_when_told  # it never is
+    server = start_server(environment=environment)
+    until(lambda: "listening on" in server.log, lambda: server.log)
+    assert server.end(timeout=PATIENCE_S) == 0
     assert "ready on" not in server.log
 
 
@@ -306,20 +317,17 @@ def test_it_may_end_with_the_one_who_started_it(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "runtime", "serve", "--end-with-stdin", "--port", "0", "--threads", "1"]
     with subprocess.Popen([*command, "--ready-file", str(ready)], stdin=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 60
-        while not ready.is_file():
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
+        until(lambda: ready.is_file() or process.poll() is not None)
+        assert process.poll() is None
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_a_child_without_a_supervisor_says_what_it_needs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "runtime.processes.child"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROGRAM_S,
     )  # fmt: skip
     assert done.returncode == 2
     assert "python -m runtime serve" in done.stderr

@@ -20,6 +20,7 @@ from runtime.api import Engine
 from runtime.pocket.world import PLACES
 from sglang_dsl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from sglang_dsl.srt.hf_transformers_utils import get_tokenizer
+from tests.e2e.patience import in_pieces
 
 SHOTS = """Q: What is the capital of Karsk?
 A: The capital of Karsk is Hollin.
@@ -489,10 +490,14 @@ def qa(s, question):
 def test_stream(pocket: Any) -> None:
     state = qa(question="Who rules Ostrel?", stream=True, temperature=0)
     assert "".join(state.text_iter()) == state.text()
-    state = qa(question="Who rules Ostrel?", stream=True, temperature=0)
-    pieces = list(state.text_iter("answer"))
-    assert "".join(pieces) == state["answer"] == "The ruler of Ostrel is Queen Ilva."
-    assert len(pieces) > 3
+
+    def ask() -> list[str]:
+        state = qa(question="Who rules Ostrel?", stream=True, temperature=0)
+        pieces = list(state.text_iter("answer"))
+        assert "".join(pieces) == state["answer"] == "The ruler of Ostrel is Queen Ilva."
+        return pieces
+
+    in_pieces(ask, 4)
 
 
 def test_stream_logprobs(pocket: Any) -> None:
@@ -514,12 +519,15 @@ def test_stream_logprobs(pocket: Any) -> None:
                 before = now
         return text, counts, state.get_meta_info("answer")
 
-    text, counts, whole = asyncio.run(follow())
-    assert text == "The ruler of Ostrel is Queen Ilva."
-    assert len(counts) > 3
-    assert all(logprobs == tokens for logprobs, tokens in counts), counts
-    assert sum(tokens for _, tokens in counts) == whole["completion_tokens"]
-    assert len(whole["output_token_logprobs"]) == whole["completion_tokens"]
+    def ask() -> list[tuple[int, int]]:
+        text, counts, whole = asyncio.run(follow())
+        assert text == "The ruler of Ostrel is Queen Ilva."
+        assert all(logprobs == tokens for logprobs, tokens in counts), counts
+        assert sum(tokens for _, tokens in counts) == whole["completion_tokens"]
+        assert len(whole["output_token_logprobs"]) == whole["completion_tokens"]
+        return counts
+
+    in_pieces(ask, 4)
 
 
 # -- pictures, speculation -----------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.patience import PROGRAM_S
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ADDRESS = "http://127.0.0.1:30000"
@@ -21,7 +23,7 @@ def run(program: str, folder: Path) -> str:
     file = folder / "program.py"
     file.write_text(program, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=110, cwd=ROOT, check=False
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=PROGRAM_S, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -62,7 +64,7 @@ def test_the_curl_command_runs_as_printed(shared_server: Any) -> None:
         ["bash", "-c", command.replace(ADDRESS, shared_server.url)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PROGRAM_S,
         check=True,
     )
     assert '"text":" The ruler of Hesper is Queen Wenna."' in done.stdout
@@ -100,7 +102,7 @@ def test_every_module_it_names_has_help() -> None:
             [sys.executable, "-m", module, "--help"],
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PROGRAM_S,
             cwd=ROOT,
             check=False,
         )

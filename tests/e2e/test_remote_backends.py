@@ -15,6 +15,7 @@ import sglang_dsl as sgl
 from sglang_dsl.backends.anthropic import Anthropic
 from sglang_dsl.backends.openai import OpenAI
 from sglang_dsl.errors import BackendError, Unsupported
+from tests.e2e.patience import PROGRAM_S
 
 TOWN = {
     "type": "object",
@@ -211,7 +212,7 @@ def test_litellm(shared_server: Any) -> None:
         [sys.executable, "-c", LITELLM, shared_server.url],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PROGRAM_S,
         env={**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

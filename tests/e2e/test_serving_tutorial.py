@@ -19,6 +19,7 @@ from runtime.config.engine import EngineConfig
 from runtime.config.flags import Options, read_options
 from runtime.config.server import ServerConfig
 from runtime.engine.logit_processors import PROCESSORS
+from tests.e2e.patience import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "tutorials" / "serving.md").read_text(encoding="utf-8")
@@ -35,7 +36,7 @@ def test_the_python_runs_as_printed(tmp_path: Path, shared_server: Any) -> None:
     file = tmp_path / "page.py"
     file.write_text("\n".join(python).replace(ADDRESS, shared_server.url), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=100, cwd=ROOT, check=False
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=PROGRAM_S, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -50,7 +51,7 @@ def test_the_curl_commands_run_as_printed(shared_server: Any, guarded_server: tu
             ["bash", "-c", command.replace(ADDRESS, url)],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PROGRAM_S,
             check=True,
             env={**os.environ, "SGLANG_DSL_API_KEY": key},
         )
@@ -83,7 +84,7 @@ def test_every_option_and_path_it_names_exists(shared_server: Any) -> None:
     named = set(re.findall(r"--([a-z][a-z-]+[a-z])", PAGE))
     negated = {name.removeprefix("no-") for name in named}
     assert negated - known == {"config", "help", "backend"}
-    paths = set(httpx.get(f"{shared_server.url}/openapi.json", timeout=60).json()["paths"])
+    paths = set(httpx.get(f"{shared_server.url}/openapi.json", timeout=PROGRAM_S).json()["paths"])
     said = set(re.findall(r"`(?:GET |POST )?(/[a-z_/0-9]+)(?:\?[^`]*)?`", PAGE))
     assert len(said) > 15
     assert said <= paths

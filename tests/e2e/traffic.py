@@ -75,7 +75,7 @@ class Draw:
         if dice < INVALID:
             return self.random.choice(REFUSED)
         if dice < INVALID + LEAVE:
-            case = self.random.choice([native, native, completion, chat])(self, self.length(250, 400))
+            case = self.random.choice([native, native, completion, chat])(self, self.length(500, 700))
             case.leaves = True
             return case
         return self.random.choice(KINDS)(self, self.length(1, 24))

@@ -18,7 +18,8 @@ from runtime.__main__ import main
         (["serve", "--schedule-policy"], {}, "expected one argument"),
         (["serve", "--config", "/nowhere.yaml"], {}, "/nowhere.yaml: cannot be read"),
         (["serve"], {"SGLANG_DSL_PORT": "-1"}, "port: must be in 0 to 65535"),
-        (["serve", "--host", "256.1.1.1"], {}, "host 256.1.1.1: cannot be resolved"),
+        (["serve", "--host", "::1::"], {}, "host ::1::: cannot be resolved"),  # asks no name server
+        (["serve", "--host", "a..b"], {}, "host a..b: cannot be resolved"),
         (["serve", "--host", "192.0.2.1", "--port", "0"], {}, "cannot listen there"),
         (["serve", "--context-length", "1000000"], {}, "the model was made for"),
     ],

@@ -14,6 +14,8 @@ import sglang_dsl as sgl
 from sglang_dsl.async_state import AsyncProgramState
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramCancelled, ProgramError
 
+NEVER_S = 3600.0
+
 
 @sgl.function
 async def talk(s: Any, question: str) -> str:
@@ -183,7 +185,7 @@ def test_streams_in_async_code_lose_nothing_with_several_readers(idle: Callable[
 
 
 def test_an_exception_in_an_async_with_cancels_the_forks(idle: Callable[[], int]) -> None:
-    backend = sgl.MockBackend(delay_s=30)
+    backend = sgl.MockBackend(delay_s=NEVER_S)
 
     @sgl.function
     async def program(s: Any) -> None:
@@ -200,7 +202,7 @@ def test_an_exception_in_an_async_with_cancels_the_forks(idle: Callable[[], int]
 
 
 def test_cancelling_a_program_cancels_what_it_asked_for(idle: Callable[[], int]) -> None:
-    backend = sgl.MockBackend(delay_s=30)
+    backend = sgl.MockBackend(delay_s=NEVER_S)
 
     @sgl.function
     async def program(s: Any) -> None:
@@ -224,7 +226,7 @@ def test_cancelling_a_program_cancels_what_it_asked_for(idle: Callable[[], int])
 
 
 def test_cancel_reaches_readers() -> None:
-    backend = sgl.MockBackend(delay_s=30)
+    backend = sgl.MockBackend(delay_s=NEVER_S)
 
     @sgl.function
     async def program(s: Any) -> None:
@@ -258,7 +260,15 @@ def endless(taken: list[int]) -> Iterator[dict[str, str]]:
 
 
 def test_sync_batches_of_async_programs_use_no_threads(idle: Callable[[], int]) -> None:
-    backend = sgl.MockBackend(lambda call: call.prompt.plain_text.strip(), delay_s=0.002)
+    many = asyncio.Event()
+
+    async def reply(call: Any) -> str:
+        if backend.in_flight > 50:
+            many.set()
+        await asyncio.wait_for(many.wait(), 60)  # the first ones, until there are so many at once
+        return str(call.prompt.plain_text.strip())
+
+    backend = sgl.MockBackend(reply)
     before = threading.active_count()
     most = 0
 

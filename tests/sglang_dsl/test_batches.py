@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl import BackendError, BadProgram, MockBackend, ProgramState, gen
+from sglang_dsl.batch import Job
+from sglang_dsl.feed import Signal
 from sglang_dsl.settings import global_config
 
 
@@ -31,7 +34,7 @@ def together(count: int) -> Callable[[Any], Awaitable[str]]:
         arrived += 1
         if arrived == count:
             all_there.set()
-        await asyncio.wait_for(all_there.wait(), 30)
+        await asyncio.wait_for(all_there.wait(), 60)
         return "r"
 
     return reply
@@ -100,7 +103,7 @@ def test_raising_cancels_what_is_under_way(idle: Callable[[], int]) -> None:
     async def reply(call: Any) -> str:
         if str(call.prompt.plain_text).startswith("0 "):
             raise ConnectionError("first")
-        await asyncio.sleep(60)
+        await asyncio.sleep(3600)
         return ""
 
     mock = MockBackend(reply)
@@ -151,9 +154,9 @@ def test_a_slow_first_item_does_not_hold_up_the_others() -> None:
     @sgl.function
     def program(s: Any, x: int) -> int:
         if x == 0:
-            gate.wait(10)
+            assert gate.wait(60)
         done.append(x)
-        if x == 19:
+        if len(done) == 19:
             gate.set()
         return x
 
@@ -190,3 +193,17 @@ def test_nested_batches() -> None:
 def test_a_progress_bar_counts_the_items(capsys: pytest.CaptureFixture[str]) -> None:
     echo.run_batch([{"x": i} for i in range(7)], backend=MockBackend(), progress_bar=True)
     assert "7/7" in capsys.readouterr().err
+
+
+def test_an_item_is_counted_before_it_is_given_out() -> None:
+    done: list[bool] = []
+
+    class Ended(deque[Job]):
+        def append(self, job: Job) -> None:
+            done.append(job.done)
+            super().append(job)
+
+    ended = Ended()
+    job = Job(Signal(), ended)
+    job._finish(None)
+    assert (done, job.done, list(ended)) == ([False], True, [job])

@@ -186,10 +186,11 @@ def test_following_is_of_one_context_alone() -> None:
 
     thread = threading.Thread(target=slow.cache, args=(MockBackend(),))
     thread.start()
-    inside.wait(60)
+    assert inside.wait(60)
     assert quick.run(backend=MockBackend(["real"]))["x"] == "real"
     go_on.set()
-    thread.join(5)
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 def test_programs_that_are_called_stand_beside_the_caller() -> None:

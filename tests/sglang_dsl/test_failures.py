@@ -27,6 +27,8 @@ from sglang_dsl import (
 )
 from sglang_dsl.loop import background
 
+NEVER_S = 3600.0
+
 
 def here() -> int:
     """The line after the caller's."""
@@ -133,7 +135,7 @@ def test_a_read_in_the_body_raises_there() -> None:
 
 
 def test_a_bodys_own_exception_comes_out_of_run_and_stops_its_generations(idle: Callable[[], int]) -> None:
-    mock = MockBackend(delay_s=60)
+    mock = MockBackend(delay_s=NEVER_S)
 
     @sgl.function
     def program(s: Any) -> None:
@@ -154,7 +156,7 @@ def test_a_call_that_takes_too_long() -> None:
         s += gen("a")
 
     for stream in (False, True):
-        mock = MockBackend(delay_s=60)
+        mock = MockBackend(delay_s=NEVER_S)
         with pytest.raises(Timeout, match=r"0\.05 s") as caught:
             program.run(backend=mock, timeout=0.05, stream=stream)["a"]
         assert caught.value.retryable
@@ -164,7 +166,7 @@ def test_a_call_that_takes_too_long() -> None:
 
 
 def test_cancelling_reaches_the_readers_and_the_backend(idle: Callable[[], int]) -> None:
-    mock = MockBackend(delay_s=60)
+    mock = MockBackend(delay_s=NEVER_S)
 
     @sgl.function
     def program(s: Any) -> None:

@@ -21,6 +21,7 @@ import sglang_dsl as sgl
 from sglang_dsl import MockBackend, gen
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
 from sglang_dsl.backends.faulty import FAULTS, HARMLESS, FaultyBackend
+from sglang_dsl.loop import background
 from sglang_dsl.record import Record
 from sglang_dsl.threads import Threads
 
@@ -123,6 +124,14 @@ def test_a_body_that_exits_ends_its_caller_and_not_the_loop() -> None:
     assert one.run(backend=MockBackend(["x"]))["a"] == "x"
 
 
+class Unending(MockBackend):
+    """A stream of one piece, behind which more is to come."""
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        yield Delta("one ")
+        await never(call)
+
+
 def test_a_stream_that_breaks_off_is_an_error_and_is_not_recorded(tmp_path: Path) -> None:
     whole = MockBackend(["one two three"])
     cut = FaultyBackend(whole, rate=1.0, kinds=["truncated"])
@@ -130,9 +139,8 @@ def test_a_stream_that_breaks_off_is_an_error_and_is_not_recorded(tmp_path: Path
     with pytest.raises(sgl.BackendError, match="broke off") as caught:
         list(state.text_iter("a"))
     assert caught.value.retryable
-    slow = MockBackend(["one two three"], split=1, chunk_delay_s=0.01)
-    state = one.stream(backend=slow, cache="rw", cache_dir=str(tmp_path))
-    next(state.text_iter("a"))
+    state = one.stream(backend=Unending(), cache="rw", cache_dir=str(tmp_path))
+    assert next(state.text_iter("a")) == "one "
     state.cancel()
     with pytest.raises(sgl.ProgramCancelled):
         state["a"]
@@ -194,6 +202,20 @@ def test_cancelling_what_is_idle_changes_nothing() -> None:
         assert state["b"] == "x"
 
 
+def test_an_interrupt_while_a_program_begins_leaves_the_loop_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, interrupts = background()._loop, iter([KeyboardInterrupt()])
+
+    def wake(action: Callable[[], object], *, whole: Any = loop.call_soon_threadsafe) -> Any:
+        for interrupt in interrupts:
+            raise interrupt
+        return whole(action)
+
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
+    with pytest.raises(KeyboardInterrupt):
+        one.run(backend=MockBackend(["x"]))
+    assert one.run(backend=MockBackend(["y"]))["a"] == "y"
+
+
 # -- bodies beside their callers ----------------------------------------------------------------------------
 
 
@@ -216,7 +238,7 @@ def test_a_cancelled_program_does_not_go_on(is_async: bool, idle: Callable[[], i
 
         async def main() -> None:
             task = asyncio.ensure_future(program.arun(backend=mock))
-            await asyncio.to_thread(begun.wait, 5)
+            assert await asyncio.to_thread(begun.wait, 60)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -234,7 +256,6 @@ def test_a_cancelled_program_does_not_go_on(is_async: bool, idle: Callable[[], i
 
 
 def test_a_batch_that_is_left_stops_the_bodies_that_wait(idle: Callable[[], int]) -> None:
-    mock = MockBackend({"slow": "x", "bad": "x"}, delay_s=0)
     waiting, seen = threading.Event(), list[BaseException]()
 
     async def reply(call: Call) -> str:
@@ -342,7 +363,7 @@ def test_the_same_seed_meets_the_same_faults() -> None:
 
 
 PRELUDE = """
-import asyncio, os, signal, sys, time
+import asyncio, os, signal, sys, threading, time
 import sglang_dsl as sgl
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 async def never(call):
@@ -356,6 +377,10 @@ def reads(s):
 def says(s):
     s += sgl.gen("a")
 mock = sgl.MockBackend(never)
+def tell_when(main=threading.main_thread().ident):
+    while sys._current_frames()[main].f_code.co_name != "_acquired":
+        time.sleep(0.001)
+    print("waits", flush=True)
 """
 ENDS = {
     "a stream whose body waits": "state = reads.stream(backend=mock); time.sleep(0.1); print('bye')",
@@ -377,7 +402,7 @@ def script(body: str) -> list[str]:
 
 @pytest.mark.parametrize("what", sorted(ENDS))
 def test_the_interpreter_ends_whatever_is_under_way(what: str) -> None:
-    done = subprocess.run(script(ENDS[what]), capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(script(ENDS[what]), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert "bye" in done.stdout
     assert done.stderr == ""
@@ -385,12 +410,17 @@ def test_the_interpreter_ends_whatever_is_under_way(what: str) -> None:
 
 def test_an_interrupt_while_waiting_ends_the_program() -> None:
     for call in ("reads.run(backend=mock)", "reads.run_batch([{}] * 3, backend=mock)"):
-        process = subprocess.Popen(script(call), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        # Not earlier: an interrupt inside of a callback of the interpreter's is told, and lost.
+        code = script(f"threading.Thread(target=tell_when, daemon=True).start(); {call}")
+        process = subprocess.Popen(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         with process:
             assert process.stdout is not None
-            assert process.stdout.readline() == "asked\n"
+            said = {process.stdout.readline()}
+            while said != {"asked\n", "waits\n"}:
+                said.add(process.stdout.readline())
+                assert "" not in said  # it has ended
             os.kill(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
         assert process.returncode == -signal.SIGINT or process.returncode == 130, errors
         assert "KeyboardInterrupt" in errors
         assert "never retrieved" not in errors

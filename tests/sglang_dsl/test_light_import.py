@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import sglang_dsl
 
 BUDGET_S = 0.150
@@ -41,16 +43,15 @@ def fresh(code: str) -> str:
 
 
 def test_import_is_light() -> None:
-    runs = []
-    for _ in range(5):
-        runs.append(json.loads(fresh(CODE)))
-        if runs[-1]["took"] < max(BUDGET_S, WORKS * runs[-1]["work"]):
-            break
-    loaded = set(runs[0]["modules"])
-    assert [name for name in HEAVY if name in loaded] == []
-    # CPU time of this process, the best of a few: other work on the machine is not the import's.
-    took, work = (min(run[name] for run in runs) for name in ("took", "work"))
-    assert took < max(BUDGET_S, WORKS * work)
+    said: list[tuple[float, float]] = []
+    for _ in range(8):
+        run = json.loads(fresh(CODE))
+        assert [name for name in HEAVY if name in run["modules"]] == []
+        # CPU time of that process, next to that of the work: what else the machine does is not the import's.
+        said.append((run["took"], run["work"]))
+        if run["took"] < max(BUDGET_S, WORKS * run["work"]):
+            return
+    pytest.fail(f"(the import's CPU time, the work's), in seconds: {said}")
 
 
 def test_running_a_program_on_the_mock_stays_light() -> None:
@@ -82,11 +83,11 @@ def test_a_program_at_exit_leaves_quietly() -> None:
     code = """
 import sglang_dsl as sgl
 program = sgl.function(lambda s: s.__iadd__("a" + sgl.gen("x")))
-state = program.run(backend=sgl.MockBackend(delay_s=30))
+state = program.run(backend=sgl.MockBackend(delay_s=3600))
 print("left")
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "left"
     assert done.stderr == ""

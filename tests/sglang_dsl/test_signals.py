@@ -9,7 +9,7 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl.feed import Signal
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 @pytest.mark.parametrize("already", [True, False])

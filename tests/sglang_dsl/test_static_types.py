@@ -183,6 +183,7 @@ def said(lines: list[str]) -> dict[int, str]:
     return found
 
 
+@pytest.mark.timeout(320)  # it reads the whole package, where nothing is remembered of it
 def test_mypy_knows_the_types(tmp_path: Path) -> None:
     """And finds nothing wrong with the examples. One run for both, as most of its time is the package's."""
     file = tmp_path / "programs.py"
@@ -194,7 +195,7 @@ def test_mypy_knows_the_types(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", *words, str(file), *examples],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         cwd=ROOT,
     )

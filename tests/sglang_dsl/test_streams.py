@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl import BackendError, MissingVariable, MockBackend, gen, select
+from sglang_dsl import BackendError, MissingVariable, MockBackend, gen, loop, select
 from sglang_dsl.loop import background
 from sglang_dsl.settings import global_config
 
@@ -81,24 +82,28 @@ def test_without_stream_there_is_one_piece() -> None:
 
 
 def test_async_readers_on_another_loop() -> None:
+    replies, go_on = iter(["abc def", "x"]), threading.Event()
+
+    async def reply(call: Any) -> str:
+        while not go_on.is_set():
+            await asyncio.sleep(0.001)
+        return next(replies)
+
     async def read() -> tuple[str, list[Any], str]:
-        state = chat.run(backend=MockBackend(["abc def", "x"], split=2, chunk_delay_s=0.001), stream=True)
-        ticks = 0
+        state = chat.run(backend=MockBackend(reply, split=2, chunk_delay_s=0.001), stream=True)
 
         async def tick() -> None:
-            nonlocal ticks
-            while True:
-                ticks += 1
+            for _ in range(4):
                 await asyncio.sleep(0)
+            go_on.set()  # nothing is said before the reader's loop was free for others
 
         ticker = asyncio.create_task(tick())
         one = [piece async for piece in state.text_async_iter("a", return_meta_data=True)]
         all_pieces = [piece async for piece in state.text_async_iter()]
-        ticker.cancel()
-        assert ticks > 3  # the loop was free meanwhile
+        await ticker
         return "".join(all_pieces), one, state.text()
 
-    whole, one, text = asyncio.run(read())
+    whole, one, text = asyncio.run(asyncio.wait_for(read(), 60))
     assert whole == text
     assert "".join(piece for piece, _ in one) == "abc def"
     assert one[-1][1]["completion_tokens"] == 2
@@ -226,8 +231,9 @@ def test_run_returns_at_once_and_wrong_arguments_are_refused_there() -> None:
         chat.run(wrong=1, stream=True)
 
 
-def test_nested_streams_do_not_starve_the_bounded_pool() -> None:
-    # Fresh depths are used, so that the small pools made here serve no other test.
+def test_nested_streams_do_not_starve_the_bounded_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Pools of this test alone: the small ones serve no other test, nor theirs this one.
+    monkeypatch.setattr("sglang_dsl.loop._make_pool", functools.cache(loop._make_pool.__wrapped__))
     global_config.max_threads = 2
 
     @sgl.function
@@ -237,6 +243,10 @@ def test_nested_streams_do_not_starve_the_bounded_pool() -> None:
 
     states = [program.run(3, stream=True) for _ in range(8)]
     assert [s.text() for s in states] == ["123"] * 8
+    for depth in range(4):
+        pool = loop._make_pool(depth)
+        assert len(pool._threads) <= 2
+        pool.close(wait=True)
 
 
 def test_a_reader_that_leaves_stops_nothing(idle: Callable[[], int]) -> None:

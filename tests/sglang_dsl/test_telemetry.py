@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -59,8 +60,9 @@ def program(s: Any) -> None:
     s += "c" + sgl.select("z", ["d", "e"])
 
 
-def test_every_call_is_a_span_that_ends() -> None:
+def test_every_call_is_a_span_that_ends(idle: Callable[[], int]) -> None:
     provider = Provider()
+    assert idle() == 0  # calls that others have left would be spans, too
     stop = telemetry.instrument(provider)
     try:
         program.run(backend=sgl.MockBackend()).sync()
@@ -79,8 +81,9 @@ def test_every_call_is_a_span_that_ends() -> None:
     assert not any("text" in key or "prompt" in key for span in provider.spans for key in span.attributes)
 
 
-def test_failures_are_told() -> None:
+def test_failures_are_told(idle: Callable[[], int]) -> None:
     provider = Provider()
+    assert idle() == 0
     stop = telemetry.instrument(provider)
     try:
         failing = sgl.MockBackend(errors={0: OSError("down")})

@@ -115,7 +115,10 @@ def test_run_tells_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert "or a server's URL" in capsys.readouterr().err
 
 
-def test_a_server_that_is_not_there_is_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there_is_told(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_dsl.backends.transport.FIRST_PAUSE_S", 0.001)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -6,7 +6,7 @@ import threading
 
 from sglang_dsl.threads import Threads
 
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 def test_all_work_is_done_once() -> None:
@@ -35,15 +35,18 @@ def test_work_that_blocks_has_all_the_threads() -> None:
 
 
 def test_there_are_no_more_threads_than_it_may_have() -> None:
-    pool, lock, ended = Threads(3, "test"), threading.Lock(), threading.Semaphore(0)
+    pool, lock, ended = Threads(3, "three"), threading.Lock(), threading.Semaphore(0)
     at_once = most = 0
-    pause = threading.Event()
+    pause, all_here = threading.Event(), threading.Event()
 
     def work() -> None:
         nonlocal at_once, most
         with lock:
             at_once += 1
             most = max(most, at_once)
+            if at_once == 3:
+                all_here.set()
+        all_here.wait(LONG_S)  # the first of them wait for the third
         pause.wait(0.002)
         with lock:
             at_once -= 1
@@ -53,6 +56,7 @@ def test_there_are_no_more_threads_than_it_may_have() -> None:
         pool.submit(work)
     assert all(ended.acquire(timeout=LONG_S) for _ in range(60))
     assert most == 3
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("three-")]) == 3
     pool.close(wait=True)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -17,11 +17,11 @@ from sglang_dsl.backends.transport import EventDecoder, HttpFault, Limits, Trans
 from sglang_dsl.errors import BackendError, Timeout
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
-QUICK = Limits(connect_s=5, read_s=5, retries=2, connections=8)
+PATIENT = Limits(connect_s=60, read_s=60, retries=2, connections=8)
 
 
 @asynccontextmanager
-async def serving(handle: Handler, limits: Limits = QUICK) -> Any:
+async def serving(handle: Handler, limits: Limits = PATIENT) -> Any:
     """A server that reads one request per connection and lets `handle` answer; counts them from 0."""
     count = 0
 
@@ -141,7 +141,7 @@ def test_no_server_is_an_error_that_says_so() -> None:
         port = taken.getsockname()[1]
 
         async def main() -> None:
-            transport = Transport(f"http://127.0.0.1:{port}", limits=Limits(connect_s=2, retries=1))
+            transport = Transport(f"http://127.0.0.1:{port}", limits=Limits(connect_s=60, retries=1))
             with pytest.raises(BackendError, match="no connection") as caught:
                 await transport.get("/x")
             assert caught.value.retryable
@@ -199,7 +199,39 @@ def test_leaving_a_stream_closes_its_connection() -> None:
             events = transport.events("/x", b"{}")
             assert await anext(events) == "one"
             await events.aclose()
-            await asyncio.wait_for(gone.wait(), 5)
+            await asyncio.wait_for(gone.wait(), 60)
+
+    asyncio.run(main())
+
+
+def test_a_cancellation_is_not_lost_when_a_chunk_comes_with_it() -> None:
+    """Of a reader that chunks come for all the time, after any number of turns of the loop."""
+
+    async def main() -> None:
+        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+            writer.write(streamed())
+            with suppress(ConnectionError):
+                while not writer.is_closing():
+                    writer.write(b"data: one\n\n")
+                    await writer.drain()
+                    await asyncio.sleep(0)
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+        async def read(began: asyncio.Event) -> None:
+            async for _ in transport.events("/x", b"{}", 60):
+                began.set()
+
+        async with serving(endless) as transport:
+            for turns in range(10):
+                began = asyncio.Event()
+                reading = asyncio.create_task(read(began))
+                await began.wait()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                assert reading.cancel()
+                await asyncio.wait({reading}, timeout=100)
+                assert reading.cancelled(), f"it reads on after {turns} turns"
 
     asyncio.run(main())
 

@@ -17,7 +17,7 @@ from sglang_dsl.feed import Signal, Variable
 from sglang_dsl.loop import background, in_thread
 from sglang_dsl.turns import Inbox, Turns
 
-LONG_S = 30.0
+LONG_S = 60.0
 
 
 class Together(sgl.MockBackend):
@@ -221,7 +221,7 @@ def test_a_loop_that_has_gone_is_not_waited_for() -> None:
     read._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_a_loop_that_was_left_is_forgotten_with_what_it_waited_for() -> None:
+def test_a_loop_that_was_left_is_forgotten_with_what_it_waited_for(young: None) -> None:
     """Also where it was left between being woken and going on."""
     variable = Variable("x")
     loop = asyncio.new_event_loop()

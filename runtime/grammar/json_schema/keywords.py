@@ -164,7 +164,10 @@ class KeywordRules:
         if other is None or _refers(other):
             self.leave("not")
         else:
-            self._all.append(self._owner.lower_node((*self._place, "not"), other, self._base))
+            inner = (*self._place, "not")
+            self._all.append(self._owner.lower_node(inner, other, self._base))
+            if self._owner.forget(inner):  # what the opposite leaves out stands nowhere: all of it is checked
+                self.check("not")
 
     def conditions(self) -> None:
         if not self.has("if") or not (self.has("then") or self.has("else")):

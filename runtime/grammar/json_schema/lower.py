@@ -121,6 +121,12 @@ class _Lowering(Owner):
         kept = self._plan.checks.setdefault(place, [])
         kept.extend(word for word in words if word not in kept)
 
+    def forget(self, place: Place) -> bool:
+        below = [other for other in self._plan.checks if other[: len(place)] == place]
+        for other in below:
+            del self._plan.checks[other]
+        return bool(below)
+
     def lower_node(self, place: Place, node: Any, base: str) -> Lowered:
         if isinstance(node, bool):
             return node

@@ -131,6 +131,17 @@ class Residual:
             return None
         return f"{show((*place, *error.relative_schema_path))}: {error.message[:200]}"
 
+    def holds(self, place: Place, value: Any) -> bool:
+        """Whether `value` matches all of the schema at `place`; False where that cannot be told."""
+        node = self.node(place)
+        if not isinstance(node, Mapping):
+            return node is not False
+        self._local.depth = 0
+        try:
+            return bool(self._kind(node, registry=self._registry).is_valid(value))
+        except (RecursionError, BadConstraint, Unresolvable):
+            return False
+
     def duty(self, places: tuple[Place, ...], *, whole: bool = False) -> Duty:
         known = self._duties.get(places)
         if known is None or whole:

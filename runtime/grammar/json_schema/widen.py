@@ -49,6 +49,10 @@ class Owner(ABC):
         """A reference to a definition of the result; True where only the validator knows it."""
 
     @abstractmethod
+    def forget(self, place: Place) -> bool:
+        """Take back the checks at `place` and below. Whether there were any."""
+
+    @abstractmethod
     def visit(self, place: Place, node: Any, base: str) -> None:
         """Look through a schema that is only validated, later."""
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,11 +243,12 @@ def test_two_loops_and_threads_at_once(engine: Engine) -> None:
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(ask) for ask in (by_loop, by_loop, by_thread, by_thread)]
         for job in jobs:
-            assert job.result(60) == expected
+            assert job.result(100) == expected
 
 
-def test_cancelling_and_aborting_free_everything(engine: Engine) -> None:
+def test_cancelling_and_aborting_free_everything(engine: Engine, pace: Any) -> None:
     endless = SamplingParams(max_new_tokens=400, ignore_eos=True)
+    pace.hold()
 
     async def cancel() -> None:
         tasks = [
@@ -264,7 +266,7 @@ def test_cancelling_and_aborting_free_everything(engine: Engine) -> None:
 
     def abort() -> None:
         while not engine.state()["running"]:
-            pass
+            time.sleep(0.001)
         engine.abort()
 
     killer = threading.Thread(target=abort)
@@ -295,7 +297,8 @@ from runtime.api import Engine
 engine = Engine(sys.argv[1], device="cpu", max_total_tokens=2048)
 request = {"max_new_tokens": 400, "ignore_eos": True}
 def generate():
-    engine.generate(["a"] * 8, request, on_error="return")
+    while True:
+        engine.generate(["a"] * 8, request)
 threading.Thread(target=generate, daemon=True).start()
 while not engine.state()["running"]:
     time.sleep(0.01)
@@ -308,7 +311,7 @@ def test_a_program_may_end_while_the_engine_generates(checkpoint: Path) -> None:
         [sys.executable, "-c", LEFT_RUNNING, str(checkpoint)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=110,
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

@@ -58,7 +58,7 @@ def penalised(logits: npt.NDArray[Any], row: Row, mask: TokenMask | None) -> npt
 
 
 @pytest.mark.parametrize("retract", [False, True])
-def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.MonkeyPatch, pace: Any) -> None:
     watched = Watched(monkeypatch)
     prompts = ["The capital of France is", "Once upon a time a good thing", "1 + 2 =", "Dogs and cats"]
     params: list[dict[str, Any]] = [
@@ -75,9 +75,12 @@ def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.Monkey
             while not over.wait(0.02):
                 engine.pause("retract")
                 engine.resume()
+                if engine.state()["retractions"] > 4:
+                    pace.free()
 
         disturber = threading.Thread(target=disturb)
         if retract:
+            pace.hold(0.1)  # so slow until enough was disturbed
             disturber.start()
         outputs: list[GenerateOutput] = engine.generate(prompts, params)
         over.set()

@@ -43,6 +43,17 @@ def test_it_ends_by_itself_after_so_many_steps(tmp_path: Path) -> None:
         profiler.stop()
 
 
+def test_closing_ends_the_one_that_is_made(tmp_path: Path) -> None:
+    profiler = TorchProfiler(str(tmp_path))
+    profiler.close()
+    file = profiler.start(None, None)["file"]
+    torch.ones(3, 3).matmul(torch.ones(3, 3))
+    profiler.close()
+    assert "aten::matmul" in names(file)
+    with pytest.raises(BadRequest, match="no profile"):
+        profiler.stop()
+
+
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
     profiler = TorchProfiler(str(tmp_path / "own"))
     for folder in ("..", "/etc", "a/../../b"):

@@ -30,7 +30,7 @@ resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 failed = []
 for source in json.load(sys.stdin):
-    begun = time.process_time()
+    begun = time.thread_time()
     template = JinjaChatTemplate({"default": source})
     asked = [Message("user", "x" * 1000), Message("assistant", open=True)]
     try:
@@ -40,7 +40,7 @@ for source in json.load(sys.stdin):
             failed.append(f"memory: {source[:300]}")
     else:
         failed.append(f"{len(text)} characters came out: {source[:300]}")
-    took = time.process_time() - begun
+    took = time.thread_time() - begun
     if took > 8.0:
         failed.append(f"{took:.1f} s: {source[:300]}")
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10

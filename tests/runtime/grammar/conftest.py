@@ -1,10 +1,11 @@
-"""Tiny tokenizers trained on generated text, and small helpers for automata."""
+"""Tiny tokenizers trained on generated text, small helpers for automata, and a clock that stands still."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -136,6 +137,15 @@ MAKERS: dict[str, Callable[[], Trained]] = {
     "contractions": lambda: _byte_level("contractions", CONTRACTIONS),
     "sentencepiece": _sentencepiece,
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _searches_end_by_their_work() -> Iterator[None]:
+    """Searches for completions are bounded by work and by processor time; what is found may not depend on
+    how fast the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: 0.0))
+        yield
 
 
 @pytest.fixture(scope="session")

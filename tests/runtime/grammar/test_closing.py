@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -197,3 +199,12 @@ def test_work_is_bounded() -> None:
     """A language whose words are all long: nothing is found in a few places, and nothing is said of it."""
     found = search(compiled("llguidance", "regex", r"(a|b){900}").copy(), VOCABULARY, 2000, work=20)
     assert found == (None, False)
+
+
+def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second for every look at the clock: three places are looked at."""
+    ticks, start = itertools.count(), compiled("llguidance", *CASES[7]).copy()
+    monkeypatch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: next(ticks)))
+    assert search(start, VOCABULARY, 200, seconds=2.5) == (None, False)
+    assert next(ticks) == 6
+    assert search(start, VOCABULARY, 200, seconds=1000).ids is not None

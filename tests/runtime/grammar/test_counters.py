@@ -16,6 +16,7 @@ from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import compile_regex
 from runtime.grammar.masks import TokenAutomaton, TokenSpace
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.plain_tokens import plain_tokens
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 
@@ -175,6 +176,7 @@ def test_masks_equal_brute_force_up_to_the_end_of_the_count(tokenizer, pattern):
 
 
 def test_strings_of_all_constraints_share_one_table(trained):
+    plain_tokens.cache_clear()  # other tests had trees of this vocabulary, too
     space = TokenSpace(trained("gpt2").vocabulary)
     for bound in (16, 64, 256, 4096):
         for before in ('"', '\\{"a": "'):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from runtime.grammar.base import GrammarBackend
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
@@ -123,10 +125,20 @@ def corpus() -> list[tuple[ConstraintKind, str, list[str]]]:
     ]  # type: ignore[list-item]
 
 
+@cache
+def made(engine: str) -> GrammarBackend:
+    return make_backend(engine, BYTES)
+
+
 def verdicts(engine: str, kind: ConstraintKind, spec: str, texts: list[str]) -> str:
+    return judged(engine, kind, spec, tuple(texts))
+
+
+@cache
+def judged(engine: str, kind: ConstraintKind, spec: str, texts: tuple[str, ...]) -> str:
     """One letter for each text: y taken, n not; or "unsupported", or "mistake"."""
     try:
-        first = make_backend(engine, BYTES).compile(Constraint(kind, spec))
+        first = made(engine).compile(Constraint(kind, spec))
     except UnsupportedConstraint:
         return "unsupported"
     except BadConstraint:

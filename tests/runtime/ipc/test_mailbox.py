@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -24,6 +25,32 @@ def test_receive_keeps_its_deadline() -> None:
     started = time.monotonic()
     assert MemoryMailbox().receive(timeout=0.05) == []
     assert time.monotonic() - started < 20
+
+
+def test_a_signal_does_not_make_the_receiver_wait_for_ever() -> None:
+    """As it does with some ways to wait, where it comes about when the time is over."""
+    done, over = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        box = MemoryMailbox()
+        if not any(box.receive(timeout=0.0005) for _ in range(200)):
+            done.set()
+        over.wait(100)  # no signal reaches a thread that has ended
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    try:
+        assert thread.ident is not None
+        for _ in range(50_000):
+            if done.is_set():
+                break
+            signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        assert done.wait(60)
+    finally:
+        over.set()
+        signal.signal(signal.SIGUSR1, before)
+    thread.join(60)
 
 
 def test_a_sender_wakes_the_receiver() -> None:

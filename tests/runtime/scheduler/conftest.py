@@ -3,8 +3,9 @@ account."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -234,6 +235,16 @@ class Bench:
         self.account()
         assert self.scheduler.flush_cache()
         assert manager.allocator.free == manager.slots
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _nothing_is_given_up_for_its_time() -> Iterator[None]:
+    """What a search for a completion finds, and whether a constraint is followed, may not depend on how fast
+    the machine is. (A test of the limit sets one.)"""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: 0.0))
+        patch.setattr("runtime.scheduler.masks.GRAMMAR_S", float("inf"))
+        yield
 
 
 @pytest.fixture(scope="session")

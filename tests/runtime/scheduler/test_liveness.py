@@ -284,11 +284,12 @@ def test_a_dead_end_of_an_exact_grammar_is_gone_back_from() -> None:
     """Tokens for `ab`, `a`, `c` but none for `b` alone: after `a` nothing follows in (abc|ab|ca)."""
     tokens = (b"a", b"ab", b"c", b"")
     vocabulary = Vocabulary(tokens, frozenset({3}), frozenset({3}))
+    backend = make_backend("llguidance", vocabulary)
 
     class Gap(Compiled):
         def submit(self, constraint: Constraint) -> Future[Matcher]:
             future: Future[Matcher] = Future()
-            future.set_result(make_backend("llguidance", vocabulary).compile(constraint))
+            future.set_result(backend.compile(constraint))
             return future
 
     for liveness in (False, True):

@@ -148,8 +148,8 @@ def test_in_the_scheduler(make_bench: Any, toy_grammars: Any, slow: float) -> No
         sim.add(f"free {number}", [number, 2], max_new_tokens=600, ignore_eos=True)
         sim.tick()
     for number in range(8):
-        regex = Constraint("regex", "|".join(("yes no " * 50, "no yes " * 50)))
-        sim.add(f"bound {number}", [number, 3], constraint=regex, max_new_tokens=400, jump_forward=False)
+        regex = Constraint("regex", "|".join(("yes no " * 30, "no yes " * 30)))
+        sim.add(f"bound {number}", [number, 3], constraint=regex, max_new_tokens=240, jump_forward=False)
     seen.clear()
     while any(f"bound {number}" not in sim.news for number in range(8)):
         sim.tick()
@@ -157,6 +157,6 @@ def test_in_the_scheduler(make_bench: Any, toy_grammars: Any, slow: float) -> No
     out = seen[first:last].count(0)
     assert out > 5 if slow else out < 3
     sim.run()
-    assert {sim.text(f"bound {number}") for number in range(8)} <= {b"yes no " * 50, b"no yes " * 50}
+    assert {sim.text(f"bound {number}") for number in range(8)} <= {b"yes no " * 30, b"no yes " * 30}
     assert all(len(sim.answer(f"free {number}").new_ids) == 600 for number in range(12))
     sim.empty()

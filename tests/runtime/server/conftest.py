@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
 from runtime.processes.launch import Pipeline, launch
+from runtime.protocol.control import GetStateReq
 from runtime.server.app import build_app
 from runtime.server.serve import make_server
 
@@ -82,12 +84,30 @@ def pipeline() -> Iterator[Pipeline]:
 
 @pytest.fixture(scope="session")
 def server(pipeline: Pipeline) -> Iterator[Listening]:
-    config = ServerConfig(max_batch_items=64, max_body_bytes=1 << 20, served_model_name="pocket")
+    config = ServerConfig(
+        max_batch_items=64,
+        max_body_bytes=1 << 20,
+        served_model_name="pocket",
+        control_timeout_s=100,
+        health_timeout_s=100,
+    )
     with listening(build_app(pipeline.door, config), config) as made:
         yield made
 
 
+@pytest.fixture(autouse=True)
+def paced(pace: Any) -> Any:
+    """What is meant to be endless is slow in all of these tests."""
+    return pace
+
+
+def idle(pipeline: Pipeline) -> bool:
+    return bool(pipeline.door.live == pipeline.door.control(GetStateReq(), 60).data["live"] == 0)
+
+
 @pytest.fixture
-def client(server: Listening) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as made:
+def client(server: Listening, pipeline: Pipeline, paced: Any) -> Iterator[httpx.Client]:
+    """Nothing that an earlier test has left runs any more."""
+    until(lambda: idle(pipeline))
+    with httpx.Client(base_url=server.url, timeout=100) as made:
         yield made

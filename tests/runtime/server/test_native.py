@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,8 +23,12 @@ PROMPT = "The capital of"
 
 def events(response: httpx.Response) -> list[Any]:
     """The data of each event; [DONE] stays text."""
+    return data_of(response.iter_lines())
+
+
+def data_of(lines: Iterable[str]) -> list[Any]:
     found = []
-    for line in response.iter_lines():
+    for line in lines:
         assert line == "" or line.startswith("data: ")
         if line:
             data = line.removeprefix("data: ")
@@ -39,12 +43,19 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
         return events(response)
 
 
+@pytest.fixture(scope="module")
+def whole(server: Any) -> Any:
+    """200 tokens of the prompt "a"."""
+    body = {"text": "a", "sampling_params": {**ENDLESS, "max_new_tokens": 200}}
+    return httpx.post(f"{server.url}/generate", json=body, timeout=100).json()
+
+
 def engine_says(pipeline: Pipeline, **fields: Any) -> Any:
     return asyncio.run(pipeline.door.submit(GenerateReqInput(**fields)))
 
 
 def idle(pipeline: Pipeline) -> bool:
-    state = pipeline.door.control(GetStateReq(), 10).data
+    state = pipeline.door.control(GetStateReq(), 60).data
     return bool(state["running"] == state["waiting"] == 0 and state["protected"] == 0)
 
 
@@ -115,11 +126,17 @@ def test_a_batch_that_fails_whole_is_one_error(client: httpx.Client) -> None:
     assert "top_p" in answer.json()["error"]["message"]
 
 
-def test_a_stream_grows_and_ends(client: httpx.Client) -> None:
-    whole = client.post("/generate", json={"text": PROMPT, "sampling_params": GREEDY}).json()
-    *pieces, done = streamed(client, {"text": PROMPT, "sampling_params": GREEDY})
+def test_a_stream_grows_and_ends(client: httpx.Client, pace: Any) -> None:
+    body = {"text": PROMPT, "sampling_params": GREEDY}
+    whole = client.post("/generate", json=body).json()
+    pace.hold(60, after=6)  # no more than that before something was read
+    with client.stream("POST", "/generate", json={**body, "stream": True}) as response:
+        lines = response.iter_lines()
+        first = json.loads(next(lines).removeprefix("data: "))
+        pace.free()
+        *pieces, done = [first, *data_of(lines)]
     assert done == "[DONE]"
-    assert len(pieces) > 1
+    assert 0 < len(first["output_ids"]) <= 6 < len(whole["output_ids"])
     texts = [piece["text"] for piece in pieces]
     assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
     assert (texts[-1], pieces[-1]["output_ids"]) == (whole["text"], whole["output_ids"])
@@ -310,17 +327,10 @@ def test_a_stalled_reader_holds_nobody(server: Any, client: httpx.Client, pipeli
         assert answer.status_code == 200
 
 
-def whole_of(client: httpx.Client, text: str = "a") -> Any:
-    return client.post(
-        "/generate", json={"text": text, "sampling_params": {**ENDLESS, "max_new_tokens": 600}}
-    ).json()
-
-
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_request_aborted_midway_ends_its_stream_with_what_there_is(
-    client: httpx.Client, incremental: bool
+    client: httpx.Client, whole: Any, incremental: bool
 ) -> None:
-    expected = whole_of(client)
     body = {"text": "a", "sampling_params": ENDLESS, "stream": True, "rid": "doomed",
             "stream_output": incremental}  # fmt: skip
     with client.stream("POST", "/generate", json=body) as response:
@@ -342,53 +352,53 @@ def test_a_request_aborted_midway_ends_its_stream_with_what_there_is(
     else:
         ids, text = last["output_ids"], last["text"]
     assert len(ids) == last["meta_info"]["completion_tokens"] >= 1
-    shared = min(len(ids), len(expected["output_ids"]))
-    assert ids[:shared] == expected["output_ids"][:shared]
+    shared = min(len(ids), len(whole["output_ids"]))
+    assert ids[:shared] == whole["output_ids"][:shared]
     told = min(10, len(text))  # it may have been aborted before it said so much
-    assert text[:told] == expected["text"][:told]
+    assert text[:told] == whole["text"][:told]
 
 
 def test_an_aborted_request_answers_with_what_there_is(
-    client: httpx.Client, pipeline: Pipeline, wait_until: Callable[..., None]
+    client: httpx.Client, pipeline: Pipeline, whole: Any, wait_until: Callable[..., None]
 ) -> None:
-    expected = whole_of(client)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(
             client.post, "/generate", json={"text": "a", "sampling_params": ENDLESS, "rid": "doomed"}
         )
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 10).data["running"] > 0)
+        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 0)
         client.post("/abort_request", json={"rid": "doomed"})
-        answer = held.result(30)
+        answer = held.result(100)
     assert answer.status_code == 200
     told = answer.json()
     assert told["error"]["code"] == "aborted"
     assert told["meta_info"]["finish_reason"]["type"] == "abort"
     assert told["meta_info"]["id"] == "doomed"
-    shared = min(len(told["output_ids"]), 600)
-    assert told["output_ids"][:shared] == expected["output_ids"][:shared]
+    shared = min(len(told["output_ids"]), 200)
+    assert told["output_ids"][:shared] == whole["output_ids"][:shared]
     assert "\\u001f" not in answer.text, "ids behind the front door stay there"
 
 
 def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
-    client: httpx.Client, pipeline: Pipeline, wait_until: Callable[..., None]
+    client: httpx.Client, pipeline: Pipeline, wait_until: Callable[..., None], pace: Any
 ) -> None:
     body = {
         "text": ["a", "b"],
-        "sampling_params": [ENDLESS, {**ENDLESS, "max_new_tokens": 700}],
+        "sampling_params": [ENDLESS, {**ENDLESS, "max_new_tokens": 300}],
         "rid": "two",
     }
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(client.post, "/generate", json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 10).data["running"] > 1)
+        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two_0"})
-        first, second = held.result(60).json()
+        first, second = held.result(100).json()
         assert [first["meta_info"]["id"], second["meta_info"]["id"]] == ["two_0", "two_1"]
         assert first["meta_info"]["finish_reason"]["type"] == "abort"
-        assert second["meta_info"]["finish_reason"] == {"type": "length", "length": 700}
+        assert second["meta_info"]["finish_reason"] == {"type": "length", "length": 300}
+        pace.hold()
         held = pool.submit(client.post, "/generate", json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 10).data["running"] > 1)
+        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two"})
-        answer = held.result(30)
+        answer = held.result(100)
     assert answer.status_code == 200
     assert [one["meta_info"]["finish_reason"]["type"] for one in answer.json()] == ["abort", "abort"]
 

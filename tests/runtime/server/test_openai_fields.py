@@ -40,9 +40,9 @@ def test_a_cancelled_request_ends_with_what_there_is(
     body = {**prompt, "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "rid": "long"}
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(client.post, path, json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 10).data["running"] > 0)
+        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 0)
         client.post("/abort_request", json={"rid": "long"})
-        answer = held.result(30)
+        answer = held.result(100)
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["finish_reason"] == "abort"
     with client.stream("POST", path, json={**body, "stream": True}) as response:

@@ -23,6 +23,9 @@ from sglang_dsl.backends.base import (
 )
 
 PATIENCE_S = 60.0
+TRIES = 50
+"""How often a stream is begun, at most, until it has come in several pieces: what is there when its reader
+looks is one."""
 
 
 def within(work: Callable[[], Any], seconds: float = PATIENCE_S) -> Any:
@@ -160,7 +163,7 @@ def serving() -> Iterator[Api]:
     yield api
     server.shutdown()
     server.server_close()
-    thread.join(5)
+    thread.join(60)
 
 
 def event(data: Any) -> bytes:

@@ -16,6 +16,7 @@ from runtime.api import Engine
 from runtime.protocol.errors import BadRequest
 from sglang_dsl import MockBackend, lower
 from sglang_dsl.function import RUN_WORDS
+from tests.sglang_dsl.conformance.parts import TRIES
 from tests.sglang_dsl.conformance.surface import NAMES, Row, rows
 
 
@@ -208,7 +209,7 @@ def test_the_executor_of_a_state_shows_what_the_state_has(backend: Any) -> None:
     assert view.variable_event["x"].is_set()
     view.submit(sgl.user("More"))
     assert state.messages()[-1]["content"] == "More"
-    slow = program.run(backend=MockBackend(delay_s=30))
+    slow = program.run(backend=MockBackend(delay_s=3600))
     with pytest.raises(TimeoutError):
         slow.stream_executor.get_meta_info("x", timeout=0.01)
     assert not slow.stream_executor.variable_event["x"].wait(0.01)
@@ -224,9 +225,13 @@ def test_an_engine_is_used_as_sglangs(pocket: Any) -> None:
     assert output["meta_info"]["completion_tokens"] == 4
     with pytest.raises(KeyError):
         output["nothing"]
-    chunks = list(pocket.generate("The ruler of", params, stream=True))
-    assert chunks[-1].text == output.text
-    assert len(chunks) > 1
+    most = 0
+    for _ in range(TRIES):
+        chunks = list(pocket.generate("The ruler of", params, stream=True))
+        assert chunks[-1].text == output.text
+        if (most := max(most, len(chunks))) > 1:
+            break
+    assert most > 1
     left = pocket.generate("The ruler of", {"max_new_tokens": 1500, "ignore_eos": True}, stream=True)
     next(left)
     left.close()  # aborts the request

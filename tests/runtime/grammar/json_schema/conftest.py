@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
 from hypothesis import strategies as st
 
-from runtime.grammar.byte_matcher import ByteMatcher, byte_matcher
+from runtime.grammar.base import GrammarBackend
+from runtime.grammar.byte_matcher import BYTES, ByteMatcher
+from runtime.grammar.table import make_backend
+from runtime.protocol.constraint import Constraint
 
 NAMES = ["a", "b", "ab", "c d", "é"]
 STRINGS = ["", "a", "b", "ab", "aab", "é", 'q"\\', "x\ny"]
@@ -79,14 +83,20 @@ schemas: st.SearchStrategy[Any] = st.recursive(leaves, _grow, max_leaves=6).filt
 )
 
 
+@cache
+def made(backend: str, **options: Any) -> GrammarBackend:
+    return make_backend(backend, BYTES, **options)
+
+
 class Small:
     """Strategies, and the verdicts of a matcher and of a validator."""
 
     schemas, values, leaves, names = schemas, values, leaves, NAMES
 
     @staticmethod
-    def matcher(schema: Any, **options: Any) -> ByteMatcher:
-        return byte_matcher("json_schema", json.dumps(schema), **options)
+    def matcher(schema: Any, backend: str = "auto", **options: Any) -> ByteMatcher:
+        constraint = Constraint("json_schema", json.dumps(schema)).verify()
+        return ByteMatcher(made(backend, **options).compile(constraint))
 
     @staticmethod
     def accepts(face: ByteMatcher, text: str) -> bool:

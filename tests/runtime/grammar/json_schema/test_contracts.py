@@ -62,6 +62,10 @@ def takes(matcher, text):
         # A named property whose name a pattern matches, too.
         ({"type": "object", "properties": {"ab": {"type": "object"}}, "additionalProperties": False,
           "patternProperties": {"^[a-z]+$": {"maxLength": 3}}}, '{"ab": {}}', '{"ab": "c"}'),
+        # What is denied twice holds, with all that has to be checked of it.
+        ({"not": {"not": {"oneOf": [{"maxProperties": 2}, {"type": "string"}]}}}, "3", '"a"'),
+        ({"type": "array", "not": {"not": {"items": {"oneOf": [{"minimum": 2}, {"maximum": 3}]}}}},
+         "[1, 4]", "[2]"),
         # JSON strings hold no control characters, whatever their length.
         ({"type": "string", "minLength": 1}, '"abé"', '"a\x01"'),
         ({"type": "string", "maxLength": 2}, '"é😀"', '"\t"'),

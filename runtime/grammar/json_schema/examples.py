@@ -1,0 +1,353 @@
+"""Examples: small values of a schema, made from what it says, as the first completions to try.
+
+Each part gets the least that may do: what is listed, what is required, the shortest text of a pattern, a
+bound of a number; of choices one after another. A validator says which parts match, and what holds a whole
+together (conditions between neighbours) may still fail: whoever asks lets a matcher follow the text. Work is
+bounded, so there may be none for a schema that has values. Between two pieces of it PAUSE is given, so that
+something else may run. It knows no tokens and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
+from itertools import count, islice
+from typing import Any
+
+from runtime.grammar.automaton import Limits
+from runtime.grammar.closing import PAUSE
+from runtime.grammar.counted_dfa import CountedByteDfa
+from runtime.grammar.dfa import compile_node
+from runtime.grammar.json_schema import text_nodes
+from runtime.grammar.json_schema.ecma import spell
+from runtime.grammar.json_schema.formats import FORMATS
+from runtime.grammar.json_schema.lower import lower
+from runtime.grammar.json_schema.refs import Place, SchemaDocument
+from runtime.grammar.json_schema.residual import Residual
+from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.widen import Widen
+from runtime.grammar.regex_syntax import Node
+from runtime.grammar.shortest_end import ShortestEnds
+from runtime.protocol.errors import BadConstraint
+
+_WORK = 1500  # schemas looked at for one document
+_WHOLE = 4  # values of the whole that are offered
+_FEW = 6  # values of a part that are tried beside its neighbours
+_LISTED = 64
+_DEPTH = 24
+_LONGEST = 2000  # characters, items or members that are filled up
+_LIMITS = Limits(positions=20_000, states=4000, table_bytes=4 << 20, work=150_000, seconds=0.1)
+_KINDS = {
+    "object": ("properties", "required", "additionalProperties", "patternProperties", "minProperties"),
+    "array": ("items", "prefixItems", "minItems", "contains", "uniqueItems"),
+    "string": ("pattern", "minLength", "maxLength", "format"),
+    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+    "integer": (), "null": (), "boolean": (),
+}  # fmt: skip
+_NOTHING = object()
+
+
+def examples(document: SchemaDocument) -> Iterator[Any]:
+    """JSON values that may be whole documents of the schema, and PAUSE."""
+    if document.scoped:
+        return
+    try:
+        yield from _few(Examples(document).values(), _WHOLE)
+    except (BadConstraint, RecursionError):
+        return  # the schema is beyond what is done for a guess
+
+
+class Examples:
+    """Of one document."""
+
+    def __init__(self, document: SchemaDocument) -> None:
+        self._document = document
+        self._residual = Residual(lower(document, Widen()))
+        self._work = _WORK
+
+    def values(self) -> Iterator[Any]:
+        """Values that match, the smallest ideas first."""
+        return self._of(((),), frozenset(), 0)
+
+    def _of(self, given: tuple[Place, ...], chosen: frozenset[Place], depth: int) -> Iterator[Any]:
+        """Values for all schemas at `given`. chosen: the choices among them that are made already."""
+        yield PAUSE
+        self._work -= 1
+        if self._work < 0 or depth > _DEPTH:
+            return
+        nodes: dict[Place, Mapping[str, Any]] = {}
+        for place in self._residual.closure(given):
+            node = self._residual.node(place)
+            if node is False:
+                return
+            if isinstance(node, Mapping) and not self._document.alone(node):
+                nodes[place] = node
+        for step, options in self._ways(nodes):
+            if step not in chosen:
+                for option in options:
+                    yield from _few(self._of((*given, *option), chosen | {step}, depth + 1), _FEW)
+                return
+        for value in self._plain(nodes, depth):
+            if value is PAUSE or self._matches(given, value):
+                yield value
+
+    def _matches(self, places: tuple[Place, ...], value: Any) -> bool:
+        self._work -= 1
+        return all(self._residual.holds(place, value) for place in places)
+
+    @staticmethod
+    def _ways(nodes: Mapping[Place, Mapping[str, Any]]) -> Iterator[tuple[Place, list[tuple[Place, ...]]]]:
+        """The choices of some schemas, and what each of their options adds."""
+        for place, node in nodes.items():
+            yield from _ways_of(place, node)
+
+    def _plain(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
+        """Values by what is said without choices; not all of them match."""
+        lists = [node["enum"] for node in nodes.values() if "enum" in node]
+        if self._document.draft > 4:
+            lists += [[node["const"]] for node in nodes.values() if "const" in node]
+        if lists:
+            yield from min(lists, key=len)[:_LISTED]
+            return
+        for kind in self._kinds(nodes):
+            match kind:
+                case "object":
+                    yield from _few(self._objects(nodes, depth), _FEW)
+                case "array":
+                    yield from _few(self._arrays(nodes, depth), _FEW)
+                case "string":
+                    yield from islice(_strings(list(nodes.values())), 2 * _LISTED)
+                case "integer" | "number":
+                    yield from _numbers(list(nodes.values()), whole=kind == "integer")
+                case "boolean":
+                    yield from (True, False)
+                case "null":
+                    yield None
+
+    def _kinds(self, nodes: Mapping[Place, Mapping[str, Any]]) -> list[str]:
+        kinds = ["integer", "number", "string", "null", "boolean", "array", "object"]
+        for node in nodes.values():
+            if "type" in node:
+                said = node["type"] if isinstance(node["type"], list) else [node["type"]]
+                kinds = [kind for kind in kinds if kind in said or (kind == "integer" and "number" in said)]
+        spoken = [kind for kind in kinds if any(node.keys() & set(_KINDS[kind]) for node in nodes.values())]
+        return spoken + [kind for kind in kinds if kind not in spoken]
+
+    # -- objects ---------------------------------------------------------------------------------------------
+
+    def _objects(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
+        known = list(dict.fromkeys(name for node in nodes.values() for name in node.get("properties", ())))
+        required = [name for node in nodes.values() for name in _names(node.get("required"))]
+        fewest = max((node.get("minProperties", 0) for node in nodes.values()), default=0)
+        # Choices are told apart by members with listed values, more often than by others.
+        telling = {
+            name
+            for node in nodes.values()
+            for name, inner in node.get("properties", {}).items()
+            if isinstance(inner, Mapping) and inner.keys() & {"enum", "const"}
+        }
+        spare = sorted((name for name in known if name not in required), key=lambda name: name not in telling)
+        spare.append("a0")  # nobody's name
+        for more in ((), *((name,) for name in spare[: _FEW - 1])):
+            yield from self._object(nodes, known, [*required, *more], min(fewest, _LONGEST), depth)
+
+    def _object(
+        self, nodes: Mapping[Place, Mapping[str, Any]], known: list[str], needed: list[str], fewest: int,
+        depth: int,
+    ) -> Iterator[Any]:  # fmt: skip
+        """At most one, with the `needed` members, what they need in turn, and others up to `fewest`."""
+        names = dict.fromkeys(needed)
+        others = iter([*known, *(f"a{number}" for number in range(fewest))])
+        extra: list[Place] = []
+        waiting = list(names)
+        while waiting or len(names) < fewest:
+            name = waiting.pop() if waiting else next(others, None)
+            if name is None:
+                return
+            if self._places(nodes, name) is None and name not in needed:
+                continue
+            names[name] = None
+            for place, node in nodes.items():
+                for word in ("dependentRequired", "dependencies", "dependentSchemas"):
+                    needs = node.get(word, {}).get(name) if isinstance(node.get(word), Mapping) else None
+                    if isinstance(needs, list):
+                        waiting += [other for other in needs if other not in names]
+                        names.update(dict.fromkeys(needs))
+                    elif needs is not None and (*place, word, name) not in nodes:
+                        extra.append((*place, word, name))
+        if extra:
+            inner = tuple(dict.fromkeys([*nodes, *extra]))
+            made_already = frozenset(step for step, _ in self._ways(nodes))
+            yield from _few(self._of(inner, made_already, depth + 1), 1)
+            return
+        order = {name: at for at, name in enumerate(known)}
+        made: dict[str, Any] = {}
+        for name in sorted(names, key=lambda name: order.get(name, len(order))):
+            places = self._places(nodes, name)
+            if places is None:
+                return
+            value: Any = _NOTHING if places else 0
+            for value in self._of(places, frozenset(), depth + 1) if places else ():
+                if value is not PAUSE:
+                    break
+                yield PAUSE
+            if value is _NOTHING or value is PAUSE:
+                return
+            made[name] = value
+        yield made
+
+    def _places(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> tuple[Place, ...] | None:
+        """The schemas of the member `name`; None where it may not be."""
+        places: list[Place] = []
+        for place, node in nodes.items():
+            before = len(places)
+            if name in node.get("properties", {}):
+                places.append((*place, "properties", name))
+            places += [
+                (*place, "patternProperties", pattern)
+                for pattern in node.get("patternProperties", {})
+                if found(pattern, name)
+            ]
+            if len(places) == before and "additionalProperties" in node:
+                if node["additionalProperties"] is False:
+                    return None
+                places.append((*place, "additionalProperties"))
+        return tuple(places)
+
+    # -- arrays ----------------------------------------------------------------------------------------------
+
+    def _arrays(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
+        least = max((node.get("minItems", 0) for node in nodes.values()), default=0)
+        least = min(max(0, math.ceil(least)), _LONGEST)
+        wanted = [
+            ((*place, "contains"), min(math.ceil(node.get("minContains", 1)), _LONGEST))
+            for place, node in nodes.items()
+            if "contains" in node
+        ]
+        unique = any(node.get("uniqueItems") for node in nodes.values())
+        for size in (least, max(least, sum(times for _, times in wanted)), least + 1):
+            made: list[Any] = []
+            taken: set[str] = set()
+            sought = [place for place, times in wanted for _ in range(times)]
+            for index in range(size):
+                places = self._item(nodes, index)
+                if index < len(sought):
+                    places = (*places, sought[index])
+                value = _NOTHING
+                for one in _few(self._of(places, frozenset(), depth + 1) if places else count(), _LISTED):
+                    if one is PAUSE:
+                        yield PAUSE
+                    elif value is _NOTHING or _key(one) not in taken:
+                        value = one
+                        if not unique or _key(one) not in taken:
+                            break
+                if value is _NOTHING:
+                    return
+                made.append(value)
+                taken.add(_key(value))
+            yield made
+
+    def _item(self, nodes: Mapping[Place, Mapping[str, Any]], index: int) -> tuple[Place, ...]:
+        places: list[Place] = []
+        for place, node in nodes.items():
+            for first, rest in (("prefixItems", "items"), ("items", "additionalItems")):
+                if isinstance(node.get(first), list):
+                    if index < len(node[first]):
+                        places.append((*place, first, index))
+                    elif rest in node:
+                        places.append((*place, rest))
+                    break
+            else:
+                if "items" in node:
+                    places.append((*place, "items"))
+        return tuple(places)
+
+
+def _ways_of(place: Place, node: Mapping[str, Any]) -> Iterator[tuple[Place, list[tuple[Place, ...]]]]:
+    for word in ("anyOf", "oneOf"):
+        if isinstance(node.get(word), list):
+            options = node[word]  # what may lead back here comes last
+            order = sorted(
+                range(len(options)), key=['"$ref"' in json.dumps(one) for one in options].__getitem__
+            )
+            yield (*place, word), [((*place, word, index),) for index in order]
+    if "if" in node:
+        otherwise = ((*place, "else"),) if "else" in node else ()
+        both = ((*place, "if"), (*place, "then")) if "then" in node else ((*place, "if"),)
+        yield (*place, "if"), [otherwise, both]
+
+
+def _few(values: Iterable[Any], most: int) -> Iterator[Any]:
+    """So many values, and the pauses between."""
+    for value in values:
+        yield value
+        most -= value is not PAUSE
+        if most <= 0:
+            return
+
+
+def _names(value: Any) -> list[str]:
+    return value if isinstance(value, list) else []
+
+
+def _key(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _numbers(nodes: list[Mapping[str, Any]], *, whole: bool) -> Iterator[int | float]:
+    ideas: list[Any] = [0, 1]
+    for node in nodes:
+        for word in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
+            bound = node.get(word)
+            if isinstance(bound, int | float) and not isinstance(bound, bool):
+                ideas += [math.ceil(bound), math.floor(bound), math.floor(bound) + 1, math.ceil(bound) - 1]
+                ideas += [] if whole else [bound, bound + 0.5, bound - 0.5, bound * 1.001, bound * 0.999]
+                step = node.get("multipleOf")
+                if isinstance(step, int | float) and step > 0:
+                    ideas += [math.ceil(bound / step) * step, math.floor(bound / step) * step]
+        step = node.get("multipleOf")
+        if isinstance(step, int | float):
+            ideas += [step, -step, 2 * step]
+    ideas += [-1, *range(2, 12)] if whole else [0.5, -1, 1.5, *range(2, 12)]
+    met: set[float] = set()
+    for idea in ideas:
+        if (not whole or idea == int(idea)) and idea not in met and math.isfinite(idea):
+            met.add(idea)
+            yield int(idea) if idea == int(idea) and abs(idea) < 1e15 else idea
+
+
+def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
+    low = max((node.get("minLength", 0) for node in nodes), default=0)
+    low = min(max(0, math.ceil(low)), _LONGEST)
+    patterns = [node["pattern"] for node in nodes if isinstance(node.get("pattern"), str)]
+    sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if node.get("format") in FORMATS]
+    for pattern in (*sources, *patterns):
+        text = shortest(pattern, ecma=pattern in patterns)
+        if text is not None:
+            yield text
+            short = low - len(text)
+            if short > 0:
+                yield from (text[:at] + char * short + text[at:] for at, char in enumerate(text[:_LISTED]))
+                yield from (text + "0" * short, "0" * short + text)
+    yield "a" * low
+    yield from (f"{number:0>{max(1, low)}}" for number in range(_LISTED))
+
+
+@lru_cache(maxsize=256)
+def shortest(pattern: str, *, ecma: bool = True) -> str | None:
+    """The shortest text in which `pattern` is found; None where that is not known, or not in one try. ecma:
+    the pattern is a schema's own, else one of `formats`."""
+    try:
+        spelled = spell(pattern).rust if ecma else pattern
+        if spelled is None:
+            return None
+        language = text_nodes.found_by(spelled)
+        inside: Node = text_nodes.quoted(text_nodes.in_string(language))
+        dfa = compile_node(inside, _LIMITS)
+        counted = dfa if isinstance(dfa, CountedByteDfa) else dfa.with_controls()
+        text = None if counted is None else ShortestEnds(counted).text(0)
+        return None if text is None else str(json.loads(text))
+    except (BadConstraint, RecursionError, ValueError):
+        return None

@@ -1,0 +1,164 @@
+"""Examples of schemas match them, and are completions where a search alone finds none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.grammar.base import first_completion
+from runtime.grammar.byte_matcher import BYTES
+from runtime.grammar.closing import PAUSE, search
+from runtime.grammar.json_schema.examples import examples, shortest
+from runtime.grammar.json_schema.refs import SchemaDocument
+from runtime.grammar.table import make_backend
+from runtime.protocol.constraint import Constraint
+from tests.runtime.grammar.json_schema.wild import Unjudged, Wild, oracle
+
+AUTO = make_backend("auto", BYTES)
+
+
+def of(schema):
+    made = examples(SchemaDocument(json.loads(json.dumps(schema))))
+    return [value for value in made if value is not PAUSE]
+
+
+@settings(deadline=None, max_examples=80)
+@given(data=st.data())
+def test_they_match(small, data):
+    schema = data.draw(small.schemas)
+    for value in of(schema):
+        assert small.is_valid(schema, value), value
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.randoms(use_true_random=False), st.sampled_from([4, 10]))
+def test_they_match_in_every_draft(pick, size):
+    wild = Wild(pick, size)
+    validator = oracle(wild.schema)
+    for value in of(wild.schema):
+        try:
+            assert validator.is_valid(value), (wild.schema, value)
+        except (Unjudged, RecursionError, KeyError):
+            continue  # the tables of the oracle do not know this text
+
+
+LOOP = {
+    "$ref": "#/$defs/t",
+    "$defs": {
+        "t": {
+            "type": "object",
+            "properties": {"l": {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}},
+            "required": ["l"],
+        }
+    },
+}
+FONT = {"type": "object", "properties": {"a": {"pattern": "a_font"}, "f": {}}, "required": ["a", "f"]}
+NAMES = {"type": ["string", "null"], "oneOf": [{"type": "string"}, {"minLength": 0}]}
+KINDS = {
+    "type": "object",
+    "required": ["v"],
+    "properties": {"v": {"type": "string"}},
+    "oneOf": [{"properties": {"kind": {"const": "a"}}}, {"properties": {"kind": {"const": "b"}}}],
+}
+BITS = {"type": "array", "uniqueItems": True, "items": {"type": "boolean"}}
+MADE = [
+    (FONT, [{"a": "a_font", "f": 0}]),
+    (NAMES, [None]),
+    (
+        {"type": "object", "required": ["k"], "dependentSchemas": {"k": {"required": ["s"]}}},
+        [{"k": 0, "s": 0}],
+    ),
+    (
+        {"type": "object", "required": ["a"], "dependentRequired": {"a": ["b"], "b": ["c"]}},
+        [{"a": 0, "b": 0, "c": 0}],
+    ),
+    (BITS | {"minItems": 3}, []),
+    (BITS | {"minItems": 2}, [[True, False]]),
+    ({"type": "array", "contains": {"const": "x"}, "minContains": 2}, [["x", "x"]]),
+    ({"type": "number", "not": {"type": "integer"}}, [0.5]),
+    ({"type": "integer", "minimum": 10, "multipleOf": 7}, [14]),
+    ({"type": "string", "minLength": 3, "pattern": "^x+$"}, ["xxx"]),
+    (
+        {"type": "object", "minProperties": 2, "additionalProperties": {"type": "null"}},
+        [{"a0": None, "a1": None}],
+    ),
+    ({"if": {"type": "object"}, "then": {"required": ["z"]}, "type": "object"}, [{"z": 0}]),
+    ({"not": {"propertyNames": False}}, [{"a0": 0}]),
+    ({"anyOf": [{"type": "integer", "minimum": 9}, {"type": "null"}]}, [9]),
+    (KINDS, [{"kind": "a", "v": ""}]),
+    (LOOP, [{"l": None}]),
+    ({"$ref": "#"}, []),
+    (False, []),
+]
+
+
+@pytest.mark.parametrize(("schema", "first"), MADE, ids=str)
+def test_the_least_that_may_do(schema, first):
+    assert of(schema)[:1] == first
+
+
+def test_texts_of_patterns():
+    assert shortest("^.*\\.md$") == ".md"
+    assert shortest("normal|italic") in {"normal", "italic"}
+    assert shortest("^\\d{4}-[A-F]$")[4:] in {f"-{letter}" for letter in "ABCDEF"}
+    assert shortest('^"\\n$') == '"\n'
+    assert shortest("^(?=a)b") is None
+
+
+TARS = [f"field_{number}" for number in range(60)]
+HARD = [
+    {"properties": {"p": {"type": "string", "pattern": "^[a-z]+@[a-z]+gov"}}, "required": ["p"]},
+    {"properties": {"a": {"type": "string", "pattern": "rocket_font"}}, "required": ["a", "b"]},
+    {"required": ["b"], "properties": {"b": {"type": "number", "not": {"type": "integer"}}}},
+    {"required": ["k"], "dependentSchemas": {"k": {"required": ["source"]}}},
+    {
+        "properties": {name: {"type": "string", "pattern": "[.]tar$"} for name in TARS},
+        "required": TARS,
+        "additionalProperties": False,
+    },
+    {
+        "properties": {"street": {"type": "string"}, "country": {"enum": ["A", "B"]}},
+        "required": ["street", "country"],
+        "oneOf": [{"properties": {"country": {"const": name}}} for name in "BC"],
+    },
+]
+
+
+@pytest.mark.parametrize("number", range(len(HARD)))
+def test_a_completion_is_found_where_only_some_words_lead_to_the_end(small, number):
+    schema = {"type": "object", **HARD[number]}
+    matcher = AUTO.compile(Constraint("json_schema", json.dumps(schema)))
+    found = first_completion(matcher.copy()).ids
+    assert found is not None
+    assert small.is_valid(schema, json.loads(bytes(found)))
+    assert all(matcher.advance(token) for token in found)
+    assert matcher.may_stop()
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"p": {"not": {"type": "string"}}}, "required": ["p"]},
+        {"oneOf": [{"type": "string"}, {"patternProperties": {"^.{1,3}$": False}}]},
+    ],
+)
+def test_a_search_gives_up_a_place_that_leads_back_to_itself(small, schema):
+    """A string that no value allows to end is gone on with for ever; numbers are tried all the same."""
+    matcher = AUTO.compile(Constraint("json_schema", json.dumps(schema)))
+    found = search(matcher, BYTES, 1000).ids
+    assert found is not None
+    assert small.is_valid(schema, json.loads(bytes(found)))
+
+
+def test_work_is_bounded(small):
+    wide = {"type": "object", "properties": {}, "required": [f"n{n}" for n in range(1000)]}
+    assert len(of(wide)[0]) == 1000
+    deep: dict = {"type": "integer"}
+    for _ in range(60):
+        deep = {"type": "array", "items": deep, "minItems": 1}
+    assert of(deep) == []
+    choices = {"allOf": [{"oneOf": [{"minimum": n}, {"maximum": n}, {"type": "string"}]} for n in range(30)]}
+    assert all(small.is_valid(choices, value) for value in of(choices))
