@@ -281,7 +281,7 @@ def _example(matcher: Matcher, vocabulary: Vocabulary) -> Steps[tuple[int, ...] 
         for comma, colon in ((b",", b":"), (b", ", b": ")):
             yield
             separators = comma.decode(), colon.decode()
-            text = json.dumps(value, ensure_ascii=False, separators=separators).encode()
+            text = json.dumps(value, ensure_ascii=False, separators=separators).encode("utf-8", "replace")
             ids = spelling(vocabulary).pieces(text)
             if ids is not None and len(ids) <= FIRST_LIMIT and follows(matcher, ids):
                 return tuple(ids)

@@ -55,8 +55,8 @@ def examples(document: SchemaDocument) -> Iterator[Any]:
         return
     try:
         yield from _few(Examples(document).values(), _WHOLE)
-    except (BadConstraint, RecursionError):
-        return  # the schema is beyond what is done for a guess
+    except (BadConstraint, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
+        return  # the schema is beyond what is done for a guess, as by numbers that no float holds
 
 
 class Examples:

@@ -162,3 +162,20 @@ def test_work_is_bounded(small):
     assert of(deep) == []
     choices = {"allOf": [{"oneOf": [{"minimum": n}, {"maximum": n}, {"type": "string"}]} for n in range(30)]}
     assert all(small.is_valid(choices, value) for value in of(choices))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type": "number", "minimum": 1e400}',
+        '{"type": "number", "minimum": 1, "multipleOf": 1e-320}',
+        '{"type": "integer", "minimum": %s, "multipleOf": 0.1}' % ("9" * 400),
+        '{"type": "array", "minItems": 1e400}',
+        '{"type": "string", "minLength": 1e300}',
+        '{"type": "string", "format": ["x"]}',
+        '{"required": "a", "properties": [], "dependencies": 3}',
+    ],
+)
+def test_a_guess_never_fails(text):
+    for _ in examples(SchemaDocument(json.loads(text))):
+        pass
