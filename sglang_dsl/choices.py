@@ -179,7 +179,7 @@ class ChoiceMethod(ChoicesSamplingMethod):
             for index, (choice, tokens) in enumerate(zip(choices, input_token_logprobs, strict=True))
         ]
         decision = self.decide(scored)
-        if normalized_prompt_logprobs is not None and self.scores is length_normalized and self.sampled:
+        if normalized_prompt_logprobs is not None and self is token_length_normalized:
             means = tuple(normalized_prompt_logprobs)
             decision = Decision(best(means), means, tuple(softmax(means, 1.0)))
         return ChoicesDecision(choices[decision.index], told(self, scored, decision))

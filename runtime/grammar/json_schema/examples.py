@@ -239,10 +239,9 @@ class Examples:
                 for one in _few(self._of(places, frozenset(), depth + 1) if places else count(), _LISTED):
                     if one is PAUSE:
                         yield PAUSE
-                    elif value is _NOTHING or _key(one) not in taken:
+                    elif not unique or _key(one) not in taken:
                         value = one
-                        if not unique or _key(one) not in taken:
-                            break
+                        break
                 if value is _NOTHING:
                     return
                 made.append(value)
