@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
-from runtime.formats.reasoning_types import reasoning_type
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl import lower
@@ -45,10 +44,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What starts the event loop is loaded when it is needed.
+# What starts the event loop, and what few programs use, is loaded when it is needed.
 _PARTS: Registry[Any] = Registry(
     "part of the language",
-    {"loop": "sglang_dsl.loop:background", "part_of": "sglang_dsl.media:part_of"},
+    {
+        "loop": "sglang_dsl.loop:background",
+        "part_of": "sglang_dsl.media:part_of",
+        "reasoning_type": "runtime.formats.reasoning_types:reasoning_type",
+    },
 )
 # More words that programs written for sglang import from this module.
 _LATE: Registry[Any] = Registry(
@@ -363,7 +366,7 @@ def separate_reasoning(expr: Node, model_type: str = "auto") -> Node:
     "auto": by whatever known mark the text shows). Finished turns go to the model without the thoughts, or as
     its chat template writes them. Raises BadProgram."""
     try:
-        reasoning_type(model_type)
+        _PARTS.load("reasoning_type")(model_type)
     except UnknownName as error:
         raise BadProgram(str(error)) from error
     match expr:

@@ -7,7 +7,7 @@ raises Unsupported; it never drops a parameter. It knows no nodes and no program
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,12 @@ import msgspec
 
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.messages import Message
+from runtime.protocol.registry import Registry
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl.loop import background
 
 CLOSE_S = 30.0
+# The event loop brings asyncio: loaded when something is waited for, not when the words are imported.
+_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.loop:background"})
 
 
 class Prompt(msgspec.Struct, frozen=True, gc=False):
@@ -163,12 +165,16 @@ class Backend(ABC):
 
     def flush_cache(self) -> bool:
         """aflush_cache() for code that is not async; waits."""
-        return background().run(self.aflush_cache(), CLOSE_S)
+        return bool(_waited_for(self.aflush_cache()))
 
     def get_server_info(self) -> dict[str, Any]:
         """info() for code that is not async; waits."""
-        return background().run(self.info(), CLOSE_S)
+        return dict(_waited_for(self.info()))
 
     def close(self) -> None:
         """aclose() for code that is not async; waits."""
-        background().run(self.aclose(), CLOSE_S)
+        _waited_for(self.aclose())
+
+
+def _waited_for(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return _PARTS.load("loop")().run(coroutine, CLOSE_S)
