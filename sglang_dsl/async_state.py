@@ -195,7 +195,8 @@ class AsyncProgramState(Face["AsyncTurn"]):
         return self._sync.object_async_iter(var_name, strings=strings)
 
     def __repr__(self) -> str:
-        return f"AsyncProgramState({self._core.so_far().text()})"
+        """What was said by now; see ProgramState.__repr__. Does not wait."""
+        return self._core.glance(0).shown("AsyncProgramState")
 
     def _repr_html_(self) -> str:
         from sglang_dsl import html  # for notebooks alone

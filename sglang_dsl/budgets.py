@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sglang_dsl.errors import BadProgram, BudgetExceeded
@@ -30,6 +30,10 @@ class Budget:
     seconds: float | None = None
     cost: float | None = None
     price: Price | None = None
+
+    def __repr__(self) -> str:
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return f"Budget({', '.join(f'{name}={one!r}' for name, one in said.items() if one is not None)})"
 
     def __post_init__(self) -> None:
         for name in ("tokens", "calls", "seconds", "cost"):

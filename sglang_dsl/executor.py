@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_dsl import lower
 from sglang_dsl.budgets import Budget, Meter
-from sglang_dsl.core import Checkpoint, Core
+from sglang_dsl.core import Checkpoint, Core, Glance
 from sglang_dsl.errors import BadProgram, MissingVariable, NoBackend, ProgramError, StateClosed, again
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.fold import Fold
@@ -248,6 +248,18 @@ class Executor:
     def so_far(self) -> Transcript:
         """What has been said by now; does not wait."""
         return self._fold.transcript
+
+    def glance(self, timeout_s: float | None) -> Glance:
+        """so_far(), and how it stands; waits for what is queued, for at most `timeout_s` (None: to its end),
+        and not at all on the language's own loop."""
+        body = self.body
+        if timeout_s != 0 and not background().here:
+            end = body.end if body is not None and body.elsewhere else self.mark()
+            end.signal.wait_for(lambda: end.done, timeout_s)
+        error: BaseException | None = self._fold.error
+        if body is not None and body.error is not None:
+            error = body.error
+        return Glance(self._fold.transcript, error, self._active or (body is not None and not body.done))
 
     def pieces(self) -> Iterator[str]:
         """The whole text as it comes; in one piece where the run does not stream. Raises what went wrong."""

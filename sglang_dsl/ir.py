@@ -40,6 +40,12 @@ _DEMO = _HERE + "demo.py"  # holds programs like a user's
 # Fields that may be pages long; so much of them is shown to people.
 _LONG = frozenset({"json_schema", "ebnf", "structural_tag"})
 _SHOWN = 80
+_LINE = 320  # of a repr
+
+
+def cut(text: str, most: int = _SHOWN) -> str:
+    """Its first `most` characters; for people."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class Source(NamedTuple):
@@ -73,7 +79,7 @@ def caller() -> Source | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Node:
     """Base of all nodes. `a + b`, with text on either side, makes a Seq."""
 
@@ -98,6 +104,13 @@ class Node:
         """One line for people: what is said, without what is left at its default."""
         return f"{type(self).__name__}({', '.join(_said(self))})"
 
+    def __repr__(self) -> str:
+        """label(), long values cut."""
+        return self._short(*(cut(one) for one in _said(self)))
+
+    def _short(self, *said: str) -> str:
+        return f"{type(self).__name__}({cut(', '.join(said), _LINE)})"
+
     def tree(self, depth: int = 0) -> str:
         lines = ["  " * depth + self.label()]
         lines += [child.tree(depth + 1) for child in self.children()]
@@ -113,20 +126,18 @@ def _said(value: Any) -> list[str]:
             shown += _said(said)
         elif f.repr and said != f.default:
             text = f"{said!r}"
-            if f.name in _LONG and len(text) > _SHOWN:
-                text = f"{text[:_SHOWN]}..."
-            shown.append(f"{f.name}={text}")
+            shown.append(f"{f.name}={cut(text) if f.name in _LONG else text}")
     return shown
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Text(Node):
     KIND: ClassVar[str] = "text"
     text: str = ""
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Media(Node):
     """A picture, a video or a sound. `part`: what messages carry for it (sglang_dsl.media), as JSON."""
 
@@ -138,7 +149,10 @@ class Media(Node):
         """The data itself is not shown."""
         part = json.loads(self.part)
         url = part[part["type"]]["url"]
-        return f"Media({part['type'].removesuffix('_url')}, {url[:40]}{'...' if len(url) > 40 else ''})"
+        return f"Media({part['type'].removesuffix('_url')}, {cut(url, 40)})"
+
+    def __repr__(self) -> str:
+        return self.label()
 
 
 def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
@@ -146,7 +160,7 @@ def media_of(part: Mapping[str, Any], src: Source | None = None) -> Media:
     return Media(json.dumps(part), src=src)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RoleBegin(Node):
     """Opens a turn of `role`. A system turn may be opened without text: then the template's default stands
     in."""
@@ -156,14 +170,14 @@ class RoleBegin(Node):
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RoleEnd(Node):
     KIND: ClassVar[str] = "role_end"
     role: str = ""
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Sampling:
     """Sampling words as written; None means "not said", so that defaults < program < call merge once, in
     lower.py."""
@@ -196,6 +210,9 @@ class Sampling:
     token_healing: bool | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
 
+    def __repr__(self) -> str:
+        return f"Sampling({', '.join(_said(self))})"
+
     def over(self, base: Sampling) -> Sampling:
         """These words where said, `base`'s elsewhere."""
         if self is base or _words(self).count(None) == len(_WORDS):
@@ -210,7 +227,7 @@ _WORDS = tuple(f.name for f in dataclasses.fields(Sampling))
 _words = operator.attrgetter(*_WORDS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Gen(Node, Generic[V]):
     """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
     structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
@@ -232,14 +249,19 @@ class Gen(Node, Generic[V]):
     src: Source | None = field(default=None, compare=False, repr=False)
 
     def label(self) -> str:
+        return f"Gen({', '.join(_said(self._written()))})"
+
+    def __repr__(self) -> str:
+        return self._short(*(cut(one) for one in _said(self._written())))
+
+    def _written(self) -> Gen[V]:
         """What follows from a type is not shown beside it."""
         if self.typed is None:
-            return f"Gen({', '.join(_said(self))})"
-        written = dataclasses.replace(self, dtype=None, json_schema=None, choices=None)
-        return f"Gen({', '.join(_said(written))})"
+            return self
+        return dataclasses.replace(self, dtype=None, json_schema=None, choices=None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Select(Node):
     """A choice among `choices` by log-probability; `method` is a name in choices.METHODS. A temperature above
     0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
@@ -256,21 +278,21 @@ class Select(Node):
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ScopeBegin(Node):
     KIND: ClassVar[str] = "scope_begin"
     name: str = ""
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class ScopeEnd(Node):
     KIND: ClassVar[str] = "scope_end"
     name: str = ""
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Seq(Node):
     KIND: ClassVar[str] = "seq"
     nodes: tuple[Node, ...] = ()
@@ -281,8 +303,11 @@ class Seq(Node):
     def label(self) -> str:
         return f"Seq[{len(self.nodes)}]"
 
+    def __repr__(self) -> str:
+        return self._short(*map(repr, self.nodes))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Fork(Node):
     """Branches that go on from the same text, each on its own."""
 
@@ -296,8 +321,11 @@ class Fork(Node):
     def label(self) -> str:
         return f"Fork[{len(self.branches)}]"
 
+    def __repr__(self) -> str:
+        return self._short(*map(repr, self.branches))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Join(Node):
     """The branches' end; `mode` says what the parent takes from them."""
 

@@ -62,6 +62,9 @@ class PlannedCall:
         name = f" {self.name}" if self.name else ""
         return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{made}{where}{wave}"
 
+    def __repr__(self) -> str:
+        return f"PlannedCall({self})"
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -104,14 +107,17 @@ class Plan:
         names = ("prompt_tokens", "cached_tokens", "completion_tokens")
         return sum(self.price({name: getattr(step, name) for name in names}) for step in self.steps)
 
-    def tree(self) -> str:
+    def _head(self) -> str:
         cost = "" if self.cost is None else f", cost at most {self.cost:.6g}"
-        head = (
+        return (
             f"{self.program.name}: {self.calls} calls in {self.waves} waves, {self.prompt_tokens} prompt "
             f"tokens ({self.cached_tokens} shared), at most {self.completion_tokens} made{cost}; "
             f"{self.counted}"
         )
-        lines = [head]
+
+    def tree(self) -> str:
+        """Its totals, and a line for each call."""
+        lines = [self._head()]
         for step in self.steps:
             pad = "  " * (1 + len(step.branch) + (step.program != self.program.name))
             called = "" if step.program == self.program.name else f"{step.program}: "
@@ -120,6 +126,9 @@ class Plan:
 
     def __str__(self) -> str:
         return self.tree()
+
+    def __repr__(self) -> str:
+        return f"Plan({self._head()})"
 
 
 def planned(program: Program, defaults: Sampling, backend: Backend | None, price: Price | None) -> Plan:

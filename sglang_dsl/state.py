@@ -39,6 +39,8 @@ from sglang_dsl.partial import Reading
 from sglang_dsl.reads import checked, choice_of, name_of
 
 T = TypeVar("T")
+GLANCE_S = 0.5
+"""How long repr() waits for a program that runs: most have ended by then, and a debugger goes on."""
 
 
 class ProgramState(Face["Turn"]):
@@ -158,13 +160,13 @@ class ProgramState(Face["Turn"]):
         return html.page(self)
 
     def __repr__(self) -> str:
-        """With the whole text; waits, except on the language's own event loop. After a failure what was said
-        before it."""
-        try:
-            said = self._core.settled()
-        except Exception:  # noqa: BLE001 - to be shown, not to be raised from a debugger
-            said = self._core.so_far()
-        return f"ProgramState({said.text()})"
+        """With the text, what went wrong where something did, and whether it still runs; waits a moment for
+        its end, and no longer."""
+        return self._core.glance(GLANCE_S).shown("ProgramState")
+
+    def __str__(self) -> str:
+        """The same, waiting for the end."""
+        return self._core.glance(None).shown("ProgramState")
 
     # -- streaming -------------------------------------------------------------------------------------------
 

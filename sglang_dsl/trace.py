@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.core import Checkpoint, Core
+from sglang_dsl.core import Checkpoint, Core, Glance
 from sglang_dsl.diagrams import dot, mermaid, program_graph
 from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.feed import Mark, Signal, Variable
@@ -31,6 +31,7 @@ from sglang_dsl.ir import (
     Seq,
     Source,
     Text,
+    cut,
     flatten,
     from_dict,
     to_dict,
@@ -135,6 +136,13 @@ class Program:
 
     def __str__(self) -> str:
         return self.tree()
+
+    def __repr__(self) -> str:
+        """One line; the tree is what it prints."""
+        sets = f", sets {', '.join(self.variables)}" if self.variables else ""
+        return (
+            cut(f"Program({self.name}({', '.join(self.arguments)}): {len(self.nodes)} nodes{sets}", 300) + ")"
+        )
 
     def mermaid(self) -> str:
         """A flowchart in Mermaid's notation, for notebooks and Markdown."""
@@ -316,6 +324,9 @@ class Tracer:
 
     def so_far(self) -> Transcript:
         return self._transcript
+
+    def glance(self, timeout_s: float | None) -> Glance:
+        return Glance(self._transcript, None, running=False)
 
     def settled(self) -> Transcript:
         return self._transcript
