@@ -385,9 +385,23 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
     default."""
     src = caller()
     begin, end = _ends(role, src)
-    if type(expr) is str:
-        return Seq((begin, Text(expr, src), end))
+    kind = type(expr)
+    if kind is str:
+        return Seq((begin, Text(cast(str, expr), src), end))
+    if kind is Gen:
+        # The same node at each pass through the same line (gen), so the same turn.
+        place = (id(begin), id(expr))  # nobody else has them as long as the turn is kept
+        known = _TURNS.get(place)
+        if known is None or known.nodes[0] is not begin or known.nodes[1] is not expr:
+            if len(_TURNS) >= _MOST_TURNS:
+                _TURNS.clear()
+            known = _TURNS[place] = Seq((begin, cast(Gen, expr), end))
+        return known
     return Seq((begin, *(() if expr is None else leaves(as_node(expr, src))), end))
+
+
+_TURNS: dict[tuple[int, int], Seq] = {}
+_MOST_TURNS = 4096
 
 
 @functools.lru_cache(maxsize=4096)

@@ -110,22 +110,25 @@ class Executor:
                     self._put(Item())
                     self._kick()
             return
-        entries = [
-            self._item(leaf, src) if type(leaf) in _SETTERS else Item(leaf, src) if held_back else leaf
-            for leaf in leaves
-        ]
+        # First, because it may raise: then nothing was added.
+        items = [self._item(leaf, src) for leaf in leaves if type(leaf) in _SETTERS]
         with self._lock:
             self._role = role
-            for entry in entries:
-                if not isinstance(entry, Item):
-                    self._lead.append(entry)
-                    continue
-                for made in (entry.variable, entry.thought):
-                    if made is not None and made.name is not None:
-                        # The last queued setter is the one that readers wait for.
+            added = iter(items)
+            for leaf in leaves:
+                if type(leaf) in _SETTERS:
+                    item = next(added)
+                    # The last queued setter is the one that readers wait for.
+                    if (made := item.variable) is not None and made.name is not None:
                         self.variables[made.name] = made
-                self._put(entry)
-            if self.run.stream and self._lead:
+                    if (thought := item.thought) is not None and thought.name is not None:
+                        self.variables[thought.name] = thought
+                    self._put(item)
+                elif held_back:
+                    self._put(Item(leaf, src))
+                else:
+                    self._lead.append(leaf)
+            if self._lead and self.run.stream:
                 self._put(Item())
             if waited_for:
                 self._kick()
@@ -143,8 +146,9 @@ class Executor:
     def _item(self, leaf: Node, src: Source | None) -> Item:
         """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
         step, self._steps = self._steps, self._steps + (type(leaf) is not ScopeEnd)
-        if isinstance(leaf, Gen):
-            self._need_backend()
+        if type(leaf) is Gen:
+            if self.run.backend is None:
+                self._need_backend()
             thought = None
             if leaf.reasoning is not None and leaf.name is not None:
                 thought = Variable(f"{leaf.name}_reasoning_content")

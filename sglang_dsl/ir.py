@@ -16,14 +16,13 @@ and from_dict give plain JSON data and back.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import operator
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from sglang_dsl.typed import Typed
@@ -59,12 +58,20 @@ class Source(NamedTuple):
         return f"{self.file}:{self.line}"
 
 
-_source = functools.lru_cache(maxsize=4096)(Source)  # programs run the same lines again and again
+# Programs run the same lines again and again: of each code object, by its address, the places in it that were
+# asked for, by instruction; None for this package's own code. The object is kept, so that nothing else gets
+# its address.
+_CODES: dict[int, tuple[CodeType, dict[int, Source] | None]] = {}
+_MOST_CODES = 4096
 
 
-@functools.lru_cache(maxsize=4096)
-def _is_own(file: str) -> bool:
-    return file.startswith(_HERE) and file != _DEMO
+def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
+    """The entry of code that is not known."""
+    file = code.co_filename
+    if len(_CODES) >= _MOST_CODES:
+        _CODES.clear()
+    made = _CODES[id(code)] = (code, None if file.startswith(_HERE) and file != _DEMO else {})
+    return made
 
 
 def caller() -> Source | None:
@@ -73,8 +80,16 @@ def caller() -> Source | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not _is_own(code.co_filename):
-            return _source(code.co_filename, frame.f_lineno, code.co_qualname)
+        known = _CODES.get(id(code))
+        if known is None:
+            known = _look(code)
+        places = known[1]
+        if places is not None:
+            found = places.get(frame.f_lasti)
+            if found is None:
+                found = Source(code.co_filename, frame.f_lineno, code.co_qualname)
+                places[frame.f_lasti] = found
+            return found
         frame = frame.f_back
     return None
 

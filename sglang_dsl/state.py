@@ -29,6 +29,7 @@ from sglang_dsl.ir import (
     ScopeBegin,
     ScopeEnd,
     Select,
+    Seq,
     as_node,
     caller,
     concat,
@@ -61,7 +62,9 @@ class ProgramState(Face["Turn"]):
 
     def __iadd__(self, other: object) -> ProgramState:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
-        if isinstance(other, Turn):
+        if type(other) is Seq:
+            self._core.submit(other, caller())
+        elif isinstance(other, Turn):
             other.add_to(self)
         elif other is not self:
             src = caller()

@@ -20,6 +20,7 @@ from typing import Any
 
 from runtime.formats.reasoning_types import split_reasoning
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.messages import RAW_ROLE
 from sglang_dsl.backends.base import (
     Backend,
     Call,
@@ -33,6 +34,7 @@ from sglang_dsl.backends.base import (
 from sglang_dsl.backends.example_text import example
 from sglang_dsl.errors import BackendError, BadProgram, Unsupported
 from sglang_dsl.schema_regex import build_regex_from_object
+from sglang_dsl.transcript import CLOSING, opening
 
 Reply = str | Sequence[str]
 Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]
@@ -40,6 +42,7 @@ Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Seq
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp")
+_OPTIONS = frozenset({"require_reasoning", "return_text_in_logprobs"})
 _WORD = re.compile(r"\s*\S+|\s+$")
 
 
@@ -107,17 +110,21 @@ class MockBackend(Backend):
     # -- the verbs -------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call) -> Completion:
-        with _Flight(self):
+        self._enter()
+        try:
             number = self._begin(call)
             await asyncio.sleep(self.delay_s)
-            if error := self.errors.get(number):
+            if self.errors and (error := self.errors.get(number)):
                 raise error
             return await self._complete(call, number)
+        finally:
+            self.in_flight -= 1
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
-        with _Flight(self):
+        self._enter()
+        try:
             number = self._begin(call)
             await asyncio.sleep(self.delay_s)
             error = self.errors.get(number)
@@ -132,9 +139,12 @@ class MockBackend(Backend):
             if error:
                 raise error
             yield Delta("", done.meta)
+        finally:
+            self.in_flight -= 1
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        with _Flight(self):
+        self._enter()
+        try:
             number = next(self._count)
             self.choice_calls.append(call)
             await asyncio.sleep(self.delay_s)
@@ -148,6 +158,8 @@ class MockBackend(Backend):
                 scores.append(ChoiceScore(logprobs, unconditional=prior))
             used = sum(self._size(option) for option in call.choices)
             return ChoiceScores(tuple(scores), self._meta(number, prompt, used, {"type": "stop"}))
+        finally:
+            self.in_flight -= 1
 
     async def commit(self, prompt: Prompt) -> None:
         self.commits.append(prompt)
@@ -162,8 +174,14 @@ class MockBackend(Backend):
 
     # -- replies ---------------------------------------------------------------------------------------------
 
+    def _enter(self) -> None:
+        """One more call is under way."""
+        self.in_flight += 1
+        if self.in_flight > self.most_in_flight:
+            self.most_in_flight = self.in_flight
+
     def _begin(self, call: Call) -> int:
-        if unknown := sorted(set(call.options) - {"require_reasoning", "return_text_in_logprobs"}):
+        if call.options and (unknown := sorted(set(call.options) - _OPTIONS)):
             raise Unsupported(f"the mock backend does not know {', '.join(unknown)}")
         if call.logprob_start_len >= 0 or call.top_logprobs:
             raise Unsupported(
@@ -180,20 +198,21 @@ class MockBackend(Backend):
 
     async def _complete(self, call: Call, number: int) -> Completion:
         prompt = _flat(call.prompt)
-        reply = await self._reply(call, prompt)
+        made = self._reply(call, prompt)
+        reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
         given = [reply] * call.n if isinstance(reply, str) else list(reply)
         if len(given) != call.n:
             raise BackendError(f"the script has {len(given)} texts for a call that asks for {call.n}")
         texts, used, finish = [], 0, {"type": "stop"}
         for text in given:
-            cut, finish = self._cut(text, call)
+            cut, size, finish = self._cut(text, call)
             if call.constraint is not None and finish["type"] != "length":
                 answers = (text, cut)
                 if call.options.get("require_reasoning"):
                     answers = (split_reasoning(text, None).answer, split_reasoning(cut, None).answer)
                 _check(call.constraint, *answers)
             texts.append(cut)
-            used += self._size(cut)
+            used += size
         meta = self._meta(number, prompt, used, finish)
         if call.return_logprob:
             made_up = self._made_up(prompt, texts[0], self._size(texts[0]))
@@ -204,7 +223,7 @@ class MockBackend(Backend):
             ]
         return Completion(tuple(texts), meta)
 
-    async def _reply(self, call: Call, prompt: str) -> Reply:
+    def _reply(self, call: Call, prompt: str) -> Reply | Awaitable[Reply]:
         if self._script is not None:
             scripted = next(self._script, None)
             if scripted is None:
@@ -217,9 +236,7 @@ class MockBackend(Backend):
                     return text
             raise BackendError(f"no pattern of the mock's script is found in the prompt ...{prompt[-60:]!r}")
         if callable(self.replies):
-            made: Any = self.replies(call)
-            answer: Reply = await made if inspect.isawaitable(made) else made
-            return answer
+            return self.replies(call)
         return [self._invent(call, f"{prompt}\0{index}" if index else prompt) for index in range(call.n)]
 
     def _invent(self, call: Call, key: str) -> str:
@@ -248,17 +265,21 @@ class MockBackend(Backend):
             case kind:
                 raise Unsupported(f"the mock backend cannot make up text for {kind}", hint="script the reply")
 
-    def _cut(self, text: str, call: Call) -> tuple[str, dict[str, Any]]:
-        """The text up to the first stop string and the token limit, and why it ended."""
+    def _cut(self, text: str, call: Call) -> tuple[str, int, dict[str, Any]]:
+        """The text up to the first stop string and the token limit, its tokens, and why it ended."""
         finish: dict[str, Any] = {"type": "stop"}
-        starts = [(at, stop) for stop in call.sampling.stop if (at := text.find(stop)) >= 0]
-        if starts:
-            at, stop = min(starts)
-            text = text[: at + len(stop)] if call.sampling.no_stop_trim else text[:at]
-            finish = {"type": "stop", "matched": stop}
-        if self._size(text) > call.sampling.max_new_tokens:
-            return self._first(text, call.sampling.max_new_tokens), {"type": "length"}
-        return text, finish
+        sampling = call.sampling
+        if sampling.stop:
+            starts = [(at, stop) for stop in sampling.stop if (at := text.find(stop)) >= 0]
+            if starts:
+                at, stop = min(starts)
+                text = text[: at + len(stop)] if sampling.no_stop_trim else text[:at]
+                finish = {"type": "stop", "matched": stop}
+        size = self._size(text)
+        if size > sampling.max_new_tokens:
+            first = self._first(text, sampling.max_new_tokens)
+            return first, self._size(first), {"type": "length"}
+        return text, size, finish
 
     def _first(self, text: str, tokens: int) -> str:
         if self.tokens == "bytes":
@@ -266,9 +287,10 @@ class MockBackend(Backend):
         return "".join(_WORD.findall(text)[:tokens])
 
     def _size(self, text: str) -> int:
-        return (
-            len(text.encode("utf-8", "surrogatepass")) if self.tokens == "bytes" else len(_WORD.findall(text))
-        )
+        if self.tokens == "bytes":
+            return len(text.encode("utf-8", "surrogatepass"))
+        # As many as _WORD finds: what is left behind the last word counts as one more.
+        return len(text.split()) + text[-1:].isspace()
 
     def _tokens(self, text: str) -> list[str]:
         """What counts as its tokens; a byte that is no character by itself as the replacement character."""
@@ -291,11 +313,13 @@ class MockBackend(Backend):
             yield text[begin:]
 
     def _meta(self, number: int, prompt: str, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
-        cached = max((self._size(seen) for seen in self._seen if prompt.startswith(seen)), default=0)
-        size = self._size(prompt)
-        self.usage.prompt_tokens += size
-        self.usage.completion_tokens += completion
-        self.usage.cached_tokens += cached
+        cached = 0
+        if self._seen:
+            cached = max((self._size(seen) for seen in self._seen if prompt.startswith(seen)), default=0)
+        size, usage = self._size(prompt), self.usage
+        usage.prompt_tokens += size
+        usage.completion_tokens += completion
+        usage.cached_tokens += cached
         return {
             "id": f"{self.name}-{number}",
             "finish_reason": finish,
@@ -327,31 +351,19 @@ class MockBackend(Backend):
             yield math.log((hashlib.blake2b(key, digest_size=1).digest()[0] + 1) / 257)
 
 
-class _Flight:
-    """Counts calls under way, also when they are cancelled."""
-
-    def __init__(self, backend: MockBackend) -> None:
-        self._backend = backend
-
-    def __enter__(self) -> None:
-        self._backend.in_flight += 1
-        self._backend.most_in_flight = max(self._backend.most_in_flight, self._backend.in_flight)
-
-    def __exit__(self, *_: object) -> None:
-        self._backend.in_flight -= 1
-
-
 def _flat(prompt: Prompt) -> str:
     """The prompt as one text, turns marked."""
-    if (plain := prompt.plain_text) is not None:
-        return plain
-    parts = []
+    parts: list[str] = []
     for message in prompt.messages:
-        content = message.content if isinstance(message.content, str) else json.dumps(message.content)
-        turn = message.role != "raw"
-        parts.append(
-            f"{message.role.upper()}: {content}{'' if message.open else chr(10)}" if turn else content
-        )
+        role, content = message.role, message.content
+        if not isinstance(content, str):
+            content = json.dumps(content)
+        if role == RAW_ROLE:
+            parts.append(content)
+        elif message.open:
+            parts += opening(role), content
+        else:
+            parts += opening(role), content, CLOSING
     return "".join(parts)
 
 
