@@ -17,7 +17,7 @@ from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
-from sglang_dsl.errors import BadProgram, NoBackend
+from sglang_dsl.errors import BadProgram, NoBackend, warn
 from sglang_dsl.ir import (
     Gen,
     Media,
@@ -162,16 +162,15 @@ def _gen(
         "structural_tag": structural_tag, "choices": choices,
     }  # fmt: skip
     given = [word for word, value in forms.items() if value is not None]
+    if choices is not None and dtype is not None:
+        given.remove("dtype")  # the options say more
     if len(given) > 1:
         raise BadProgram(f"gen takes one of {', '.join(forms)}; got {' and '.join(given)}")
     if choices is not None:
-        # A choice is made by scoring whole options: words about drawing tokens would be dropped silently.
-        idle = [w for w, value in words.items() if value is not None and w not in ("temperature", "seed")]
-        if idle:
-            raise BadProgram(f"{', '.join(idle)} would have no effect next to choices; leave it out")
+        lower.beside_choices(words, {"dtype": dtype})
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout=timeout)
     if choices_method is not None:
-        raise BadProgram("choices_method needs choices")
+        warn("choices_method: without effect without choices")
     form: dict[str, Any] = {}
     for word in given:
         form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
@@ -276,7 +275,8 @@ def _known_gen(src: object, /, *args: Any, **words: Any) -> Gen[Any] | Select:
 
 
 def _any_gen(*args: Any, **words: Any) -> Gen[Any] | Select:
-    if len(args) < 2 or args[1] is None or isinstance(args[1], int):
+    second = args[1] if len(args) > 1 else None
+    if second is None or isinstance(second, bool) or lower.whole(second) is not None:
         return _gen(*args, **words)
     name, typed, *others = args
     if not is_type(typed):

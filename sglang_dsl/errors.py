@@ -20,9 +20,10 @@ An error is raised where the value is read. It does not hold the state alive.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeVar
 
-from sglang_dsl.ir import Source
+from sglang_dsl.ir import Source, caller
 
 
 class SglError(Exception):
@@ -143,3 +144,14 @@ def copied(error: E) -> E:
     fresh.args = error.args
     vars(fresh).update(vars(error))
     return fresh
+
+
+# Which warnings were shown, by their text and line (the shape that the warnings module asks for).
+_SHOWN: dict[str | tuple[str, type[Warning], int], int] = {}
+
+
+def warn(message: str) -> None:
+    """A UserWarning at the user's line; by Python's default filter each line shows it once."""
+    src = caller()
+    place = ("<unknown>", 1) if src is None else (src.file, src.line)
+    warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import numbers
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import typed as types
 from sglang_dsl.backends.base import Call, Prompt
-from sglang_dsl.errors import BadProgram
+from sglang_dsl.errors import BadProgram, warn
 from sglang_dsl.ir import Gen, Sampling
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
@@ -166,12 +167,23 @@ def _checked(name: str, word: str, value: Any) -> Any:
             raise BadProgram(f"{word} takes True or False, got {value!r}")
         return value
     if name in _COUNTS:
-        if not isinstance(value, int) or isinstance(value, bool):
+        count = whole(value)
+        if count is None:
             raise BadProgram(f"{word} takes a whole number, got {value!r}")
-        return value
-    if not isinstance(value, int | float) or isinstance(value, bool):
+        return count
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise BadProgram(f"{word} takes a number, got {value!r}")
     return float(value)
+
+
+def whole(value: object) -> int | None:
+    """A whole number as an int, whatever holds it (3, 3.0, one of numpy's); None where it is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return None
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    number = float(value)
+    return int(number) if number.is_integer() else None
 
 
 def _biases(word: str, value: Any) -> tuple[tuple[int, float], ...]:
@@ -375,6 +387,35 @@ def _schema_of(value: object) -> dict[str, Any]:
         raise BadProgram(str(error)) from error
 
 
+# Beside choices: these mean what they say; log-probabilities of the options are told in any case.
+_WITH_CHOICES = frozenset({"temperature", "seed", "return_logprob", "return_text_in_logprobs"})
+
+
+def beside_choices(words: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """One warning of the words that mean nothing where an option is chosen by the log-probabilities of its
+    whole text; what says no more than the default is passed over. `others`: words that are no sampling.
+    Raises BadProgram for a value that would be wrong anywhere."""
+    said = sampling(words)
+    params = _params(dataclasses.replace(said, min_tokens=None), ())
+    idle = [word for word, value in others.items() if value is not None]
+    for word in words:
+        value = getattr(said, WORDS[word])
+        if value is None or value is False or word in _WITH_CHOICES:
+            continue
+        default = _IDLE_DEFAULTS.get(word)
+        if word in _TO_PARAMS and word != "min_tokens":
+            value = getattr(params, _TO_PARAMS[word])
+            default = getattr(_DEFAULTS, _TO_PARAMS[word])
+        if value != default:
+            idle.append(word)
+    if idle:
+        warn(f"{', '.join(idle)}: without effect beside choices, where whole options are scored")
+
+
+_DEFAULTS = SamplingParams()
+_IDLE_DEFAULTS = {"n": 1, "min_tokens": 0, "top_logprobs_num": 0, "logprob_start_len": -1}
+
+
 def choices(value: object) -> tuple[str, ...]:
     """Options of a select, copied. Raises BadProgram."""
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -390,7 +431,7 @@ def choices(value: object) -> tuple[str, ...]:
 
 def name(value: object) -> str | None:
     """A variable's name. Raises BadProgram."""
-    if value is not None and not (isinstance(value, str) and value):
+    if value is not None and not isinstance(value, str):
         raise BadProgram(f"a variable's name is text, got {value!r}")
     return value if value is None else str(value)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.errors import BadProgram
+from sglang_dsl.errors import BadProgram, warn
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -107,8 +107,9 @@ def sets(node: Node) -> str | None:
 
 
 def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
-    """The turn that is open after `leaves`, where `role` was open before them. Raises BadProgram where turns
-    nest, end without having begun, or where a leaf is no thing to add."""
+    """The turn that is open after `leaves`, where `role` was open before them. Any end ends the open turn,
+    with a warning where it names another role. Raises BadProgram where turns nest, end without having begun,
+    or where a leaf is no thing to add."""
     for leaf in leaves:
         match leaf:
             case RoleBegin(role=begun):
@@ -118,9 +119,10 @@ def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
                     )
                 role = begun
             case RoleEnd(role=ended):
+                if role is None:
+                    raise BadProgram(f"a turn of {ended!r} cannot end here: no turn is open")
                 if role != ended:
-                    open_now = "no turn" if role is None else f"a turn of {role!r}"
-                    raise BadProgram(f"a turn of {ended!r} cannot end here: {open_now} is open")
+                    warn(f"the end of a turn of {ended!r} ends the turn of {role!r} that is open")
                 role = None
             case Fork() | Join():
                 raise BadProgram("forks and joins are made on the state: s.fork(n), forks.join()")

@@ -363,7 +363,7 @@ class Preparer:
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")
         wholes, boundary = self._boundary(request, prompt.text, prompt.ids, options)
-        start = self._start()
+        start = self._tokenizer.start
         requests: list[TokenizedGenerateReqInput] = []
 
         def scoring(input_ids: list[int], first: int) -> int:
@@ -408,7 +408,7 @@ class Preparer:
             wholes = [self._prompts.encode_with(request, text, option) for option in options]
         boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
         if boundary == 0:
-            start = self._start()
+            start = self._tokenizer.start
             if not start:
                 raise BadRequest(
                     "the first token of the options has no token before it, and this tokenizer has neither a "
@@ -418,12 +418,6 @@ class Preparer:
                 )
             return [[*start, *whole] for whole in wholes], len(start)
         return wholes, boundary
-
-    def _start(self) -> list[int]:
-        """What a text without a prompt begins with."""
-        if self._tokenizer.bos is not None:
-            return [self._tokenizer.bos]
-        return sorted(self._tokenizer.eos)[:1]
 
 
 def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:

@@ -88,10 +88,14 @@ class PromptReader:
             text, stop_str = self._around_hole(request, text, request.suffix)
         ids = self._encode(request, text)
         if not ids and request.choices is None:
-            raise BadRequest(
-                "the prompt is empty, and this tokenizer has no begin-of-text token to start from",
-                where=given[0],
-            )
+            # A turn of a session goes on from the one before it, and begins no text.
+            ids = [] if request.session_params else self._tokenizer.start
+            if not ids:
+                raise BadRequest(
+                    "the prompt is empty, and this tokenizer has neither a begin-of-text nor an end-of-text "
+                    "token to start from",
+                    where=given[0],
+                )
         return Prompt(text, ids, stop_str, media)
 
     def encode_with(self, request: SingleGenerateReq, text: str, more: str) -> list[int]:

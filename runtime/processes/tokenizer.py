@@ -31,6 +31,8 @@ class Tokenizer:
     vocabulary   the bytes of each id, for grammars; len() == width of the model's logits
     text_table   the same for detokenising, with the decoder's own rules about spaces and broken bytes
     eos          ids that end a generation; bos: the id that begins a text, or None
+    start        what stands before a text that begins from nothing: [bos], else an end-of-text id (the end of
+                 the text before it), else []
     config       tokenizer_config.json, {} when there is none
     tokens       what templates call the special tokens: {"bos_token": "<s>", ...}
     """
@@ -79,6 +81,7 @@ class Tokenizer:
         self._prefix = self._find_prefix()
         starts = [*(token for token in self._prefix if token in self._special), *self._ids_of(["bos_token"])]
         self.bos: int | None = starts[0] if starts else None
+        self.start: list[int] = sorted(self.eos)[:1] if self.bos is None else [self.bos]
 
     @classmethod
     def load(

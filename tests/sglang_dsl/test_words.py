@@ -38,8 +38,7 @@ from sglang_dsl.lower import lower
         ({"choices": "yes"}, "takes a list"),
         ({"choices": ["a", ""]}, "not empty"),
         ({"choices": ["a"], "regex": "a"}, "regex and choices"),
-        ({"choices": ["a"], "max_tokens": 4}, "max_tokens would have no effect"),
-        ({"choices_method": "greedy_token_selection"}, "needs choices"),
+        ({"choices": ["a"], "max_tokens": -4}, "max_new_tokens"),
         ({"choices": ["a"], "choices_method": "best"}, "token_length_normalized"),
         (
             {"choices": ["a", "b"], "choices_method": greedy_token_selection, "temperature": 0.5},
@@ -65,7 +64,6 @@ from sglang_dsl.lower import lower
         ({"stop_regex": "("}, "cannot be compiled"),
         ({"ignore_eos": 1}, "True or False"),
         ({"name": 3}, "name is text"),
-        ({"name": ""}, "name is text"),
     ],
 )
 def test_a_wrong_word_is_refused_where_it_is_written(words: dict[str, object], said: str) -> None:
@@ -220,8 +218,7 @@ def test_a_node_is_remembered_by_its_place_and_its_words_types_included() -> Non
     assert (first.sampling.max_tokens, other.sampling.max_tokens) == (1, 2)
     with pytest.raises(BadProgram, match="whole number"):
         node(True)
-    with pytest.raises(BadProgram, match="whole number"):
-        node(1.0)
+    assert node(1.0) == first
     here = gen("x")
     there = gen("x")
     assert here == there

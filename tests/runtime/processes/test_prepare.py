@@ -37,7 +37,7 @@ WRONG: list[tuple[dict[str, Any], type[BadRequest], str, str]] = [
     ({}, BadRequest, "text", "Either text, input_ids or input_embeds should be provided."),
     ({"text": "a", "input_ids": [5]}, BadRequest, "prompt", "text and input_ids"),
     ({"text": 5}, BadRequest, "text", "string"),
-    ({"text": ""}, BadRequest, "text", "empty"),
+    ({"text": "", "session_params": {"id": "s"}}, BadRequest, "text", "empty"),
     ({"input_ids": []}, BadRequest, "input_ids", "empty"),
     ({"input_ids": "ab"}, BadRequest, "input_ids", "list"),
     ({"input_ids": [1, 512]}, BadRequest, "input_ids[1]", "511"),
@@ -189,8 +189,20 @@ def test_options_after_ids_leave_the_ids_alone(preparer: Preparer, tokenizer: To
     assert [part.logprob_start_len for part in job.requests] == [3, 3]
 
 
+def test_an_empty_prompt_begins_behind_the_end_of_another_text(
+    preparer: Preparer, tokenizer: Tokenizer, with_bos: Tokenizer
+) -> None:
+    (request,) = preparer.prepare(GenerateReqInput(text="")).requests
+    assert request.input_ids == sorted(tokenizer.eos)
+    assert request.at_start
+    (request,) = Preparer(with_bos, None, LIMITS).prepare(GenerateReqInput(text="")).requests
+    assert request.input_ids == [with_bos.bos]
+
+
 def test_nothing_to_start_from(tokenizer_files: dict[str, dict[str, Any]]) -> None:
     made = Preparer(Tokenizer(tokenizer_files["byte level"], {}, 512), None, LIMITS)
+    with pytest.raises(BadRequest, match="neither a begin-of-text"):
+        made.prepare(GenerateReqInput(text=""))
     with pytest.raises(BadRequest, match="no token before it"):
         made.prepare(GenerateReqInput(text="", choices=["a"]))
     job = made.prepare(GenerateReqInput(text="the ", choices=["a"], unconditional=True))
