@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import json
 import os
-import platform
 import selectors
 import statistics
 import subprocess
@@ -30,6 +29,7 @@ sys.path.insert(0, str(HERE))
 import numpy as np  # noqa: E402
 from grammar_cases import Case, cases, sample  # noqa: E402
 from grammar_engines import LIBRARIES, OURS  # noqa: E402
+from measuring import conditions, keep  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
@@ -328,17 +328,12 @@ def parse() -> argparse.Namespace:
 
 def finish(report: Report, given: argparse.Namespace, begin: float) -> None:
     """The last words of the report; keeps it where that was asked for."""
-    spent, load = time.monotonic() - begin, ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     command = " ".join(["python benchmarks/grammar.py", *sys.argv[1:]])
-    report.say(f"{machine}; load average at the end {load}; {spent / 60:.0f} minutes. `{command}`")
+    report.say(f"{conditions()}; {(time.monotonic() - begin) / 60:.0f} minutes. `{command}`")
     limits = f"{given.seconds:g} s of CPU for a case, {given.sample_seconds:g} s for a schema of the sample"
     report.say(f"{HOW} Limits: {limits}, {given.mebibytes} MiB.")
     if given.write or given.append:
-        path = given.results / f"{datetime.date.today().isoformat()}-grammar.md"
-        before = path.read_text() + "\n" if given.append and path.exists() else ""
-        path.write_text(before + "\n".join(report.lines))
-        print(path)
+        print(keep("grammar", "\n".join(report.lines), append=given.append, folder=given.results))
 
 
 def main() -> None:

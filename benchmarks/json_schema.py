@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import collections
-import datetime
 import gc
 import gzip
 import json
 import os
-import platform
 import re
 import sys
 import tarfile
@@ -30,6 +28,7 @@ sys.path.insert(0, str(HERE.parent))
 import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
+from benchmarks.measuring import conditions, keep  # noqa: E402
 from runtime.grammar.byte_matcher import BYTES, ByteMatcher  # noqa: E402
 from runtime.grammar.table import make_backend  # noqa: E402
 from runtime.protocol.constraint import Constraint, SchemaFormat  # noqa: E402
@@ -230,9 +229,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=HERE / "results")
     given = parser.parse_args()
     schemas = list(sample(given.data))
-    today = datetime.date.today().isoformat()
-    where = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
-    lines = [f"# JSON Schema, {today}", "", f"{where}, Python {platform.python_version()}.", ""]
+    lines = ["# JSON Schema", "", f"{conditions()}.", ""]
     lines += judge(schemas, "Schema sample")
     lines += judge(list(suite(given.data)), "JSON-Schema-Test-Suite, draft 2020-12 with optional tests")
     lines += [
@@ -247,7 +244,7 @@ def main() -> None:
     lines += speed(schemas, given.vocabulary)
     text = "\n".join(lines)
     print(text)
-    (given.results / f"{today}-json-schema.md").write_text(text)
+    keep("json-schema", text, folder=given.results)
 
 
 if __name__ == "__main__":

@@ -5,23 +5,20 @@ constraint forces is jumped; so the share of forced tokens does not depend on a 
 compared with the tokenizer's own. Then with models, with jumps and without and free of any constraint, in
 turn in one process.
 
-Prints tables; --write keeps them, dated, under benchmarks/results/. Times are wall seconds; quote the ratios.
+Prints tables; --write keeps them, dated, under benchmarks/results/. CPU seconds are those of all processes.
+Quote the ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import gzip
 import json
 import os
-import platform
 import random
 import re
 import shutil
-import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +27,7 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
 from runtime.api import Engine  # noqa: E402
 from runtime.grammar.jump_plan import CONTEXT, JumpPlanner  # noqa: E402
 from runtime.grammar.table import make_backend  # noqa: E402
@@ -220,44 +218,39 @@ def make_llama(folder: Path, tokenizer: Path, vocabulary: Vocabulary) -> Path:
     return folder
 
 
-def timed(
-    engine: Engine, prompts: list[str], constraint: Constraint | None, **options: Any
-) -> tuple[float, list[Any]]:
+def ask(engine: Engine, prompts: list[str], constraint: Constraint | None, **options: Any) -> list[Any]:
     tokens = options.pop("tokens", 400)
     params = SamplingParams(max_new_tokens=tokens, temperature=0.0, ignore_eos=constraint is None)
     engine.flush_cache()
-    begin = time.perf_counter()
-    out = engine.generate(prompts, params, constraint=constraint, **options)
-    return time.perf_counter() - begin, list(out)
+    return list(engine.generate(prompts, params, constraint=constraint, **options))
 
 
 def end_to_end(name: str, engine: Engine, rounds: int, batch: int) -> list[list[str]]:
     """Character JSON with jumps, without, and as many tokens free of any constraint."""
     prompts = [f"{one[0]} is a character. As JSON:\n" for one in (CHARACTERS * batch)[:batch]]
     constraint = Constraint("regex", CHARACTER)
-    timed(engine, prompts, constraint)  # compiled, warm
-    walls: dict[str, list[float]] = {"jumps": [], "no jumps": [], "free": []}
-    for number in range(rounds):
-        print(f"{name}, {batch} at once: round {number + 1} of {rounds}", file=sys.stderr)
-        wall, fast = timed(engine, prompts, constraint)
-        walls["jumps"].append(wall)
-        wall, slow = timed(engine, prompts, constraint, jump_forward=False)
-        walls["no jumps"].append(wall)
-        most = max(len(out.output_ids) for out in slow)
-        wall, free = timed(engine, prompts, None, tokens=most)
-        walls["free"].append(wall)
-    same = sum(a.text == b.text for a, b in zip(fast, slow, strict=True))
+    slow = ask(engine, prompts, constraint, jump_forward=False)  # compiled, warm
+    most = max(len(out.output_ids) for out in slow)
+    print(f"{name}, {batch} at once", file=sys.stderr)
+    took, gave = in_turn(
+        {
+            "jumps": lambda: ask(engine, prompts, constraint),
+            "no jumps": lambda: ask(engine, prompts, constraint, jump_forward=False),
+            "free": lambda: ask(engine, prompts, None, tokens=most),
+        },
+        rounds,
+    )
+    same = sum(a.text == b.text for a, b in zip(gave["jumps"][-1], gave["no jumps"][-1], strict=True))
     rows = []
-    for kind, outs in (("jumps", fast), ("no jumps", slow), ("free", free)):
-        tokens = sum(len(out.output_ids) for out in outs)
-        steps = sum(out.meta["decode_steps"] for out in outs)
-        ratio = statistics.median(f / t for f, t in zip(walls["no jumps"], walls[kind], strict=True))
-        rates = [tokens / wall for wall in walls[kind]]
+    for kind, outs in gave.items():
+        tokens = sum(len(out.output_ids) for out in outs[-1])
+        steps = sum(out.meta["decode_steps"] for out in outs[-1])
+        gain, spent = ratio(took["no jumps"], took[kind]), median(took[kind])
         rows.append(
             [
-                name, str(batch), kind, str(tokens), str(steps), f"{statistics.median(walls[kind]):.3f}",
-                f"{statistics.median(rates):.0f}", f"{ratio:.2f}x",
-                f"{same}/{len(fast)}" if kind == "jumps" else "",
+                name, str(batch), kind, str(tokens), str(steps), f"{spent.wall:.3f}", f"{spent.cpu:.3f}",
+                f"{tokens / spent.wall:.0f}", f"{gain.wall:.2f}x", f"{gain.cpu:.2f}x",
+                f"{same}/{len(outs[-1])}" if kind == "jumps" else "",
             ]
         )  # fmt: skip
     return rows
@@ -322,7 +315,10 @@ SHARE_HEAD = [
     "canonical",
     "not taken",
 ]
-TIME_HEAD = ["model", "at once", "way", "tokens", "decode steps", "seconds", "tok/s", "speed-up", "same text"]
+TIME_HEAD = [
+    "model", "at once", "way", "tokens", "decode steps", "wall s", "CPU s", "tok/s", "speed-up", "of CPU",
+    "same text",
+]  # fmt: skip
 EQUAL_HEAD = ["random constraints", "same text", "same ids", "forced", "answers canonical"]
 
 
@@ -354,10 +350,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import torch
 
-    torch.set_num_threads(1)
     quick = options.quick
     parts: list[str] = []
-    with Engine("pocket", dtype="float32", max_total_tokens=16_384) as engine:
+    with Engine("pocket", dtype="float32", max_total_tokens=16_384, threads=1) as engine:
         pocket = spelling_of(engine, "pocket")
         spellings = [pocket]
         if not quick:
@@ -373,18 +368,18 @@ def main(arguments: list[str] | None = None) -> int:
         equal = compared(engine, planner, 8 if quick else options.random)
     if not quick:
         folder = make_llama(HERE / ".cache" / "llama-40m-32k", tokenizer, middle.vocabulary)
-        with Engine(str(folder), dtype="float32", max_total_tokens=16_384) as engine:
+        with Engine(str(folder), dtype="float32", max_total_tokens=16_384, threads=1) as engine:
             for batch in (1, 8):
                 times += end_to_end("40M Llama, 32,768", engine, options.rounds, batch)
     parts.append("## Time\n\n" + markdown(TIME_HEAD, times))
     parts.append("## With jumps and without, pocket, greedy\n\n" + markdown(EQUAL_HEAD, [equal]))
-    where = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, 1 thread, float32"
-    text = f"{where}, {options.rounds} rounds, the ways in turn. {EXPLAINED}\n\n" + "\n".join(parts)
+    where = conditions(
+        f"torch {torch.__version__}, 1 thread, float32, {options.rounds} rounds, the ways in turn"
+    )
+    text = f"{where}. {EXPLAINED}\n\n" + "\n".join(parts)
     print(text)
     if options.write:
-        today = datetime.date.today().isoformat()
-        target = HERE / "results" / f"{today}-jump-forward.md"
-        target.write_text(f"# Jump-forward, {today}\n\n{text}", encoding="utf-8")
+        target = keep("jump-forward", f"# Jump-forward\n\n{text}")
         print(f"written to {target.relative_to(HERE.parent)}")
     return 0
 
@@ -395,8 +390,8 @@ Written by `python benchmarks/jump_forward.py --write`.
 - forced: tokens that no model was asked for, of a text recited under its constraint.
 - steps saved: tokens per decode step. canonical: the ids are the tokenizer's own of the whole text.
 - not taken: texts that the constraint refuses, or that its whitespace policy does not write so.
-- speed-up: seconds without jumps by seconds of this way, median of the rounds; free: as many tokens without a
-  constraint.
+- speed-up: seconds without jumps by seconds of this way, on the wall's clock and of CPU in all processes,
+  medians of the rounds; free: as many tokens without a constraint.
 - answers canonical: of a real model's answers, whose own choices need not be canonical."""
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import cProfile
-import datetime
 import gc
-import os
-import platform
 import resource
 import sys
 import threading
@@ -28,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 import sglang_dsl as sgl  # noqa: E402
+from benchmarks.measuring import conditions, keep  # noqa: E402
 from sglang_dsl.backends.base import Call, Completion  # noqa: E402
 from sglang_dsl.loop import background  # noqa: E402
 
@@ -223,10 +221,10 @@ def flat(count: int) -> list[tuple[int, float]]:
 def report(options: argparse.Namespace) -> Iterator[str]:
     """The tables, line by line."""
     count = options.programs
-    yield f"# The language alone, {datetime.date.today()}"
+    yield "# The language alone"
     yield ""
     yield (
-        f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}. `python "
+        f"{conditions()}. `python "
         f"benchmarks/language.py`: {count} programs, {AT_ONCE} at once, least of {options.rounds} rounds. "
         f"Milliseconds of CPU per program. The target is {TARGET_MS}, a fifth of the 0.9 that sglang 0.5.23 "
         "was measured to take on 2 cores for a trivial chat program, which did not run here."
@@ -273,8 +271,7 @@ def main() -> None:
         print(line, flush=True)
         lines.append(line)
     if options.write:
-        path = HERE / "results" / f"{datetime.date.today()}-language.md"
-        path.write_text("\n".join(lines) + "\n")
+        keep("language", "\n".join(lines), folder=HERE / "results")
 
 
 def profile(way: str, count: int) -> None:

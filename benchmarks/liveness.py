@@ -1,9 +1,9 @@
 """What liveness costs: `python benchmarks/liveness.py`.
 
-The same constrained requests on the bundled checkpoint, with liveness on and off in turn, in one process.
-Prints CPU seconds per output token of each, their ratio (on / off; medians of the rounds, tokens counted as
-they came), how many outputs parse, and how many were led to their end. The budgets: ample (most outputs end
-by themselves) and tight (a few tokens more than the shortest whole output that was found).
+The same constrained requests on the bundled checkpoint, with liveness on and off in turn, in one run. Prints
+CPU milliseconds (of all processes) per output token of each, the ratio on / off (median of the rounds), how
+many outputs parse, and how many were led to an end. The budgets: ample (most outputs end by themselves) and
+tight (a few tokens more than the shortest whole output that was found).
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import platform
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.measuring import conditions, in_turn, keep  # noqa: E402
 from runtime.api import Engine  # noqa: E402
 from runtime.protocol.io_struct import GenerateReqInput  # noqa: E402
 
@@ -44,8 +44,8 @@ LOADS: dict[str, tuple[dict[str, Any], int]] = {
 """name -> constraint, max_new_tokens."""
 
 
-def run(engine: Engine, load: str, count: int, stream: bool) -> tuple[float, int, int, int]:
-    """(CPU seconds, output tokens, outputs that are whole, outputs led to their end) of one round."""
+def run(engine: Engine, load: str, count: int, stream: bool) -> tuple[int, int, int]:
+    """(output tokens, outputs that are whole, outputs led to their end) of one round."""
     constraint, most = LOADS[load]
 
     def request(number: int) -> GenerateReqInput:
@@ -63,42 +63,73 @@ def run(engine: Engine, load: str, count: int, stream: bool) -> tuple[float, int
         return await asyncio.gather(*(one(number) for number in range(count)))
 
     engine.flush_cache()
-    began = time.process_time()
     answers = asyncio.run(every())
-    seconds = time.process_time() - began
     tokens = sum(len(answer.output_ids) for answer in answers)
     whole = sum(answer.meta["finish_reason"].get("unfinished") is None for answer in answers)
     closed = sum(bool(answer.meta["grammar"]["closed_by_budget"]) for answer in answers)
-    return seconds, tokens, whole, closed
+    return tokens, whole, closed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--only", default="", help="run only loads whose name contains this")
     parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/<date>-liveness.md")
+    parser.add_argument("--append", action="store_true", help="write behind what the day's file has")
     args = parser.parse_args()
-    print(f"# {platform.machine()}, Python {platform.python_version()}, {args.requests} requests at once,"
-          f" {args.rounds} rounds in turn, stream={args.stream}")  # fmt: skip
-    print("| load | on: ms a token | off: ms a token | on / off | whole on / off | led to an end | of |")
-    print("|---|---|---|---|---|---|---|")
-    engines = {on: Engine("pocket", max_total_tokens=16384, liveness=on) for on in (True, False)}
+    lines = [
+        "| load | on: ms a token | off: ms a token | on / off | whole on / off | led to an end | of |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    print("\n".join(lines))
+    engines = {
+        name: Engine("pocket", max_total_tokens=16384, threads=1, liveness=name == "on")
+        for name in ("on", "off")
+    }
     try:
         for load in LOADS:
-            cost: dict[bool, list[float]] = {True: [], False: []}
-            told: dict[bool, tuple[int, int]] = {}
-            for number in range(args.rounds + 1):
-                for on in (True, False):
-                    seconds, tokens, whole, closed = run(engines[on], load, args.requests, args.stream)
-                    told[on] = whole, closed
-                    if number:  # the first round compiles
-                        cost[on].append(1000 * seconds / tokens)
-            on, off = statistics.median(cost[True]), statistics.median(cost[False])
-            print(f"| {load} | {on:.2f} | {off:.2f} | {on / off:.2f} | {told[True][0]} / {told[False][0]} "
-                  f"| {told[True][1]} | {args.requests} |", flush=True)  # fmt: skip
+            if args.only not in load:
+                continue
+            ways = {
+                name: partial(run, engine, load, args.requests, args.stream)
+                for name, engine in engines.items()
+            }
+            in_turn(ways, 1)  # compiles
+            took, gave = in_turn(ways, args.rounds)
+            each = {
+                name: [
+                    1000 * one.cpu / tokens
+                    for one, (tokens, _, _) in zip(took[name], gave[name], strict=True)
+                ]
+                for name in ways
+            }
+            on, off = statistics.median(each["on"]), statistics.median(each["off"])
+            gain = statistics.median(a / b for a, b in zip(each["on"], each["off"], strict=True))
+            lines.append(
+                f"| {load} | {on:.2f} | {off:.2f} | {gain:.2f} | {gave['on'][-1][1]} / {gave['off'][-1][1]} "
+                f"| {gave['on'][-1][2]} | {args.requests} |"
+            )
+            print(lines[-1], flush=True)
     finally:
         for engine in engines.values():
             engine.close()
+    where = conditions(
+        f"1 thread, {args.requests} requests at once, {'streamed' if args.stream else 'whole'}, medians of "
+        f"{args.rounds} rounds, on and off in turn"
+    )
+    print(where)
+    if args.write:
+        text = "\n".join([f"# What liveness costs\n\n{where}. {EXPLAINED}\n", *lines])
+        keep("liveness", text, append=args.append)
+
+
+EXPLAINED = """\
+CPU milliseconds of all processes per output token. Whole: outputs that their constraint accepts. Led to an
+end: outputs that were closed before max_new_tokens ran out. The requests are not the same work on both sides:
+with liveness on an output ends where it is closed, off it runs to the end of its budget and breaks off there;
+hence costs per token, not per request."""
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ a different one, so that constraints are compiled all the time. In the other kin
 their constraints, with the same prompts and as many tokens as the constrained ones gave. The free requests
 are the same in both; what counts is their throughput. Rounds of the two kinds take turns.
 
-    python benchmarks/mixed_load.py --model llama-40m --write   # added to benchmarks/results/<date>-...
+    python benchmarks/mixed_load.py --model llama-40m --write   # into benchmarks/results
     python benchmarks/mixed_load.py --quick       # one short round of each: does it run?
 """
 
@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
 import gc
 import itertools
 import json
-import os
-import platform
 import random
 import shutil
 import statistics
@@ -33,6 +30,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
+from benchmarks.measuring import Reading, conditions, keep  # noqa: E402
 from benchmarks.vocabularies import make_vocabulary  # noqa: E402
 from benchmarks.workloads import make_model  # noqa: E402
 from runtime.api import Engine  # noqa: E402
@@ -160,8 +158,8 @@ MODELS: dict[str, tuple[str, Callable[[], str]]] = {
 
 @dataclass
 class Round:
-    """What one round gave. wall, cpu: seconds until the last free request ended; the CPU is that of the whole
-    process. lengths: output tokens of the others, in the order in which they were sent."""
+    """What one round gave. wall, cpu: seconds until the last free request ended; the CPU is that of
+    all processes. lengths: output tokens of the others, in the order in which they were sent."""
 
     wall: float = 0.0
     cpu: float = 0.0
@@ -236,10 +234,10 @@ async def one_round(engine: Engine, plan: Plan, base: int, twins: dict[int, int]
                 found.other_tokens += len(answer.output_ids)
                 found.others += 1
 
-    began, cpu = time.perf_counter(), time.process_time()
+    reading = Reading.now()
     rest = [asyncio.create_task(other()) for _ in range(plan.others)]
     await asyncio.gather(*(free(client) for client in range(plan.free)))
-    found.wall, found.cpu = time.perf_counter() - began, time.process_time() - cpu
+    found.wall, found.cpu = reading.since()
     done.set()
     await asyncio.gather(*rest)
     return found
@@ -300,17 +298,14 @@ def report(name: str, plan: Plan, constrained: list[Round], unconstrained: list[
         ("failed", *(str(sum(len(r.failed) for r in rs)) for rs in (constrained, unconstrained))),
     ]
     lines = [
-        f"# Free requests beside constrained ones, {datetime.date.today()}",
+        "# Free requests beside constrained ones",
         "",
-        f"{plan.free} free and {plan.others} other requests at a time on {name} (one Engine, "
-        f"{os.cpu_count()}-core {platform.machine()} CPU, Python {platform.python_version()}), written by "
-        "`python benchmarks/mixed_load.py --write`. Each free client sends "
+        f"{conditions()}. {plan.free} free and {plan.others} other requests at a time on {name} (one "
+        f"Engine), written by `python benchmarks/mixed_load.py --write`. Each free client sends "
         f"{plan.each} requests of {plan.tokens} tokens. The others: {', '.join(KINDS)}, in turn, "
         f"{'every constraint a new one' if plan.distinct is None else f'{plan.distinct} in all'}. "
         "Beside free ones: the same prompts without constraints, as long as the "
-        "constrained answers were. "
-        f"{len(ratios)} rounds of each kind in turn, the machine's load average at the end "
-        f"{os.getloadavg()[0]:.1f}.",
+        f"constrained answers were. {len(ratios)} rounds of each kind in turn.",
         "",
         "| | beside constrained | beside free |",
         "|---|---|---|",
@@ -319,7 +314,7 @@ def report(name: str, plan: Plan, constrained: list[Round], unconstrained: list[
         f"Throughput of the free requests beside constrained: **{statistics.median(ratios):.3f}** of that "
         f"beside free ones (median of the rounds' ratios; each: "
         f"{', '.join(f'{ratio:.3f}' for ratio in ratios)}), a loss of "
-        f"{loss:.1f} %. CPU time of the process per free token: {statistics.median(cpu):.3f} times.",
+        f"{loss:.1f} %. CPU time of all processes per free token: {statistics.median(cpu):.3f} times.",
         "",
     ]
     failures = sorted({text for one in constrained + unconstrained for text in one.failed})
@@ -333,6 +328,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true", help="also into benchmarks/results")
+    parser.add_argument("--append", action="store_true", help="write behind what the day's file has")
     parser.add_argument("--quick", action="store_true", help="one short round of each kind")
     parser.add_argument("--model", choices=MODELS, default="pocket")
     parser.add_argument("--distinct", type=int, help="so many constraints, again and again")
@@ -346,9 +342,7 @@ def main() -> None:
     )
     print(text)
     if options.write:
-        path = HERE / "results" / f"{datetime.date.today()}-mixed-load.md"
-        before = path.read_text("utf-8") + "\n" if path.exists() else ""
-        path.write_text(before + text, "utf-8")
+        keep("mixed-load", text, append=options.append)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """Overlapped against plain scheduling, the same requests in turn: `python benchmarks/overlap.py`.
 
-Prints wall and CPU seconds of each and their ratio (plain / overlapped; above 1: overlapping gains). On a GPU
-the model computes elsewhere; on a CPU it shares the cores, and the interpreter, with the scheduler.
+Prints wall and CPU seconds (of all processes) of each and their ratio (plain / overlapped; above 1:
+overlapping gains). On a GPU the model computes elsewhere; on a CPU it shares the cores with the scheduler,
+and with `--one-process` the interpreter, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import torch  # noqa: E402
 
+from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
 from benchmarks.workloads import make_model  # noqa: E402
 from runtime.api import Engine  # noqa: E402
 
@@ -33,8 +32,8 @@ LOADS: dict[str, tuple[int, int, dict[str, Any]]] = {
 """name -> requests, new tokens (0: 16 to 64, so that they come and go), more parameters."""
 
 
-def ask(engine: Engine, load: str, wide: bool) -> tuple[float, float, list[list[int]]]:
-    """(wall seconds, CPU seconds, output ids) of one cold run."""
+def ask(engine: Engine, load: str, wide: bool) -> list[list[int]]:
+    """Output ids of one cold run."""
     count, new, more = LOADS[load]
     engine.flush_cache()
     prompts = [[5 + (17 * n + 3 * i) % (20_000 if wide else 1_200) for i in range(32)] for n in range(count)]
@@ -42,33 +41,19 @@ def ask(engine: Engine, load: str, wide: bool) -> tuple[float, float, list[list[
         {"temperature": 0.0, "ignore_eos": True, "max_new_tokens": new or 16 + 7 * n % 49, **more}
         for n in range(count)
     ]
-    wall, cpu = time.perf_counter(), time.process_time()
-    outputs = engine.generate(prompts, params)
-    took = time.perf_counter() - wall, time.process_time() - cpu
-    return *took, [list(output.output_ids) for output in outputs]
+    return [list(output.output_ids) for output in engine.generate(prompts, params)]
 
 
-def compare(engines: dict[bool, Engine], load: str, rounds: int, wide: bool) -> list[str]:
+def compare(engines: dict[str, Engine], load: str, rounds: int, wide: bool) -> list[str]:
     """Medians, and the median of the ratios of runs next to each other."""
-    figures: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    outputs: dict[bool, list[list[int]]] = {}
-    for engine in engines.values():
-        ask(engine, load, wide)
-    for number in range(rounds):
-        for overlap in (True, False) if number % 2 else (False, True):
-            wall, cpu, outputs[overlap] = ask(engines[overlap], load, wide)
-            figures[overlap].append((wall, cpu))
-    same = "same" if outputs[True] == outputs[False] else "DIFFERENT"
-    ratios = [
-        (plain[0] / over[0], plain[1] / over[1])
-        for plain, over in zip(figures[False], figures[True], strict=True)
-    ]
+    ways = {name: partial(ask, engine, load, wide) for name, engine in engines.items()}
+    in_turn(ways, 1)
+    took, gave = in_turn(ways, rounds)
+    plain, over, gain = median(took["plain"]), median(took["overlapped"]), ratio(*took.values())
     cells = [load]
     for which in (0, 1):
-        plain = statistics.median(one[which] for one in figures[False])
-        over = statistics.median(one[which] for one in figures[True])
-        cells += [f"{plain:.3f}", f"{over:.3f}", f"{statistics.median(r[which] for r in ratios):.2f}x"]
-    return [*cells, same]
+        cells += [f"{plain[which]:.3f}", f"{over[which]:.3f}", f"{gain[which]:.2f}x"]
+    return [*cells, "same" if gave["plain"] == gave["overlapped"] else "DIFFERENT"]
 
 
 def main() -> None:
@@ -80,11 +65,9 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="*", default=["pocket", "llama-40m"], help="pocket, llama-40m, or both"
     )
+    parser.add_argument("--one-process", action="store_true", help="the model in the scheduler's process")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/<date>-overlap.md")
     options = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
-        f"{options.threads} thread(s)"
-    )
     head = [
         "model",
         "load",
@@ -96,24 +79,35 @@ def main() -> None:
         "ratio",
         "outputs",
     ]
-    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    print("\n".join(lines))
     for name in options.models:
         model = name if name == "pocket" else str(make_model(HERE / ".cache" / name))
         engines = {
-            overlap: Engine(
+            way: Engine(
                 model, device=options.device, threads=options.threads, max_total_tokens=16_384,
-                max_running_requests=32, overlap=overlap,
+                max_running_requests=32, overlap=way == "overlapped",
+                runner_process=False if options.one_process else None,
             )
-            for overlap in (False, True)
+            for way in ("plain", "overlapped")
         }  # fmt: skip
         try:
             for load in LOADS:
                 if options.only in load:
                     cells = compare(engines, load, options.rounds, name != "pocket")
-                    print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+                    lines.append(f"| {name} | " + " | ".join(cells) + " |")
+                    print(lines[-1], flush=True)
         finally:
             for engine in engines.values():
                 engine.close()
+    where = conditions(
+        f"torch {torch.__version__}, {options.threads} thread(s)",
+        "one process" if options.one_process else "the model in a process of its own",
+        f"medians of {options.rounds} rounds, the ways in turn",
+    )
+    print(where)
+    if options.write:
+        keep("overlap", "\n".join(["# Overlapped against plain scheduling", "", f"{where}.", "", *lines]))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from runtime.protocol.sampling import SamplingParams
 class Ours:
     name = "sglang-dsl"
 
-    def __init__(self, folder: Path) -> None:
-        self.engine = Engine(str(folder), dtype="float32", max_total_tokens=16_384)
+    def __init__(self, folder: Path, threads: int) -> None:
+        self.engine = Engine(str(folder), dtype="float32", max_total_tokens=16_384, threads=threads)
 
     def run(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
         sampling = SamplingParams(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True)

@@ -1,12 +1,16 @@
-"""The benchmark programs still run: the small mode of those that have one."""
+"""The benchmark programs still run, in their small mode, and what they measure with counts right."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from benchmarks.measuring import Reading, conditions, in_turn, keep, ratio, timed
+from runtime.api import Engine
 from tests.e2e.patience import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,3 +36,72 @@ def test_grammar_benchmark_in_small(tmp_path: Path) -> None:
     for row in rows:
         assert all(float(cell) >= 0 for cell in row[2:9]), row
         assert "not allowed" not in row[-1]
+
+
+BURN = "import time\nwhile time.process_time() < {}: pass\n"
+
+
+def spent(seconds: float) -> Reading:
+    """What a reading says of a child that burns so much CPU itself, and of its grandchild that burns as much
+    and is waited for; both have ended."""
+    both = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN.format(seconds)!r}])\n"
+    began = Reading.now()
+    subprocess.run([sys.executable, "-c", both + BURN.format(seconds)], check=True, timeout=PROGRAM_S)
+    return began.since()
+
+
+def test_cpu_of_children_that_have_ended_is_counted() -> None:
+    before = time.process_time()
+    found = spent(0.5)
+    here = time.process_time() - before
+    assert 1.0 <= found.cpu <= 2.0
+    assert here < 0.5, "the burning is the children's, not this process's"
+
+
+def test_cpu_of_children_that_live_is_counted() -> None:
+    """A child that has burnt and lives on, with a grandchild of the same kind, waits for a line from here."""
+    lives = BURN.format(0.5) + "print('burnt', flush=True)\ninput()\n"
+    parent = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {lives!r}], stdin=subprocess.PIPE, "
+        "stdout=subprocess.PIPE)\n"
+        "child.stdout.readline()\n" + lives + "child.communicate(b'\\n')\n"
+    )
+    began = Reading.now()
+    with subprocess.Popen(
+        [sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"burnt\n"
+        living = began.since()
+        child.communicate(b"\n", timeout=PROGRAM_S)
+    ended = began.since()
+    assert 1.0 <= living.cpu <= 2.0
+    assert living.cpu <= ended.cpu <= living.cpu + 0.5, "nothing is lost, or counted twice, when they end"
+
+
+def test_cpu_of_the_model_is_counted() -> None:
+    """Where the model has a process of its own, most of the work is done there."""
+    with Engine("pocket", runner_process=True, threads=1, max_total_tokens=4096) as engine:
+        engine.generate("Once", {"max_new_tokens": 4})
+        own = time.process_time()
+        took, _ = timed(lambda: engine.generate("Once", {"max_new_tokens": 200, "ignore_eos": True}))
+        own = time.process_time() - own
+    assert took.cpu > 1.5 * own
+
+
+def test_ways_are_measured_in_turn_and_the_last_report_replaces_the_older(tmp_path: Path) -> None:
+    order: list[str] = []
+    took, gave = in_turn({name: lambda name=name: order.append(name) for name in "ab"}, 3)
+    assert "".join(order) == "abbaab"
+    assert {name: len(readings) for name, readings in took.items()} == {"a": 3, "b": 3}
+    assert gave == {"a": [None] * 3, "b": [None] * 3}
+    halves = ratio(
+        [Reading(1, 3), Reading(2, 8), Reading(9, 9)], [Reading(2, 6), Reading(4, 1), Reading(1, 9)]
+    )
+    assert halves == Reading(0.5, 1.0)
+    for name in ("2020-01-02-engine.md", "2020-01-02-other-engine.md"):
+        (tmp_path / name).write_text("old")
+    kept = keep("engine", conditions("1 thread"), folder=tmp_path)
+    assert re.search("commit .*1 thread", kept.read_text())
+    assert sorted(tmp_path.iterdir()) == sorted([kept, tmp_path / "2020-01-02-other-engine.md"])
