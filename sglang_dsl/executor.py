@@ -460,6 +460,9 @@ class Executor:
             with lock:
                 if not queue:
                     self._active, self._task = False, None
+                    # From Python 3.13 on, the frames of an error's traceback hold this one even after its
+                    # end: whoever keeps the error must not keep the state with it.
+                    del self, fold
                     return
                 item = queue.popleft()
                 self._at += 1

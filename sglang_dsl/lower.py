@@ -339,7 +339,10 @@ def json_schema(value: object) -> str:
     """A JSON schema as JSON text: from text, a mapping, a type (by pydantic), or any class that has
     model_json_schema(). Raises BadProgram, MissingExtra."""
     if types.is_type(value):
-        value = _schema_of(value)
+        try:
+            value = _schema_of(value)
+        except BadProgram as error:
+            raise BadProgram(f"json_schema: {error}") from error
     return _json_text("json_schema", value, (dict, bool))
 
 

@@ -59,11 +59,7 @@ class Record:
                 if not self.path.is_file():
                     raise BadProgram(f"there is no record in {os.fspath(folder)!r}; make one with cache='rw'")
                 address = f"file:{_quoted(self.path)}?mode=ro"
-            self._base = sqlite3.connect(address, timeout=BUSY_S, uri=True, check_same_thread=False)
-            if mode == "rw":
-                self._base.execute("PRAGMA journal_mode=WAL")
-                self._base.execute("PRAGMA synchronous=NORMAL")
-                self._base.execute(_TABLE)
+            self._base = _opened(address, make=mode == "rw")
         except (OSError, sqlite3.Error) as error:
             raise BadProgram(f"the record {os.fspath(folder)!r} cannot be used: {error}") from error
 
@@ -98,6 +94,19 @@ class Record:
         """Close the file; nothing can be found or kept after that."""
         with self._lock:
             self._base.close()
+
+
+def _opened(address: str, make: bool) -> sqlite3.Connection:
+    base = sqlite3.connect(address, timeout=BUSY_S, uri=True, check_same_thread=False)
+    if make:
+        try:
+            base.execute("PRAGMA journal_mode=WAL")
+            base.execute("PRAGMA synchronous=NORMAL")
+            base.execute(_TABLE)
+        except sqlite3.Error:
+            base.close()
+            raise
+    return base
 
 
 def _quoted(path: Path) -> str:

@@ -157,7 +157,7 @@ def _schema(annotation: Any) -> dict[str, Any]:
     try:
         made: dict[str, Any] = adapter.json_schema()
     except Exception as error:
-        raise ValueError(f"{name} has no JSON schema: {error}") from error
+        raise ValueError(f"{name} has no JSON schema: {_first_line(error)}") from error
     _close(made)
     return made
 
@@ -170,7 +170,12 @@ def _adapter(annotation: Any, name: str) -> Any:
     try:
         return make(_readable(annotation))
     except Exception as error:
-        raise ValueError(f"{name} is no type that can be read from JSON: {error}") from error
+        raise ValueError(f"{name} is no type that can be read from JSON: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """pydantic adds paragraphs on its own settings."""
+    return str(error).partition("\n")[0]
 
 
 def _readable(annotation: Any) -> Any:

@@ -248,22 +248,28 @@ def test_a_backend_that_answers_nonsense() -> None:
         program.run(select("x", ["a"]), backend=MockBackend(scores={"a": []}))["x"]
 
 
-def test_errors_do_not_hold_the_state_alive(idle: Callable[[], int]) -> None:
+@pytest.mark.parametrize("way", ["run", "stream", "async"])
+def test_errors_do_not_hold_the_state_alive(idle: Callable[[], int], way: str) -> None:
     @sgl.function
     def program(s: Any) -> None:
         s += gen("a")
 
-    state = program.run(backend=MockBackend(errors={0: OSError("x")}))
-    try:
-        state["a"]
-    except ProgramError as error:
-        kept = error.with_traceback(None)
+    @sgl.function
+    async def waits(s: Any) -> None:
+        s += gen("a")
+
+    backend = MockBackend(errors={0: OSError("x")})
+    state = (waits if way == "async" else program).run(backend=backend, stream=way == "stream")
+    kept = state.error()
+    assert kept is not None
+    kept = kept.with_traceback(None)
     watched = (weakref.ref(state), weakref.ref(state.core))
     del state
     idle()
     gc.collect()
     assert [ref() for ref in watched] == [None, None]
     assert kept.variable == "a"
+    assert "x" in str(kept.__cause__)
 
 
 def test_dropped_states_and_forks_leave_nothing_behind(idle: Callable[[], int]) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,6 +164,15 @@ def test_wrong_words_and_damaged_records(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BadProgram, match="cannot be used"):
         Record(tmp_path / "file" / "below")
+
+
+def test_a_record_that_cannot_be_used_is_closed(tmp_path: Path) -> None:
+    file = tmp_path / "calls.sqlite"
+    file.write_bytes(b"not a database, but long enough to be looked at " * 40)
+    with pytest.raises(BadProgram, match="cannot be used") as raised:
+        Record(tmp_path)
+    opened = [one.path for one in psutil.Process().open_files()]
+    assert str(file) not in opened, raised.value  # its frames hold whatever was not closed
 
 
 def test_an_interrupted_batch_goes_on_where_it_was(tmp_path: Path) -> None:
