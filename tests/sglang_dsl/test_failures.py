@@ -18,7 +18,6 @@ from sglang_dsl import (
     BackendError,
     MockBackend,
     ProgramCancelled,
-    ProgramError,
     StateClosed,
     Timeout,
     Unsupported,
