@@ -99,7 +99,7 @@ class Runtime:
         except BaseException:
             self.shutdown()
             raise
-        self.endpoint = self._used = RuntimeEndpoint(self.url, api_key, timeout=timeout)
+        self.endpoint = self._used = RuntimeEndpoint(self.url, api_key, timeout=timeout, lazy=True)
 
     @property
     def pid(self) -> int:

@@ -61,7 +61,7 @@ def by_name(name: str) -> Backend:
 @functools.cache
 def _at(url: str) -> Backend:
     """The process's one backend for the server at this address, so that its connections are shared."""
-    return BACKENDS.load("endpoint")(url)  # type: ignore[call-arg]
+    return BACKENDS.load("endpoint")(url, lazy=True)  # type: ignore[call-arg]
 
 
 def as_backend(value: Any) -> Backend:

@@ -8,9 +8,12 @@ nothing of how the server works.
 from __future__ import annotations
 
 import json
+import socket
+import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -40,6 +43,7 @@ from sglang_dsl.usage import TokenUsage
 GRACE_S = 15.0
 """How much longer than a request's own deadline the client waits for the server to say that it is over."""
 INFO_S = 30.0
+PROBE_S = 10.0
 
 
 class RuntimeEndpoint(Backend):
@@ -51,9 +55,10 @@ class RuntimeEndpoint(Backend):
     timeout            seconds a call may take that has no deadline of its own
     retries            how often a request that did not begin is sent again (no connection, or server busy)
     max_connections    open at once; more calls wait
+    lazy               do not look whether a server is there: for one that is started later
 
-    Nothing is sent before the first call. Setting `chat_template` (a ChatTemplate, or None for the server's)
-    changes how prompts are rendered from then on.
+    Raises BackendError where nothing listens, unless `lazy`; nothing is sent before the first call. Setting
+    `chat_template` (a ChatTemplate, or None for the server's) changes how prompts are rendered from then on.
     """
 
     name = "endpoint"
@@ -68,6 +73,7 @@ class RuntimeEndpoint(Backend):
         timeout: float = 600.0,
         retries: int = 3,
         max_connections: int = 256,
+        lazy: bool = False,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f'a URL begins with "http://" or "https://", got {base_url!r}')
@@ -86,6 +92,8 @@ class RuntimeEndpoint(Backend):
         )
         self.token_usage = TokenUsage()
         self._model_info: dict[str, Any] | None = None
+        if not lazy:
+            _knock(self.base_url)
 
     def __repr__(self) -> str:
         return f"RuntimeEndpoint({self.base_url!r})"
@@ -296,6 +304,25 @@ class RuntimeEndpoint(Backend):
                 f"{self.base_url}{path} is no runtime's: {str(told)[:200]!r}", backend=self.name
             )
         return told
+
+
+def _knock(url: str) -> None:
+    """Connect once and hang up. Raises BackendError where nobody listens. A server behind a proxy is not
+    looked for: the proxy is who would answer."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((host, port), PROBE_S).close()
+    except OSError as error:
+        raise BackendError(
+            f"no connection to {url}: {error.strerror or error}",
+            backend=RuntimeEndpoint.name,
+            retryable=True,
+            hint="start it first (python -m runtime serve), or say lazy=True for a server that comes later",
+        ) from error
 
 
 def _conversation(prompt: Prompt) -> dict[str, Any]:

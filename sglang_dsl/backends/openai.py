@@ -27,6 +27,7 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
+from sglang_dsl.backends.openai_choices import Steps, likeliest
 from sglang_dsl.backends.openai_stream import Reply, pieces_of
 from sglang_dsl.backends.remote import (
     Leading,
@@ -70,6 +71,8 @@ EXTENSIONS = {
     "prefill": "continue_final_message",
     "echo": "echo",
 }
+_MOST_TOPS = 5  # likeliest tokens that OpenAI tells, at most
+_MOST_STEPS = 32
 _HINT = (
     'use json_schema or choices in a chat, or say extensions=["regex"] or ["ebnf"] where the server takes it'
 )
@@ -103,7 +106,8 @@ class OpenAI(Backend):
     token_usage counts what was charged. A constraint becomes structured output where a JSON schema says the
     same (json_schema, choices, the dtypes): strict where the API's strict mode takes the schema, otherwise
     asked for and then checked here, which needs jsonschema. A completion model is held to nothing: a dtype is
-    read from the begin of what it says, and a reply that begins otherwise is an error.
+    read from the begin of what it says, and a reply that begins otherwise is an error; a choice is what it
+    would likeliest say of the options, unless "echo" among the extensions lets it score all of them.
     """
 
     name = "openai"
@@ -205,8 +209,10 @@ class OpenAI(Backend):
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         text = None if self.is_chat_model else call.prompt.plain_text
-        if text is not None:
+        if text is not None and "echo" in self._extensions:
             return await self._echoed(text, call)
+        if text is not None:
+            return await self._likeliest(text, call)
         if call.unconditional:
             raise Unsupported(
                 "a chat API gives no probabilities of texts without their prompt",
@@ -301,12 +307,6 @@ class OpenAI(Backend):
 
     async def _echoed(self, text: str, call: ChoiceCall) -> ChoiceScores:
         """Scores by the log-probabilities of prompt + option, which the server gives back."""
-        if "echo" not in self._extensions:
-            raise Unsupported(
-                f"{self.name} gives no log-probabilities of given text",
-                backend=self.name,
-                hint='say extensions=["echo"] where the server takes echo with logprobs, or use a chat model',
-            )
         asked = [text + choice for choice in call.choices]
         answers = await self._echo(asked, call.timeout)
         starts = [_first_after(answer, len(text)) for answer in answers]
@@ -324,6 +324,38 @@ class OpenAI(Backend):
             ]
         made = (ChoiceScore(score, (), prior) for score, prior in zip(scores, priors, strict=True))
         return ChoiceScores(tuple(made), {"exact": True})
+
+    async def _likeliest(self, text: str, call: ChoiceCall) -> ChoiceScores:
+        """By the likeliest next tokens, which every server tells. The options not chosen are not scored."""
+        if call.unconditional:
+            raise Unsupported(
+                f"{self.name} gives no log-probabilities of given text",
+                backend=self.name,
+                hint='say extensions=["echo"] where the server takes echo with logprobs',
+            )
+        room = min(_MOST_STEPS, 1 + max(map(len, call.choices)))
+
+        async def ask(said: str) -> Steps:
+            body = {
+                "model": self.model_name,
+                "prompt": text + said,
+                "max_tokens": room,
+                "logprobs": _MOST_TOPS,
+                "temperature": 0,
+            }
+            with faults(self.name):
+                data = json.dumps(body).encode()
+                answer = await self._transport.post(f"/completions{self._query}", data, call.timeout)
+            texts, metas = Reply(self.name, chat=False).whole(answer, 1)
+            self._charge(metas[0])
+            told = zip(metas[0].get("output_token_logprobs", ()), metas[0].get("output_top_logprobs", ()))
+            steps = [(token, {top: lp for lp, _, top in tops}) for (_, _, token), tops in told]
+            return steps or [(texts[0], {})] * bool(texts[0])
+
+        index, path = await likeliest(ask, call.choices)
+        none = ChoiceScore((-math.inf,))
+        scores = (ChoiceScore(path) if at == index else none for at in range(len(call.choices)))
+        return ChoiceScores(tuple(scores), {"exact": False, "how": "likeliest tokens"})
 
     async def _echo(self, prompts: Sequence[str], timeout: float | None) -> list[dict[str, Any]]:
         body = {

@@ -237,11 +237,31 @@ class Leading(Shaped):
         return self.whole("".join(self._held))
 
     def whole(self, text: str) -> str:
-        said = f'"{text}"' if self._quote else text.lstrip()
-        found = re.match(self._asked.spec, said)
-        if found is None or (self._quote and found.end() != len(said)):
+        if self._quote:
+            return _quoted(text)
+        found = re.match(self._asked.spec, text.lstrip())
+        if found is None:
             raise broken_promise(self._asked, text)
         return found[0].rstrip()
+
+
+_UP_TO_A_QUOTE = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
+
+
+def _quoted(text: str) -> str:
+    """The JSON string that `text` is the begin of, its opening quote said already. What no JSON string may
+    hold as it is (line breaks, a backslash that escapes nothing) is escaped; a second opening quote is left
+    out."""
+    lead = text.lstrip()
+    found = _UP_TO_A_QUOTE.match(lead[1:] if lead.startswith('"') and len(lead) > 1 else text)
+    said = "" if found is None else found[0]
+    if re.fullmatch(REGEX_STR, f'"{said}"'):
+        return f'"{said}"'
+    try:
+        value = json.loads(f'"{said}"', strict=False)
+    except ValueError:
+        value = said
+    return json.dumps(value, ensure_ascii=False)
 
 
 def check_spec_only(constraint: Constraint, backend: str) -> None:
@@ -315,7 +335,11 @@ def picked(call: ChoiceCall, text: str, meta: Mapping[str, Any], backend: str) -
 
 def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
     """A conversation's finished turns, and the assistant's turn that the reply goes on with where it has
-    text already. Raises Unsupported for what a chat API cannot be sent."""
+    text already. A prompt without turns is one turn of the user. Raises Unsupported for what a chat API
+    cannot be sent."""
+    whole = _only_text(prompt)
+    if whole is not None:
+        return [whole], None
     done: list[Message] = []
     for message in prompt.messages:
         if message.role == "raw":
@@ -341,6 +365,16 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
         backend=backend,
         hint="generate inside assistant(...)",
     )
+
+
+def _only_text(prompt: Prompt) -> Message | None:
+    """A prompt that is text outside of turns, as a turn of the user; None for others."""
+    if any(message.role != "raw" for message in prompt.messages):
+        return None
+    said = [message for message in prompt.messages if message.content]
+    if len(said) != 1 or (isinstance(said[0].content, str) and not said[0].content.strip()):
+        return None
+    return Message("user", said[0].content)
 
 
 @contextmanager

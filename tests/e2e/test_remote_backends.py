@@ -146,7 +146,7 @@ def test_what_an_api_cannot_do_is_refused(makers: dict[str, Callable[[], Any]]) 
 
     @sgl.function
     def outside(s: Any) -> None:
-        s += "Hello" + sgl.gen("x", max_tokens=4)
+        s += "Hello" + sgl.user("you") + sgl.assistant(sgl.gen("x", max_tokens=4))
 
     plain = OpenAI("pocket", base_url=makers["openai"]()._transport.base_url, api_key="none")
     for program, words in (

@@ -29,7 +29,7 @@ IMPORTED = """
 api: set_default_backend gen select function system user assistant flush_cache get_server_info Runtime
 lang.api: function gen gen_int gen_string select set_default_backend image Runtime RuntimeEndpoint
 lang.ir: REGEX_INT REGEX_FLOAT REGEX_BOOL REGEX_STR SglRoleBegin SglRoleEnd SglGen
-lang.ir: SglSamplingParams SglFunction SglSelect SglExprList
+lang.ir: SglSamplingParams SglFunction SglSelect SglExprList SglSeparateReasoning
 lang.chat_template: ChatTemplate get_chat_template register_chat_template get_chat_template_by_model_path
 lang.chat_template: register_chat_template_matching_function
 lang.interpreter: ProgramState ProgramStateGroup StreamExecutor
@@ -50,6 +50,7 @@ lang.global_config: global_config
 utils: http_request read_jsonl dump_state_text download_and_cache_file print_highlight launch_server_cmd
 utils: wait_for_server terminate_process normalize_base_url trim_overlap stream_and_merge
 utils: async_stream_and_merge
+srt.constrained: build_regex_from_object
 srt.constrained.outlines_backend: build_regex_from_object
 srt.hf_transformers_utils: get_tokenizer
 srt.utils.hf_transformers_utils: get_tokenizer

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sglang_dsl.backends.base import Backend as BaseBackend
+from sglang_dsl.backends.blocking import BaseBackend
 
 __all__ = ["BaseBackend"]

@@ -1,1 +1,7 @@
-"""Where programs written for sglang import the regex of a model from."""
+"""`srt.constrained`: the regex of a model, as sglang's programs import it. Holds no code of its own."""
+
+from __future__ import annotations
+
+from sglang_dsl.schema_regex import build_regex_from_object
+
+__all__ = ["build_regex_from_object"]

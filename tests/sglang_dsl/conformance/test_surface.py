@@ -33,7 +33,7 @@ def objects() -> dict[str, Any]:
         "program": program,
         "config": sgl.global_config,
         "view": state.stream_executor,
-        "endpoint": sgl.RuntimeEndpoint("http://127.0.0.1:1"),
+        "endpoint": sgl.RuntimeEndpoint("http://127.0.0.1:1", lazy=True),
         "openai": sgl.OpenAI("m", api_key="k"),
     }
 

@@ -1,0 +1,324 @@
+"""BaseBackend: a backend as sglang's programs write one, with blocking methods that are given a view of what
+was said and a set of sampling parameters. Knows no programs.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import copy
+import dataclasses
+import functools
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from runtime.formats.chat import get_chat_template
+from runtime.formats.chat.render import render_prompt
+from runtime.formats.chat.template import ChatTemplate
+from sglang_dsl.backends.base import (
+    Backend,
+    Call,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Prompt,
+)
+from sglang_dsl.choices import METHODS, ChoicesDecision
+from sglang_dsl.errors import BackendError, Unsupported
+from sglang_dsl.threads import Threads
+
+T = TypeVar("T")
+MOST_AT_ONCE = 64
+_FORMS = {"regex": "regex", "json_schema": "json_schema"}
+_OPTIONS = frozenset({"return_text_in_logprobs"})
+
+
+@dataclass
+class SglSamplingParams:
+    """What a generation asks for, with nothing left open. `dtype` is None: a dtype is told as its regex."""
+
+    max_new_tokens: int = 128
+    min_new_tokens: int = 0
+    n: int = 1
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] | None = ()
+    stop_regex: str | Sequence[str] | None = ()
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    ignore_eos: bool = False
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    json_schema: str | None = None
+    dtype: str | None = None
+    regex: str | None = None
+
+    def clone(self) -> SglSamplingParams:
+        """A copy that shares nothing."""
+        return copy.deepcopy(self)
+
+    def to_openai_kwargs(self) -> dict[str, Any]:
+        """As words of OpenAI's APIs."""
+        return self._named(
+            "stop",
+            "temperature",
+            "top_p",
+            "frequency_penalty",
+            "presence_penalty",
+            max_new_tokens="max_tokens",
+        )
+
+    def to_litellm_kwargs(self) -> dict[str, Any]:
+        """As words of litellm.completion()."""
+        return self.to_openai_kwargs()
+
+    def to_anthropic_kwargs(self) -> dict[str, Any]:
+        """As words of Anthropic's API."""
+        return self._named(
+            "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_tokens"
+        )
+
+    def to_vertexai_kwargs(self) -> dict[str, Any]:
+        """As words of Vertex AI's generation config."""
+        return self._named(
+            "temperature", "top_p", "top_k", stop="stop_sequences", max_new_tokens="max_output_tokens"
+        )
+
+    def to_srt_kwargs(self) -> dict[str, Any]:
+        """As `sampling_params` of POST /generate."""
+        return self._named(
+            "max_new_tokens", "min_new_tokens", "n", "stop", "stop_token_ids", "stop_regex", "temperature",
+            "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "ignore_eos", "regex",
+            "json_schema",
+        )  # fmt: skip
+
+    def _named(self, *same: str, **renamed: str) -> dict[str, Any]:
+        names = {name: name for name in same} | renamed
+        return {
+            told: list(value) if isinstance(value, tuple) else value
+            for name, told in names.items()
+            if (value := getattr(self, name)) not in (None, ()) and not (name == "top_k" and value == -1)
+        }
+
+
+@dataclass
+class Asked:
+    """What a method of a BaseBackend may read of the state.
+
+    text_          the prompt, turns as the backend's chat template writes them
+    messages_      the finished turns
+    cur_role       the turn that is open, None outside
+    chat_template  the backend's
+    """
+
+    text_: str
+    messages_: list[dict[str, Any]]
+    cur_role: str | None
+    chat_template: ChatTemplate
+    images_: list[Any] = field(default_factory=list)
+
+    def text(self) -> str:
+        """`text_`."""
+        return self.text_
+
+    def messages(self) -> list[dict[str, Any]]:
+        """`messages_`."""
+        return self.messages_
+
+
+class BaseBackend(abc.ABC):  # noqa: B024 - it can be made, as there
+    """Subclass it with `generate`, and with `generate_stream` and `select` where the backend has them. Each
+    call runs on a thread of its own, MOST_AT_ONCE at a time; one that is cancelled runs to its end unheard.
+    The package's own backends, which are asynchronous (sglang_dsl.backends.base.Backend), count as
+    instances."""
+
+    support_concate_and_append = False
+    chat_template: ChatTemplate | None = None
+
+    @functools.cached_property
+    def endpoint(self) -> Backend:
+        """The backend that programs run on."""
+        return _Beside(self)
+
+    def get_model_name(self) -> str:
+        """Which model answers."""
+        return type(self).__name__
+
+    def get_chat_template(self) -> ChatTemplate:
+        """How turns are written in `s.text_`."""
+        return self.chat_template or get_chat_template("default")
+
+    def generate(self, s: Asked, sampling_params: SglSamplingParams) -> tuple[Any, dict[str, Any]]:
+        """The text (for n > 1 a list) and its meta."""
+        raise NotImplementedError
+
+    def generate_stream(
+        self, s: Asked, sampling_params: SglSamplingParams
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Pieces of the text, each with its meta. Left out: the text comes whole."""
+        raise NotImplementedError
+
+    def select(
+        self, s: Asked, choices: list[str], temperature: float, choices_method: Any = None
+    ) -> ChoicesDecision:
+        """One of `choices`."""
+        raise NotImplementedError
+
+    def cache_prefix(self, prefix_str: str) -> None:
+        """Compute a prompt's beginning now. Does nothing unless overridden; so do the others below."""
+        return
+
+    def flush_cache(self) -> bool | None:
+        """Drop what is cached."""
+        return False
+
+    def get_server_info(self) -> dict[str, Any]:
+        """What the backend says of itself."""
+        return {}
+
+    def shutdown(self) -> None:
+        """The program needs it no more."""
+        return
+
+
+BaseBackend.register(Backend)  # type: ignore[type-abstract]
+
+
+class _Beside(Backend):
+    """A BaseBackend, called on threads."""
+
+    def __init__(self, inner: BaseBackend) -> None:
+        self._inner, self.name = inner, type(inner).__name__
+        self._threads = Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}:{self._inner.get_model_name()}"
+
+    async def generate(self, call: Call) -> Completion:
+        asked, params = self._asked(call.prompt), self._params(call)
+        text, meta = await self._call(self._inner.generate, asked, params)
+        texts = tuple(text) if isinstance(text, list | tuple) else (text,)
+        if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
+            raise BackendError(f"generate gave {text!r:.200} for {call.n} texts", backend=self.name)
+        return Completion(texts, dict(meta or {}))
+
+    async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if type(self._inner).generate_stream is BaseBackend.generate_stream:
+            done = await self.generate(call)
+            yield Delta(done.texts[0], done.meta)
+            return
+        asked, params = self._asked(call.prompt), self._params(call)
+        pieces = await self._call(self._inner.generate_stream, asked, params)
+        meta: dict[str, Any] = {}
+        while (piece := await self._call(next, pieces, None)) is not None:
+            text, told = piece
+            meta |= told or {}
+            if text:
+                yield Delta(text)
+        yield Delta("", meta)
+
+    async def score(self, call: ChoiceCall) -> ChoiceScores:
+        asked = self._asked(call.prompt)
+        name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
+        made: Any = await self._call(self._inner.select, asked, list(call.choices), 0.0, METHODS[name])
+        taken, told = (made.decision, made.meta_info) if isinstance(made, ChoicesDecision) else (made, {})
+        if taken not in call.choices:
+            raise BackendError(f"select took {taken!r:.80}, which is none of the options", backend=self.name)
+        index, prior = call.choices.index(taken), (0.0,) if call.unconditional else None
+        scores = (
+            ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
+        )
+        return ChoiceScores(tuple(scores), {**told, "exact": False, "how": "the backend's own select"})
+
+    async def commit(self, prompt: Prompt) -> None:
+        await self._call(self._inner.cache_prefix, self._asked(prompt).text_)
+
+    async def aflush_cache(self) -> bool:
+        return bool(await self._call(self._inner.flush_cache))
+
+    async def info(self) -> dict[str, Any]:
+        return {"backend": self.name, **(await self._call(self._inner.get_server_info) or {})}
+
+    async def aclose(self) -> None:
+        await self._call(self._inner.shutdown)
+        self._threads.close(wait=False)
+
+    def _asked(self, prompt: Prompt) -> Asked:
+        template, text = self._inner.get_chat_template(), prompt.plain_text
+        last = prompt.messages[-1] if prompt.messages else None
+        done = [
+            {"role": message.role, "content": copy.deepcopy(message.content)}
+            for message in prompt.messages
+            if not message.open and message.role != "raw"
+        ]
+        return Asked(
+            render_prompt(prompt.messages, template) if text is None else text,
+            done,
+            last.role if last is not None and last.open and last.role != "raw" else None,
+            template,
+        )
+
+    def _params(self, call: Call) -> SglSamplingParams:
+        """Raises Unsupported for what has no place in them."""
+        words = {one.name for one in dataclasses.fields(SglSamplingParams)}
+        said = {name: getattr(call.sampling, name) for name in call.sampling.__struct_fields__ if name != "n"}
+        unchanged = type(call.sampling)()
+        unable = [
+            name for name, value in said.items() if name not in words and value != getattr(unchanged, name)
+        ]
+        constraint = call.constraint
+        if constraint is not None and constraint.kind not in _FORMS:
+            unable.append(constraint.kind)
+        if unable := sorted({*unable, *(call.options.keys() - _OPTIONS)}):
+            raise Unsupported(f"a BaseBackend is told nothing of {', '.join(unable)}", backend=self.name)
+        form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
+        return SglSamplingParams(
+            **{name: value for name, value in said.items() if name in words},
+            n=call.n,
+            return_logprob=call.return_logprob or None,
+            logprob_start_len=call.logprob_start_len if call.logprob_start_len >= 0 else None,
+            top_logprobs_num=call.top_logprobs or None,
+            return_text_in_logprobs=call.options.get("return_text_in_logprobs"),
+            **form,
+        )
+
+    async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
+        """On a thread. Raises what it raises; Unsupported where the subclass has no such method."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def work() -> None:
+            try:
+                outcome: Any = functools.partial(_settle, done, method(*arguments), None)
+            except Exception as error:  # noqa: BLE001 - raised where it is waited for
+                outcome = functools.partial(_settle, done, None, error)
+            loop.call_soon_threadsafe(outcome)
+
+        self._threads.submit(work)
+        try:
+            return await done
+        except NotImplementedError as error:
+            what = getattr(method, "__name__", "this")
+            raise Unsupported(f"{self.name} has no {what}", backend=self.name) from error
+
+
+def _settle(done: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if done.done():
+        return  # cancelled
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(value)

@@ -1,0 +1,66 @@
+"""Choices on a completion model that gives no log-probabilities of given text: the likeliest option by what
+the model would say next. Knows the words of a completion's log-probabilities, and no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+from sglang_dsl.errors import BackendError
+
+Steps: TypeAlias = "Sequence[tuple[str, dict[str, float]]]"
+"""The tokens of a completion, each with the likeliest tokens at its place and their log-probabilities."""
+
+_MOST_BLANKS = 16
+
+
+async def likeliest(
+    ask: Callable[[str], Awaitable[Steps]], options: Sequence[str]
+) -> tuple[int, tuple[float, ...]]:
+    """Index of the option that greedy decoding among the options says, and the log-probabilities of the
+    tokens that told it from the others. `ask`: what the model says behind the prompt and a text; asked again
+    only where the model would leave all options. Blanks before the first word do not count. Raises
+    BackendError where no likely token begins an option."""
+    said, spoken, path = "", "", list[float]()
+    left = dict.fromkeys(options)
+    while True:
+        asked_at = spoken
+        for token, tops in await ask(spoken):
+            tops = tops or {token: 0.0}
+            fits = {text: lp for text, lp in tops.items() if _goes_on(_after(said, text), said, left)}
+            if not fits or (said in left and token not in fits):
+                return _ended(options, said, tops), tuple(path)
+            best = max(fits, key=fits.__getitem__)
+            path.append(fits[best])
+            done, said, spoken = len(said), _after(said, best), spoken + best
+            whole = [one for one in left if len(one) > done and said.startswith(one)]
+            left = {one: None for one in left if one.startswith(said)}
+            if all(len(one) <= len(said) for one in left):
+                return options.index(max(whole, key=len)), tuple(path)
+            if len(left) == 1:
+                return options.index(next(iter(left))), tuple(path)
+            if best != token:
+                break  # from here on the model spoke of something else
+        if spoken == asked_at or (not said and len(spoken) > _MOST_BLANKS):
+            return _ended(options, said, {}), tuple(path)
+
+
+def _after(said: str, token: str) -> str:
+    return said + token if said else token.lstrip()
+
+
+def _goes_on(text: str, said: str, options: dict[str, None]) -> bool:
+    """Whether an option that is not over with `said` goes on as `text` does, or ends within it."""
+    return not text or any(
+        len(one) > len(said) and (one.startswith(text) or text.startswith(one)) for one in options
+    )
+
+
+def _ended(options: Sequence[str], said: str, tops: dict[str, float]) -> int:
+    if said in options:
+        return options.index(said)
+    raise BackendError(
+        f"the model would say none of the options; likeliest here: {', '.join(map(repr, tops)) or 'nothing'}",
+        hint="say in the prompt what the options are",
+    )
