@@ -34,6 +34,7 @@ from sglang_dsl.ir import (
     media_of,
 )
 from sglang_dsl.settings import global_config
+from sglang_dsl.tracebacks import exposed, trim
 from sglang_dsl.typed import is_type
 
 if TYPE_CHECKING:
@@ -259,9 +260,13 @@ def gen(
 
 def gen(*args: Any, **words: Any) -> Gen[Any] | Select:
     # Programs say the same words at the same place again and again; nodes are frozen, so one will do.
-    if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, words.values())):
-        return _known_gen(caller(), *args, **words)
-    return _any_gen(*args, **words)
+    try:
+        if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, words.values())):
+            return _known_gen(caller(), *args, **words)
+        return _any_gen(*args, **words)
+    except BaseException as error:
+        trim(error)
+        raise
 
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
@@ -289,22 +294,25 @@ functools.update_wrapper(gen, _gen, ("__doc__",), ())
 _gen.__name__ = _gen.__qualname__ = "gen"  # for errors about words it does not take
 
 
+@exposed
 def gen_int(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
     """Generate a whole number; takes gen's sampling words."""
     return _typed("gen_int", int, name, max_tokens, words)
 
 
+@exposed
 def gen_string(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
     """Generate a quoted string, escapes as in JSON; takes gen's sampling words."""
     return _typed("gen_string", str, name, max_tokens, words)
 
 
-def _typed(word: str, dtype: type, name: str | None, max_tokens: int | None, words: dict[str, Any]) -> Gen:
+def _typed(called: str, dtype: type, name: str | None, max_tokens: int | None, words: dict[str, Any]) -> Gen:
     if unknown := sorted(set(words) - set(lower.WORDS)):
-        raise TypeError(f"{word} got unexpected words: {', '.join(unknown)}")
+        raise TypeError(f"{called} got unexpected words: {', '.join(unknown)}")
     return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **words))
 
 
+@exposed
 def select(
     name: str | None = None,
     choices: Iterable[str] | None = None,
@@ -337,12 +345,14 @@ def select(
     )
 
 
+@exposed
 def image(source: object, *, detail: str | None = None) -> Media:
     """A picture: a path, an http(s) or data address, bytes, a PIL image, or an array of uint8 pixels (height
     x width x channels). `detail`: how finely a model should look, where it takes that. Raises BadProgram."""
     return _media("image", source, {"detail": detail})
 
 
+@exposed
 def video(path: object, num_frames: int | None = None) -> Media:
     """A video: a path, an address, or bytes. `num_frames`: how many of its frames a model should look at,
     where it takes that. Raises BadProgram."""
@@ -351,6 +361,7 @@ def video(path: object, num_frames: int | None = None) -> Media:
     return _media("video", path, {"num_frames": num_frames})
 
 
+@exposed
 def audio(source: object) -> Media:
     """A sound: a path, an address, bytes, or (array of samples, sample rate in Hz). Raises BadProgram."""
     return _media("audio", source, {})
@@ -360,6 +371,7 @@ def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
     return media_of(_PARTS.load("part_of")(kind, source, words), caller())
 
 
+@exposed
 def separate_reasoning(expr: Node, model_type: str = "auto") -> Node:
     """`expr` with its generations taken apart: a variable x then holds the answer, x_reasoning_content the
     thoughts before it, also in streams. `model_type`: how the model marks them ("qwen3", "deepseek-r1", ...;
@@ -435,6 +447,7 @@ def tool(expr: Node | str | None = None) -> Seq:
     return turn("tool", expr)
 
 
+@exposed
 def role(name: str, expr: Node | str | None = None) -> Seq:
     """A turn of any role; the chat template, or the API, says which there are. Raises BadProgram."""
     if name in ("", RAW_ROLE):
@@ -482,6 +495,7 @@ def assistant_end() -> RoleEnd:
     return RoleEnd("assistant", src=caller())
 
 
+@exposed
 def set_default_backend(backend: Any) -> None:
     """The backend of every program that is not given one; None takes it away."""
     global_config.default_backend = None if backend is None else as_backend(backend)
@@ -494,6 +508,7 @@ def _backend_or_default(backend: Any) -> Any:
     return as_backend(chosen)
 
 
+@exposed
 def flush_cache(backend: Any = None) -> bool:
     """Drop the backend's cached prefixes; False where it has none, they are in use, or there is no backend.
     Asks the backend and waits."""
@@ -503,6 +518,7 @@ def flush_cache(backend: Any = None) -> bool:
     return bool(_PARTS.load("loop")().run(chosen.aflush_cache(), global_config.timeout_s))
 
 
+@exposed
 def get_server_info(backend: Any = None) -> dict[str, Any]:
     """What the backend says of itself. Asks the backend and waits."""
     chosen = _backend_or_default(backend)

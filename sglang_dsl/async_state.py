@@ -28,6 +28,7 @@ from sglang_dsl.ir import Gen, Node, Select, caller
 from sglang_dsl.joins import GATHER, join_mode
 from sglang_dsl.reads import checked, choice_of, name_of
 from sglang_dsl.state import ProgramState, ProgramStateGroup, Turn
+from sglang_dsl.tracebacks import public, trim
 
 T = TypeVar("T")
 
@@ -41,7 +42,11 @@ class Pending(Awaitable[T], Generic[T]):
         self._what, self._make = what, make
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._make().__await__()
+        try:
+            return (yield from self._make().__await__())
+        except BaseException as error:
+            trim(error)
+            raise
 
     def __repr__(self) -> str:
         return f"<{self._what}, to be awaited>"
@@ -54,6 +59,7 @@ class Pending(Awaitable[T], Generic[T]):
         return str(self)
 
 
+@public
 class AsyncProgramState(Face["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
     gives for code that may block."""
@@ -246,6 +252,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
             yield group[0]
 
 
+@public
 class AsyncTurn:
     """What s.user(...) gives in an async program: a turn already added, or a context manager of either
     kind."""
@@ -271,6 +278,7 @@ class AsyncTurn:
         self.__exit__(kind, error, trace)
 
 
+@public
 class AsyncProgramStateGroup(Group[AsyncProgramState]):
     """Forks of one state, in order."""
 

@@ -15,19 +15,45 @@
     +-- BadProgram                 (also ValueError) a word was used wrongly: empty choices, bad regex, ...
     +-- StateClosed                text was added to a state that cannot go on
 
-An error is raised where the value is read. It does not hold the state alive.
+An error is raised where the value is read. It does not hold the state alive. Its traceback shows the user's
+own lines (sglang_dsl.tracebacks); err.full_traceback() tells the language's, too.
 """
 
 from __future__ import annotations
 
+import traceback
 import warnings
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sglang_dsl.ir import Source, caller
 
 
+class Stack(NamedTuple):
+    """An exception as text, and the places that it came through, (file, line, function), outermost first."""
+
+    error: str
+    places: tuple[tuple[str, int, str], ...]
+
+
 class SglError(Exception):
     """Base of the language's errors."""
+
+    stacks: tuple[Stack, ...] = ()
+    """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
+
+    def full_traceback(self) -> str:
+        """Itself and all that it came of, with all frames, the language's too, as text."""
+        parts = []
+        *causes, own = self.stacks or stacks(self)
+        shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
+        for stack in (*causes, Stack(headline(self), tuple(dict.fromkeys(shown)))):
+            frames = [
+                traceback.FrameSummary(file, line, name, lookup_line=False)
+                for file, line, name in stack.places
+            ]
+            lines = traceback.StackSummary.from_list(frames).format()
+            parts.append("".join(["Traceback (most recent call last):\n", *lines, stack.error, "\n"]))
+        return "\nwhich led to:\n\n".join(parts)
 
 
 class BadProgram(SglError, ValueError):
@@ -70,7 +96,7 @@ class ProgramError(SglError):
 
     def fields(self) -> dict[str, Any]:
         """All that is known, for logs."""
-        known = {k: v for k, v in vars(self).items() if v not in (None, False)}
+        known = {k: v for k, v in vars(self).items() if v not in (None, False) and k != "stacks"}
         return known | ({"source": str(self.source)} if self.source else {})
 
     def __str__(self) -> str:
@@ -133,7 +159,8 @@ E = TypeVar("E", bound=ProgramError)
 def again(error: ProgramError) -> ProgramError:
     """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own."""
     fresh = copied(error)
-    fresh.__cause__ = error.__cause__
+    if error.__cause__ is not None:  # set to None it would hide what its reader was handling
+        fresh.__cause__ = error.__cause__
     return fresh
 
 
@@ -155,3 +182,28 @@ def warn(message: str) -> None:
     src = caller()
     place = ("<unknown>", 1) if src is None else (src.file, src.line)
     warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
+
+
+def stacks(error: BaseException) -> tuple[Stack, ...]:
+    """An exception and what it came of, the first cause first. Holds no frames."""
+    found: list[Stack] = []
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen:  # causes may go round in a circle
+        seen.add(id(at))
+        found.append(Stack(headline(at), _places(at)))
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+    return tuple(reversed(found))
+
+
+def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
+    walked = traceback.walk_tb(error.__traceback__)
+    return tuple((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in walked)
+
+
+def headline(error: BaseException) -> str:
+    """Its kind and its message, if that can be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its own __str__ fails
+        return type(error).__name__

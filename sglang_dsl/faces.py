@@ -11,10 +11,12 @@ from typing import Any, Generic, TypeVar
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Node
+from sglang_dsl.tracebacks import public
 
 T = TypeVar("T", covariant=True)
 
 
+@public
 class Face(ABC, Generic[T]):
     """Of one state; T is what its turns are."""
 
@@ -85,6 +87,7 @@ class Face(ABC, Generic[T]):
 S = TypeVar("S", bound=Face[Any])
 
 
+@public
 class Group(Generic[S]):
     """Forks of one state, in order."""
 

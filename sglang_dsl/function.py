@@ -18,6 +18,7 @@ from sglang_dsl import lower
 from sglang_dsl.budgets import Budget
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Sampling
+from sglang_dsl.tracebacks import exposed, public
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
@@ -120,6 +121,7 @@ _PARTS: Registry[Any] = Registry(
 )
 
 
+@public
 class SglFunction(Generic[P, R]):
     """A program, of a function that takes P besides the state and returns R. Calling it runs it. Works as a
     method too: the state is the first parameter after `self`."""
@@ -417,6 +419,7 @@ def function(func: Callable[..., Any], /, **words: Unpack[RunWords]) -> SglFunct
 def function(**words: Unpack[RunWords]) -> Decorator: ...
 
 
+@exposed
 def function(func: Callable[..., Any] | None = None, /, **words: Any) -> Any:
     """Make a program of a function: @function, or @function(temperature=0, ...) with run's words as its
     defaults."""

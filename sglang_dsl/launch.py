@@ -45,6 +45,7 @@ from sglang_dsl.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
 from sglang_dsl.trace import Program
+from sglang_dsl.tracebacks import exposed, trim
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -389,6 +390,7 @@ def _arguments(item: Any) -> tuple[Args, Kwargs]:
             raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {item!r:.80}")
 
 
+@exposed
 async def run_batch_async(
     program: Startable,
     wanted: Wanted,
@@ -414,11 +416,14 @@ async def run_batch_async(
     results = as_they_end(items, one, limit=limit, ordered=ordered, total=total, progress=progress)
     async with aclosing(results):  # type: ignore[type-var]
         async for result in results:
-            if isinstance(result, BaseException) and on_error != "return":
-                raise result
+            if isinstance(result, BaseException):
+                trim(result)
+                if on_error != "return":
+                    raise result
             yield result
 
 
+@exposed
 def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
     """A finished job's state, or its error by policy; what is no Exception (SystemExit, ...) is raised."""
     # Closed here and now: an exception keeps its frames, and with them a generator that nobody reads.
@@ -427,6 +432,7 @@ def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
             if job.error is None:
                 yield job.state
             elif on_error == "return" and isinstance(job.error, Exception):
+                trim(job.error)
                 yield job.error
             else:
                 raise job.error

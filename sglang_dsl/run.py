@@ -25,8 +25,11 @@ from sglang_dsl.errors import (
     InvalidValue,
     ProgramCancelled,
     ProgramError,
+    Stack,
     Timeout,
     copied,
+    headline,
+    stacks,
 )
 from sglang_dsl.feed import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
@@ -314,16 +317,13 @@ def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -
         case BadProgram():
             error = ProgramError(str(cause), **place)
         case _:
-            error = BackendError(_told(cause), **place)
-    error.__cause__ = cause
+            error = BackendError(headline(cause), **place)
+    # Of an error of the language, what it came of: itself would be told twice.
+    own = isinstance(cause, ProgramError) and type(cause).__module__ == ProgramError.__module__
+    if (below := cause.__cause__ if own else cause) is not None:
+        error.__cause__ = below
+    error.stacks = (*stacks(cause), Stack(type(error).__name__, ()))
     return error
-
-
-def _told(cause: BaseException) -> str:
-    try:
-        return f"{type(cause).__name__}: {cause}"
-    except Exception:  # noqa: BLE001 - its own __str__ fails
-        return type(cause).__name__
 
 
 def place_in(error: BaseException) -> Source | None:

@@ -38,12 +38,14 @@ from sglang_dsl.joins import GATHER, join_mode
 from sglang_dsl.loop import in_thread
 from sglang_dsl.partial import Reading
 from sglang_dsl.reads import checked, choice_of, name_of
+from sglang_dsl.tracebacks import public, trim
 
 T = TypeVar("T")
 GLANCE_S = 0.5
 """How long repr() waits for a program that runs: most have ended by then, and a debugger goes on."""
 
 
+@public
 class ProgramState(Face["Turn"]):
     """The running program. Use it from one thread at a time; reading, which waits by blocking, is safe from
     any."""
@@ -62,13 +64,17 @@ class ProgramState(Face["Turn"]):
 
     def __iadd__(self, other: object) -> ProgramState:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
-        if type(other) is Seq:
-            self._core.submit(other, caller())
-        elif isinstance(other, Turn):
-            other.add_to(self)
-        elif other is not self:
-            src = caller()
-            self._core.submit(as_node(other, src), src)
+        try:
+            if type(other) is Seq:
+                self._core.submit(other, caller())
+            elif isinstance(other, Turn):
+                other.add_to(self)
+            elif other is not self:
+                src = caller()
+                self._core.submit(as_node(other, src), src)
+        except BaseException as error:
+            trim(error)
+            raise
         return self
 
     # -- variables -------------------------------------------------------------------------------------------
@@ -86,7 +92,11 @@ class ProgramState(Face["Turn"]):
         """The variable's value; waits for the last queued node that sets it. By its name, or by the gen or
         select that sets it: a type checker then knows what it is. Raises ProgramError where that failed,
         MissingVariable where no node sets it."""
-        return self._core.find(name if isinstance(name, str) else name_of(name)).get()
+        try:
+            return self._core.find(name if isinstance(name, str) else name_of(name)).get()
+        except BaseException as error:
+            trim(error)
+            raise
 
     def value(self, name: str, kind: type[T]) -> T:
         """s[name], which must be of the type `kind`, as a type checker then knows. Raises InvalidValue where
@@ -313,6 +323,7 @@ class ProgramState(Face["Turn"]):
         group.join()
 
 
+@public
 class Turn:
     """What s.user(...) gives: a turn already added, or the context manager that opens and closes one."""
 
@@ -349,6 +360,7 @@ class Turn:
             self._state.core.submit(RoleEnd(role, src=src), src)
 
 
+@public
 class ProgramStateGroup(Group[ProgramState]):
     """Forks of one state, in order."""
 

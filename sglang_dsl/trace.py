@@ -48,6 +48,7 @@ from sglang_dsl.passes import (
     variables,
     waves,
 )
+from sglang_dsl.tracebacks import public
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
 from sglang_dsl.usage import Ledger
@@ -68,6 +69,7 @@ class Placeholder(str):
         return 0.0
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class Program:
     """A compiled program. `arguments`: names left open, standing in the text as "{name}". `called`: programs
