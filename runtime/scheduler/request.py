@@ -401,10 +401,11 @@ class Request:
 
     def news(self, now: float, finish: FinishReason | None = None) -> TokenOutput | None:
         """What is new since the last call; None when that is nothing. Output ids whose log-probability is
-        wanted and still to come are held back, and those that may be taken back."""
+        wanted and still to come are held back, and those that may be taken back. What is left of a request
+        that ends comes with its end: only FinishReason.matched says what is no part of the text."""
         end = self.produced
         if finish is None:
-            if not self.stream or self.looking:
+            if not self.stream or self.looking or self.ending is not None:
                 return None
             if self.return_logprob and self.scored < len(self.targets):
                 end = min(end, max(0, self.targets[self.scored] - self.prompt_len))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runtime.processes.detokenize import IncrementalText, TextTable
 from runtime.protocol.constraint import Constraint
 
 FORCED = "st and then st|st by the st"
@@ -59,6 +60,39 @@ def test_what_was_not_looked_at_is_not_told(make_bench: Any, toy_grammars: Any, 
     for number in range(8):
         one, other = [sim.answer(f"{number}") for sim in sims]
         assert one.new_ids == other.new_ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("jump", [True, False])
+def test_a_stop_string_is_told_with_the_end(
+    make_bench: Any, toy_grammars: Any, seed: int, jump: bool
+) -> None:
+    """What is told before the end is shown, and never taken back: the text of a stream is the whole one's."""
+    dice = random.Random(seed)
+    words = ["".join(dice.choices("abehinrstz ", k=9)) for _ in range(40)]
+    stops = [tuple(dice.sample(["s", "t", "he", "in", "ab", "z", " a"], 2)) for _ in range(6)]
+    told: list[list[tuple[str, list[int], Any]]] = []
+    for stream in (False, True):
+        sim = make_bench(2000, grammar=toy_grammars(), overlap=True)
+        sim.runner.over = lambda: stream and dice.random() < 0.3  # noqa: B023 - used within the turn
+        for number in range(4):
+            sim.add(f"free {number}", [1, 2], max_new_tokens=60, ignore_eos=True, stream=True)
+        for number, stop in enumerate(stops):
+            regex, prompt = Constraint("regex", "|".join(words)), [seed, number]
+            # Most have room for no whole word, so that nothing but the verdict holds a token back.
+            sim.add(f"{number}", prompt, constraint=regex, max_new_tokens=3 + number, stop=stop,
+                    stream=stream, jump_forward=jump)  # fmt: skip
+        sim.run()
+        table = TextTable(sim.vocabulary, {})
+        answers = []
+        for number, stop in enumerate(stops):
+            made, news = IncrementalText(table, stop=stop), sim.news[f"{number}"]
+            for one in news:
+                end = one.finish
+                made.feed(one.new_ids, finished=end is not None, matched=end.matched if end else None)
+            answers.append((made.text, made.ids, news[-1].finish))
+        told.append(answers)
+    assert told[0] == told[1]
 
 
 def test_free_requests_take_a_step_for_each_token_however_long_looks_take(
