@@ -4,10 +4,9 @@ sockets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-
-import msgspec
+from typing import Any
 
 from runtime.grammar.search import Search
 from runtime.processes.detokenize import IncrementalText, TextTable
@@ -88,8 +87,7 @@ class DetokenizerManager:
             for news in batch.outputs:
                 output = self._feed(news)
                 if output is not None:
-                    sooner = ready.get(news.rid)
-                    ready[news.rid] = output if sooner is None else join(sooner, output)
+                    _put(ready, output)
         if not ready:
             return None
         return BatchStrOutput(rids=list(ready), outputs=list(ready.values()))
@@ -101,7 +99,7 @@ class DetokenizerManager:
                 f"the detokeniser keeps at most {self._max_states} requests and dropped this one, the oldest",
                 hint="lower max_waiting_requests",
             )
-            ready[oldest] = self._states.pop(oldest).failed(fault)
+            _put(ready, self._states.pop(oldest).failed(fault))
         search = self._searches(request.stop_regex) if request.stop_regex else None
         self._states[request.rid] = _State(self._table, request, search)
 
@@ -118,6 +116,11 @@ class DetokenizerManager:
         return output
 
 
+def _put(ready: dict[str, StrOutput], output: StrOutput) -> None:
+    sooner = ready.get(output.rid)
+    ready[output.rid] = output if sooner is None else join(sooner, output)
+
+
 def failed_output(rid: str, fault: RuntimeFault, http_worker_ipc: str | None = None) -> StrOutput:
     """News that a request failed."""
     reason = FinishReason(type="abort", error=fault.to_dict())
@@ -125,21 +128,66 @@ def failed_output(rid: str, fault: RuntimeFault, http_worker_ipc: str | None = N
 
 
 def join(sooner: StrOutput, later: StrOutput) -> StrOutput:
-    """Two news of one request as one."""
-    first, then = sooner.news, later.news
-    if first.finish is not None:  # an end is never followed
+    """Two outputs of one request as one, by the rules of JOIN: whoever adds it up (Part) comes to the same as
+    with the two."""
+    if sooner.news.finish is not None:  # an end is never followed
         return sooner
-    kept = max(0, len(first.new_ids) - then.replaced)
-    news = msgspec.structs.replace(
-        then,
-        new_ids=first.new_ids[:kept] + then.new_ids,
-        replaced=first.replaced + max(0, then.replaced - len(first.new_ids)),
-        hidden_states=[*(first.hidden_states or ()), *(then.hidden_states or ())] or None,
-        output_logprobs=first.output_logprobs[:kept] + then.output_logprobs,
-        output_top_logprobs=first.output_top_logprobs[:kept] + then.output_top_logprobs,
-        output_token_ids_logprobs=first.output_token_ids_logprobs[:kept] + then.output_token_ids_logprobs,
-    )
+    first, then = sooner.news, later.news
+    news = TokenOutput(**{name: rule(first, then, name) for name, rule in JOIN.items()})
     return StrOutput(later.rid, sooner.text + later.text, news)
+
+
+def _later(first: TokenOutput, then: TokenOutput, name: str) -> Any:
+    return getattr(then, name)
+
+
+def _given(first: TokenOutput, then: TokenOutput, name: str) -> Any:
+    """The later one's, where it has any."""
+    value = getattr(then, name)
+    return getattr(first, name) if value is None else value
+
+
+def _kept_and_new(first: TokenOutput, then: TokenOutput, name: str) -> Any:
+    """Entries per id: the first's without those of ids that are replaced, and the later's."""
+    kept = max(0, len(first.new_ids) - then.replaced)
+    return getattr(first, name)[:kept] + getattr(then, name)
+
+
+def _replaced(first: TokenOutput, then: TokenOutput, name: str) -> int:
+    return first.replaced + max(0, then.replaced - len(first.new_ids))
+
+
+def _all(first: TokenOutput, then: TokenOutput, name: str) -> Any:
+    return [*(getattr(first, name) or ()), *(getattr(then, name) or ())] or None
+
+
+def _of_first_id(first: TokenOutput, then: TokenOutput, name: str) -> Any:
+    return getattr(first if first.new_ids else then, name)
+
+
+JOIN: dict[str, Callable[[TokenOutput, TokenOutput, str], Any]] = {
+    **dict.fromkeys(("rid", "finish"), _later),
+    # Counts and times, which every output tells from the request's beginning on.
+    **dict.fromkeys(
+        (
+            "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps",
+            "retractions", "queue_s", "first_token_s",
+        ),
+        _later,
+    ),
+    # Told once, or again when there is more to say.
+    **dict.fromkeys(
+        ("input_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "grammar", "http_worker_ipc"),
+        _given,
+    ),
+    **dict.fromkeys(
+        ("new_ids", "output_logprobs", "output_top_logprobs", "output_token_ids_logprobs"), _kept_and_new
+    ),
+    "replaced": _replaced,
+    "hidden_states": _all,
+    "healed": _of_first_id,
+}  # fmt: skip
+"""How each field of two outputs becomes one: (first, then, its name) -> value."""
 
 
 def _search(patterns: tuple[str, ...]) -> Search | None:

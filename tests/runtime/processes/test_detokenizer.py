@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,12 +13,13 @@ from hypothesis import strategies as st
 
 from runtime.grammar.search import Search
 from runtime.processes.detokenize import IncrementalText, TextTable
-from runtime.processes.detokenizer import DetokenizerManager, failed_output, join
+from runtime.processes.detokenizer import JOIN, DetokenizerManager, failed_output, join
 from runtime.processes.part import Part
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,
     FinishReason,
+    GrammarInfo,
     StrOutput,
     TextRequest,
     TokenizedGenerateReqInput,
@@ -152,3 +154,92 @@ def test_joined_news_are_the_later_ones_with_all_ids() -> None:
     end = failed_output("r", InternalFault("no"))
     assert join(end, two) is end
     assert join(one, end).finish is end.finish
+
+
+@pytest.mark.parametrize("name", TokenOutput.__struct_fields__)
+def test_no_field_is_lost_when_two_outputs_become_one(name: str) -> None:
+    """Each field needs a rule: what the first one alone has is kept, unless later ones tell it anew."""
+    assert set(JOIN) == set(TokenOutput.__struct_fields__)
+    told_anew = {
+        "rid", "finish", "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens",
+        "decode_steps", "retractions", "queue_s", "first_token_s",
+    }  # fmt: skip
+    full = TokenOutput(
+        "r", [1, 2], 1, None, 9, 8, 7, 6, 5, [-1.0, -2.0], [[(1, -1.0)], []], [[(2, -1.0)], []], [None, -3.0],
+        [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "door", GrammarInfo("x", True), 1,
+    )  # fmt: skip
+    joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).news
+    assert (getattr(joined, name) == getattr(full, name)) != (name in told_anew - {"rid", "finish"})
+
+
+def _lists(draw: st.DrawFn, count: int) -> list[list[tuple[int, float]]]:
+    return [[(draw(st.integers(0, 9)), -1.0)] for _ in range(count)]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[StrOutput]:
+    """Outputs of one request, as a scheduler may tell them, and more: any field may come at any time."""
+    size, made, logprobs = 0, [], draw(st.booleans())
+    parts = draw(st.integers(1, 6))
+    ends = draw(st.sampled_from([FinishReason("stop", matched="x"), FinishReason("length")]))
+    for part in range(parts):
+        count, back = draw(st.integers(0, 3)), draw(st.integers(0, min(size, 3)))
+        size += count - back
+        counters = [draw(st.integers(0, 50)) for _ in range(6)]
+        scored = draw(st.integers(0, 3)) == 0
+        grammar = GrammarInfo("x", True, rollbacks=part) if draw(st.booleans()) else None
+        one = TokenOutput(
+            "r", [draw(st.integers(0, 99)) for _ in range(count)], back,
+            ends if part == parts - 1 else None, *counters[:5],
+            output_logprobs=[-float(part)] * count if logprobs else [],
+            output_top_logprobs=_lists(draw, count) if logprobs else [],
+            output_token_ids_logprobs=_lists(draw, count) if logprobs else [],
+            input_logprobs=[None, -1.0 * part] if scored else None,
+            input_top_logprobs=_lists(draw, 2) if scored else None,
+            input_token_ids_logprobs=_lists(draw, 2) if scored else None,
+            hidden_states=[[float(part)]] if draw(st.booleans()) else None,
+            retractions=counters[5], queue_s=float(part), first_token_s=part / 2, http_worker_ipc="door",
+            grammar=grammar, healed=int(part == 0),
+        )  # fmt: skip
+        made.append(StrOutput("r", draw(st.text("ab", max_size=3)), one))
+    return made
+
+
+@settings(deadline=None, max_examples=400)
+@given(outputs=streams(), data=st.data())
+def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], data: st.DataObject) -> None:
+    joined = list(outputs)
+    while len(joined) > 1 and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(joined) - 2))
+        joined[at : at + 2] = [join(joined[at], joined[at + 1])]
+
+    def told(outputs: list[StrOutput]) -> dict[str, Any]:
+        request = TokenizedGenerateReqInput(
+            input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, logprob_start_len=0,
+            top_logprobs_num=1, token_ids_logprob=[1],
+        )  # fmt: skip
+        part = Part(request)
+        for output in outputs:
+            part.add(output)
+        made = {name: getattr(part, name) for name in ("text", "ids", "hidden_states", "grammar")}
+        lists = part.logprobs, part.top, part.token_ids
+        return made | part.counters() | part.logprob_meta(str) | {"lists": lists, "end": part.finish_reason()}
+
+    assert told(joined) == told(outputs)
+    assert sum(len(one.news.new_ids) - one.news.replaced for one in joined) == len(told(outputs)["ids"])
+
+
+def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
+    manager = DetokenizerManager(BYTES, max_states=1)
+    begun = [TextRequest(rid=rid, stream=True) for rid in ("r", "other")]
+    made = manager.handle(
+        [
+            BatchTokenIDOutput(outputs=[news([65])], begun=begun[:1]),
+            BatchTokenIDOutput(outputs=[], begun=begun[1:]),
+        ]
+    )
+    assert made is not None
+    [output] = made.outputs
+    assert (output.text, output.news.new_ids) == ("A", [65])
+    assert output.finish is not None
+    assert output.finish.type == "abort"
