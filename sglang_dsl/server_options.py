@@ -4,46 +4,76 @@ of a call, and of a command line. Knows no server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from runtime.formats.reasoning_types import REASONING_TYPES
 from runtime.protocol import server_names
 from runtime.protocol.errors import NotSupported
-from sglang_dsl.errors import Unsupported
+from sglang_dsl.errors import Unsupported, warn
+
+_PARSER = "reasoning_parser"
 
 
 def own_options(given: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
     """`given` with the runtime's names; names that are in no table stay. `model`: the checkpoint they are
-    for. Raises Unsupported for what the runtime cannot do."""
+    for. Warns of what is without effect. Raises Unsupported for what the runtime cannot do."""
+    return _translated(given, model, tell=warn)
+
+
+def _translated(given: Mapping[str, Any], model: Any, **how: Any) -> dict[str, Any]:
     try:
-        return server_names.own_options(given, model)
+        return server_names.own_options(_marks(given), model, **how)
     except NotSupported as error:
         raise Unsupported(error.message, hint=error.hint) from error
 
 
-def own_flags(words: Sequence[str]) -> list[str]:
-    """The same for the words of a command line. Raises Unsupported."""
+def _marks(given: Mapping[str, Any]) -> dict[str, Any]:
+    """`given` with a reasoning parser's name as what ends such a model's reasoning. The engine finds that by
+    itself where it can; a name that is not known here is one more that is without effect."""
+    made = {name: value for name, value in given.items() if name != _PARSER}
+    kind = REASONING_TYPES.get(str(given.get(_PARSER)))
+    if kind is not None:
+        made.setdefault("reasoning_end", kind.marks.close)
+    elif given.get(_PARSER) is not None:
+        made["default_reasoning_parser"] = given[_PARSER]
+    return made
+
+
+def own_flags(words: Sequence[str], tell: Callable[[str], None] = warn) -> list[str]:
+    """The words of a command line with the runtime's flags. One warning, by `tell`, names what is without
+    effect, and what the runtime cannot do. Raises Unsupported for another tokenizer than the checkpoint's."""
+    given: dict[str, Any] = {}
     made: list[str] = []
-    at, model = 0, _model(words)
+    at = 0
     while at < len(words):
         flag, equals, value = words[at].partition("=")
         name = flag.removeprefix("--").replace("-", "_")
         at += 1
-        if not flag.startswith("--") or not server_names.known(name):
+        if not flag.startswith("--") or not (name == _PARSER or server_names.known(name)):
             made.append(words[at - 1])
             continue
-        follows = not equals and at < len(words) and not words[at].startswith("--")
-        if follows:
-            value, at = words[at], at + 1
-        told = value if equals or follows else True
-        number = int(told) if isinstance(told, str) and told.isdigit() else told
-        for own, own_value in own_options({name: number}, model).items():
-            dashed = own.replace("_", "-")
-            if isinstance(own_value, bool):
-                made.append(f"--{dashed}" if own_value else f"--no-{dashed}")
-            else:
-                made += [f"--{dashed}", str(own_value)]
+        values = [value] if equals else []
+        many = server_names.is_idle(name)
+        while at < len(words) and not words[at].startswith("--") and (many or not values):
+            values.append(words[at])
+            at += 1
+        told = " ".join(values) if values else True
+        given[name] = int(told) if isinstance(told, str) and told.lstrip("-").isdigit() else told
+    for option, chosen in _translated(given, _model(words), lenient=True, tell=tell).items():
+        dashed = option.replace("_", "-")
+        if isinstance(chosen, bool):
+            made.append(f"--{dashed}" if chosen else f"--no-{dashed}")
+        else:
+            made += [f"--{dashed}", str(chosen)]
     return made
+
+
+def flags_of(command: str) -> list[str]:
+    """The words of a command line from its first flag on, whatever starts the server there."""
+    words = shlex.split(command.replace("\\\n", " "))
+    return words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
 
 
 def _model(words: Sequence[str]) -> str | None:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from runtime.protocol.registry import MissingExtra
-from sglang_dsl.server_options import own_flags
+from sglang_dsl.server_options import flags_of, own_flags
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0
@@ -154,16 +154,21 @@ def http_request(
 
 def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = None) -> tuple[Any, int]:
     """Start `python -m runtime serve` with the arguments of `command` (a command line whose module name may
-    be sglang's) in a process of its own. Gives the process and its port; wait_for_server() waits for it."""
-    import shlex
-
-    words = shlex.split(command)
-    flags = own_flags(
-        words[next((at for at, word in enumerate(words) if word.startswith("--")), len(words)) :]
-    )
+    be sglang's, `python -m sglang.launch_server ...`) in a process of its own. `host`, unless the command
+    names one, and `port`, by default a free one. A warning names the flags of sglang's that have no meaning
+    here. Gives the process and its port; wait_for_server() waits for it."""
+    flags = own_flags(flags_of(command))
     chosen = port if port is not None else free_port(host)
-    own = [sys.executable, "-m", "runtime", "serve", *flags, "--host", host, "--port", str(chosen)]
+    if not any(flag.partition("=")[0] == "--host" for flag in flags):
+        flags += ["--host", host]
+    own = [sys.executable, "-m", "runtime", "serve", *flags, "--port", str(chosen)]
     return subprocess.Popen(own, start_new_session=True), chosen
+
+
+def execute_shell_command(command: str) -> Any:
+    """The same for a command that names its port; gives the process."""
+    own = [sys.executable, "-m", "runtime", "serve", *own_flags(flags_of(command))]
+    return subprocess.Popen(own, start_new_session=True)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -1,10 +1,12 @@
 """Options of a server and an engine under the names that programs for sglang give them. What asks for what is
-so anyway is taken; what there is not is refused by name. Knows no option's meaning.
+so anyway is taken, what only says how another engine computes is taken with a warning, and what there is not
+is refused by name. Knows no option's meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from runtime.protocol.errors import NotSupported
@@ -16,6 +18,27 @@ SAME: Final[Mapping[str, str]] = {
     "incremental_streaming_output": "incremental_streaming",
     "random_seed": "seed",
     "enable_mixed_chunk": "mixed_prefill",
+    "max_queued_requests": "max_waiting_requests",
+    "radix_eviction_policy": "eviction_policy",
+    "priority_scheduling_preemption_threshold": "preemption_threshold",
+    "tokenizer_worker_num": "http_workers",
+    "watchdog_timeout": "step_timeout_s",
+}
+# A switch -> an option and the value it then has.
+SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
+    "enable_priority_scheduling": ("schedule_policy", "priority"),
+    "constrained_json_disable_any_whitespace": ("grammar_whitespace", "compact"),
+}
+# Values that are called otherwise here.
+VALUES: Final[Mapping[str, Mapping[str, str]]] = {
+    "dtype": {"float": "float32"},
+    "log_level": {"critical": "error", "fatal": "error", "warn": "warning", "trace": "debug"},
+}
+# Values for which there is no other here; the option stays at its default, with a warning.
+_LEFT: Final[Mapping[str, tuple[Any, ...]]] = {
+    "dtype": ("half", "float16"),
+    "chunked_prefill_size": (-1,),
+    "schedule_policy": ("routing-key",),
 }
 OPPOSITE: Final[Mapping[str, str]] = {
     "disable_radix_cache": "radix_cache",
@@ -27,23 +50,81 @@ OPPOSITE: Final[Mapping[str, str]] = {
 ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "tp_size": (1,),
     "tp": (1,),
+    "tensor_parallel_size": (1,),
     "dp_size": (1,),
     "dp": (1,),
+    "data_parallel_size": (1,),
     "pp_size": (1,),
+    "pp": (1,),
+    "pipeline_parallel_size": (1,),
     "ep_size": (1,),
+    "ep": (1,),
+    "expert_parallel_size": (1,),
     "nnodes": (1,),
     "node_rank": (0,),
+    "base_gpu_id": (0,),
+    "gpu_id_step": (1,),
     "trust_remote_code": (True, False),
     "disable_cuda_graph": (True, False),
+    "disable_cuda_graph_padding": (True, False),
+    "disable_piecewise_cuda_graph": (True, False),
+    "disable_custom_all_reduce": (True, False),
+    "disable_outlines_disk_cache": (True, False),
+    "enable_p2p_check": (True, False),
+    "enable_custom_logit_processor": (True, False),
+    "enable_deterministic_inference": (True, False),
+    "is_embedding": (True, False),
     "skip_server_warmup": (True, False),
+    "warmups": (None,),
     "enable_torch_compile": (False,),
     "skip_tokenizer_init": (False,),
     "tokenizer_mode": ("auto",),
     "load_format": ("auto", "safetensors"),
+    "model_impl": ("auto",),
     "quantization": (None,),
     "kv_cache_dtype": ("auto",),
     "revision": (None,),
+    "stream_interval": (1,),
 }
+# What says how another engine computes, keeps or logs, and changes no answer.
+IDLE: Final[frozenset[str]] = frozenset({
+    "attention_backend", "bucket_e2e_request_latency", "bucket_inter_token_latency",
+    "bucket_time_to_first_token", "collect_tokens_histogram", "constrained_json_whitespace_pattern",
+    "cpu_offload_gb", "crash_dump_folder", "decode_attention_backend", "decode_log_interval",
+    "default_chat_template_kwargs", "default_reasoning_parser", "delete_ckpt_after_loading",
+    "disable_chunked_prefix_cache", "disable_fast_image_processor", "disable_flashinfer",
+    "disable_flashinfer_sampling", "disable_hicache_numa_detect", "disable_mla", "disable_nan_detection",
+    "disable_shared_experts_fusion", "dist_init_addr", "dist_timeout", "download_dir", "dp_attention",
+    "enable_cudagraph_gc", "enable_double_sparsity", "enable_dp_attention", "enable_dp_lm_head",
+    "enable_ep_moe", "enable_expert_distribution_metrics", "enable_flashinfer_allreduce_fusion",
+    "enable_fused_moe_sum_all_reduce", "enable_hierarchical_cache", "enable_lmcache", "enable_lora",
+    "enable_memory_saver", "enable_metrics_for_all_schedulers", "enable_mla", "enable_mscclpp",
+    "enable_multimodal", "enable_nan_detection", "enable_nccl_nvls", "enable_overlap_schedule",
+    "enable_pdmux", "enable_piecewise_cuda_graph", "enable_profile_cuda_graph",
+    "enable_request_time_stats_logging", "enable_return_hidden_states", "enable_return_routed_experts",
+    "enable_single_batch_overlap", "enable_symm_mem", "enable_tokenizer_batch_encode",
+    "enable_torch_symm_mem", "enable_trace", "enable_two_batch_overlap", "enable_weights_cpu_backup",
+    "export_metrics_to_file", "file_storage_path", "flashinfer_mla_disable_ragged", "forward_hooks",
+    "fp8_gemm_backend", "gc_warning_threshold_secs", "generation_tokens_buckets", "hooks",
+    "json_model_override_args", "keep_mm_feature_on_device", "kv_events_config", "load_balance_method",
+    "log_level_http", "log_requests", "log_requests_format", "log_requests_level", "log_requests_target",
+    "lora_backend", "lora_eviction_policy", "lora_paths", "lora_target_modules", "mamba_ssm_dtype",
+    "max_loaded_loras", "max_lora_rank", "max_loras_per_batch", "max_mamba_cache_size",
+    "max_micro_batch_size", "max_torch_compile_bs", "mm_attention_backend", "modelopt_quant",
+    "moe_a2a_backend", "moe_dense_tp_size", "moe_runner_backend", "multi_item_scoring_delimiter",
+    "nccl_port", "num_continuous_decode_steps", "num_reserved_decode_tokens", "otlp_traces_endpoint",
+    "page_first", "preferred_sampling_params", "prefill_attention_backend", "prefill_max_requests",
+    "prompt_tokens_buckets", "quantization_param_path", "reasoning_tokens_buckets",
+    "remote_instance_weight_loader_seed_instance_ip", "sampling_backend", "sampling_defaults",
+    "scheduler_recv_interval", "show_time_cost", "sleep_on_idle", "swa_full_tokens_ratio",
+    "tbo_token_distribution_threshold", "tool_call_parser", "tool_server", "torchao_config",
+    "tp_comm_overlap", "triton_attention_num_kv_splits", "triton_attention_reduce_in_fp32",
+    "triton_attention_split_tile_size", "weight_loader_disable_mmap", "weight_version",
+})  # fmt: skip
+_FAMILIES: Final = (
+    "cuda_graph_", "deepep_", "disaggregation_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
+    "kt_", "mm_", "moe_", "nsa_", "speculative_", "torch_compile_",
+)  # fmt: skip
 _WHY: Final[Mapping[str, str]] = {
     "tokenizer_path": "a checkpoint's tokenizer is read from its own folder: put its files there",
     "quantization": "give it a checkpoint in float32 or bfloat16",
@@ -53,23 +134,62 @@ _WHY: Final[Mapping[str, str]] = {
 _ONE: Final = "one model on one device: leave it out"
 
 
-def own_options(given: Mapping[str, Any], model: Any = None) -> dict[str, Any]:
+def own_options(
+    given: Mapping[str, Any],
+    model: Any = None,
+    *,
+    lenient: bool = False,
+    tell: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
     """`given` with the runtime's names; names that are in no table stay. `model`: the checkpoint that
-    they are for, whose own tokenizer may be named. Raises NotSupported."""
+    they are for, whose own tokenizer may be named. One warning, by `tell`, names all that is without effect;
+    `lenient`: what there is not, too, but another tokenizer. Else it raises NotSupported."""
     made: dict[str, Any] = {}
+    idle: list[str] = []
     for name, value in given.items():
         if name in ANYWAY or name == "tokenizer_path":
-            if value not in ANYWAY.get(name, (None, model)):
+            if value in ANYWAY.get(name, (None, model)):
+                continue
+            if not lenient or name == "tokenizer_path":
                 raise NotSupported(
                     f"the bundled runtime has no {name}={value!r}", where=name, hint=_WHY.get(name, _ONE)
                 )
+            idle.append(f"{name}={value}")
+        elif is_idle(name) or value in _LEFT.get(name, ()):
+            if value is not None and value is not False:
+                idle.append(f"{name}={value}")
+        elif name in SWITCHES:
+            if value:
+                option, chosen = SWITCHES[name]
+                made[option] = chosen
         elif name in OPPOSITE:
             made[OPPOSITE[name]] = not value
         else:
-            made[SAME.get(name, name)] = value
+            own = SAME.get(name, name)
+            made[own] = VALUES.get(own, {}).get(value, value) if isinstance(value, str) else value
+    if idle:
+        said = f"without effect on the bundled runtime: {', '.join(idle)}"
+        if tell is None:
+            warnings.warn(said, stacklevel=3)
+        else:
+            tell(said)
     return made
 
 
 def known(name: str) -> bool:
     """Whether a table here has something to say of the option `name`."""
-    return name in SAME or name in OPPOSITE or name in ANYWAY or name == "tokenizer_path"
+    return (
+        name in SAME
+        or name in OPPOSITE
+        or name in SWITCHES
+        or name in VALUES
+        or name in _LEFT
+        or name == "tokenizer_path"
+        or name in ANYWAY
+        or is_idle(name)
+    )
+
+
+def is_idle(name: str) -> bool:
+    """Whether the option `name` is without effect whatever its value."""
+    return name in IDLE or name.startswith(_FAMILIES)

@@ -363,7 +363,7 @@ def test_nobody_is_there() -> None:
 
     began = time.monotonic()
     with (
-        endpoint_of("http://127.0.0.1:9", retries=1) as nowhere,
+        endpoint_of("http://127.0.0.1:9", retries=1, lazy=True) as nowhere,
         pytest.raises(BackendError, match=r"127\.0\.0\.1:9") as caught,
     ):
         short.run(backend=nowhere)["a"]

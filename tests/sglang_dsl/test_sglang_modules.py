@@ -19,11 +19,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 import sglang_dsl as sgl
+from runtime.config.flags import read_options
+from runtime.protocol import server_names
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.server_names import IDLE
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.schema_regex import build_regex_from_object, regex_of_schema
-from sglang_dsl.server_options import own_flags, own_options
+from sglang_dsl.server_options import flags_of, own_flags, own_options
+from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 
 IMPORTED = """
 api: set_default_backend gen select function system user assistant flush_cache get_server_info Runtime
@@ -49,7 +53,8 @@ test.doc_patch: launch_server_cmd
 lang.global_config: global_config
 utils: http_request read_jsonl dump_state_text download_and_cache_file print_highlight launch_server_cmd
 utils: wait_for_server terminate_process normalize_base_url trim_overlap stream_and_merge
-utils: async_stream_and_merge
+utils: async_stream_and_merge execute_shell_command
+launch_server: main
 srt.constrained: build_regex_from_object
 srt.constrained.outlines_backend: build_regex_from_object
 srt.hf_transformers_utils: get_tokenizer
@@ -232,10 +237,101 @@ def test_options_of_its_server() -> None:
 def test_flags_of_its_server() -> None:
     words = ["--model-path", "pocket", "--tp=1", "--disable-radix-cache", "--mem-fraction-static", "0.4"]
     assert own_flags([*words, "--trust-remote-code", "--page-size", "4"]) == [
-        "--model-path", "pocket", "--no-radix-cache", "--memory-fraction", "0.4", "--page-size", "4",
+        "--model-path", "pocket", "--page-size", "4", "--no-radix-cache", "--memory-fraction", "0.4",
     ]  # fmt: skip
-    with pytest.raises(Unsupported, match="dp_size=4"):
-        own_flags(["--dp-size", "4"])
+
+
+COMMANDS = {
+    "--model-path m --host 0.0.0.0 --port 30000": ("--model-path m --host 0.0.0.0 --port 30000", ""),
+    "--model-path m --tp 1 --dp-size 1 --trust-remote-code --disable-cuda-graph --dtype auto": (
+        "--model-path m --dtype auto", "",
+    ),
+    "--model m --tp 2 --dp=4": ("--model m", "tp=2, dp=4"),
+    "--tensor-parallel-size 2 --mem-fraction-static 0.6": ("--memory-fraction 0.6", "tensor_parallel_size=2"),
+    "--reasoning-parser qwen3 --log-level critical": ("--reasoning-end </think> --log-level error", ""),
+    "--reasoning-parser deepseek-r1": ("--reasoning-end </think>", ""),
+    "--reasoning-parser gpt-oss": ("--reasoning-end <|channel|>final<|message|>", ""),
+    "--reasoning-parser not-known-yet --seed 3": ("--seed 3", "default_reasoning_parser=not-known-yet"),
+    "--dtype half --grammar-backend xgrammar": ("--grammar-backend xgrammar", "dtype=half"),
+    "--dtype float": ("--dtype float32", ""),
+    "--chunked-prefill-size -1 --context-length 512": ("--context-length 512", "chunked_prefill_size=-1"),
+    "--chunked-prefill-size 512": ("--chunked-prefill-size 512", ""),
+    "--attention-backend flashinfer --sampling-backend=pytorch": (
+        "", "attention_backend=flashinfer, sampling_backend=pytorch",
+    ),
+    "--cuda-graph-bs 1 2 4 --lora-paths a=b c=d --enable-metrics": (
+        "--enable-metrics", "cuda_graph_bs=1 2 4, lora_paths=a=b c=d",
+    ),
+    "--speculative-algorithm EAGLE --speculative-num-steps 3": (
+        "", "speculative_algorithm=EAGLE, speculative_num_steps=3",
+    ),
+    "--tool-call-parser qwen25 --chat-template chatml": ("--chat-template chatml", "tool_call_parser=qwen25"),
+    "--schedule-policy lpm --schedule-conservativeness 0.8 --random-seed 4": (
+        "--schedule-policy lpm --conservativeness 0.8 --seed 4", "",
+    ),
+    "--enable-priority-scheduling --constrained-json-disable-any-whitespace": (
+        "--schedule-policy priority --grammar-whitespace compact", "",
+    ),
+    "--max-running-requests 8 --max-queued-requests 9 --api-key k --served-model-name n": (
+        "--max-running-requests 8 --api-key k --served-model-name n --max-waiting-requests 9", "",
+    ),
+    "--log-requests --skip-server-warmup --is-embedding --kv-cache-dtype fp8_e5m2 --quantization fp8": (
+        "", "log_requests=True, kv_cache_dtype=fp8_e5m2, quantization=fp8",
+    ),
+    "--page-size 4 --no-such-flag 3": ("--page-size 4 --no-such-flag 3", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", COMMANDS)
+def test_a_command_line_of_its_server_is_taken(said: str) -> None:
+    wanted, idle = COMMANDS[said]
+    told: list[str] = []
+    made = own_flags(flags_of(f"python3 -m sglang.launch_server \\\n  {said}"), told.append)
+    assert sorted(" ".join(made).split()) == sorted(wanted.split())
+    assert told == ([f"without effect on the bundled runtime: {idle}"] if idle else [])
+    known = [word for word in made if word.startswith("--") and word != "--no-such-flag"]
+    if "--no-such-flag" not in made:
+        read_options([*made, "--model", "pocket"], {})  # each of them is an option of `serve`
+    assert known == [word for word in known if word[2:].replace("-", "_") not in IDLE]
+
+
+def test_a_command_in_several_lines_is_one_command() -> None:
+    command = """python3 -m sglang.launch_server --model-path m \\
+      --host 127.0.0.1 \\
+      --chat-template "a b.jinja" """
+    assert flags_of(command) == ["--model-path", "m", "--host", "127.0.0.1", "--chat-template", "a b.jinja"]
+
+
+def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine() -> None:
+    for make in (own_options, server_names.own_options):
+        with pytest.warns(UserWarning, match="without effect.*attention_backend=fa3, cuda_graph_max_bs=8"):
+            assert make({"attention_backend": "fa3", "cuda_graph_max_bs": 8, "page_size": 2}) == {
+                "page_size": 2
+            }
+        assert make({"attention_backend": None, "log_requests": False}) == {}
+
+
+def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(UserWarning, match="tp=2"):
+        process, port = launch_server_cmd(
+            "python3 -m sglang.launch_server --model-path pocket \\\n --host 127.0.0.1 --tp 2 "
+            "--mem-fraction-static 0.2 --reasoning-parser qwen3 --max-total-tokens 2048 --log-level error"
+        )
+    try:
+        wait_for_server(f"http://127.0.0.1:{port}", process=process)
+        state = sgl.function(lambda s: s.__iadd__("Hello" + sgl.gen("x", max_tokens=3))).run(
+            backend=sgl.RuntimeEndpoint(f"http://127.0.0.1:{port}")
+        )
+        assert isinstance(state["x"], str)
+    finally:
+        terminate_process(process)
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_dsl.launch_server", "--model-path", "/nowhere", "--tp", "2"],
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stderr.startswith("warning: without effect on the bundled runtime: tp=2\nerror: /nowhere")
+    assert done.stderr.count("\n") == 2
 
 
 def test_the_tokenizer_may_be_named_where_it_is_the_checkpoints() -> None:
