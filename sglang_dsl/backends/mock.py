@@ -20,7 +20,9 @@ from typing import Any
 
 from runtime.formats.reasoning_types import split_reasoning
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import BadConstraint
 from runtime.protocol.messages import RAW_ROLE
+from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.backends.base import (
     Backend,
     Call,
@@ -32,7 +34,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.example_text import example
-from sglang_dsl.errors import BackendError, BadProgram, Unsupported
+from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.schema_regex import build_regex_from_object
 from sglang_dsl.transcript import CLOSING, opening
 
@@ -41,6 +43,12 @@ Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaita
 Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
 
+# Found by name, as an engine is: the runtime's own way to a value of a schema, with the packages it needs.
+_PARTS: Registry[Any] = Registry(
+    "part of the mock",
+    {"values of schemas": "runtime.grammar.json_schema.examples:values_of"},
+    extras={"values of schemas": "mock"},
+)
 _WORDS = ("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron", "inlet", "jade", "kelp")
 _OPTIONS = frozenset({"require_reasoning", "return_text_in_logprobs"})
 _WORD = re.compile(r"\s*\S+|\s+$")
@@ -64,7 +72,8 @@ class MockBackend(Backend):
 
     replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
     found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list
-    of n texts. None: made up from the constraint, or from the prompt, and then no shorter than min_tokens.
+    of n texts. None: made up from the constraint (a schema of any kind needs the extra `mock`), or from the
+    prompt, and then no shorter than min_tokens.
     scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
     without an entry get figures made from prompt and option.
     split: how streams break the text: so many characters each, these cut positions, or a function of it.
@@ -249,16 +258,16 @@ class MockBackend(Backend):
                 words.append(_WORDS[next(bytes_of) % len(_WORDS)])
             return " ".join(words)
         match constraint.kind:
-            case "regex" | "json_schema" as kind:
-                numbers = itertools.cycle(digest)
+            case "regex":
                 try:
-                    regex = constraint.spec if kind == "regex" else build_regex_from_object(constraint.spec)
-                    return example(regex, lambda size: next(numbers) % size)
-                except (ValueError, LookupError, BadProgram) as error:
-                    raise Unsupported(
-                        f"the mock backend cannot make up text for this {kind}: {error}",
-                        hint="script the reply",
-                    ) from error
+                    return _example(constraint.spec, digest)
+                except (ValueError, LookupError) as error:
+                    raise _beyond("regex", error) from error
+            case "json_schema":
+                try:
+                    return _example(build_regex_from_object(constraint.spec), digest)
+                except (ValueError, LookupError):  # BadProgram is a ValueError
+                    return _value(constraint, digest)
             case "choices":
                 options = json.loads(constraint.spec)
                 return str(options[digest[0] % len(options)])
@@ -349,6 +358,30 @@ class MockBackend(Backend):
         for index in range(count):
             key = f"{prompt}\0{text}\0{index}".encode("utf-8", "surrogatepass")
             yield math.log((hashlib.blake2b(key, digest_size=1).digest()[0] + 1) / 257)
+
+
+def _example(regex: str, digest: bytes) -> str:
+    """Raises ValueError, LookupError."""
+    numbers = itertools.cycle(digest)
+    return example(regex, lambda size: next(numbers) % size)
+
+
+def _value(constraint: Constraint, digest: bytes) -> str:
+    """JSON that matches a schema of any kind. Raises Unsupported."""
+    try:
+        values = _PARTS.load("values of schemas")(constraint)
+    except (MissingExtra, BadConstraint) as error:
+        raise _beyond("json_schema", error) from error
+    if not values:
+        raise _beyond("json_schema", "no value of it was found")
+    separators = (",", ":") if constraint.whitespace == "compact" else None
+    return json.dumps(values[digest[0] % len(values)], ensure_ascii=False, separators=separators)
+
+
+def _beyond(kind: str, why: object) -> Unsupported:
+    return Unsupported(
+        f"the mock backend cannot make up text for this {kind}: {why}", hint="script the reply"
+    )
 
 
 def _flat(prompt: Prompt) -> str:

@@ -103,7 +103,7 @@ def test_a_scripted_reply_must_keep_its_constraint() -> None:
         with pytest.raises(Unsupported, match="does not match"):
             one.run(node=node, backend=MockBackend([bad]))["x"]
     with pytest.raises(Unsupported, match="script the reply"):
-        one.run(node=gen("x", json_schema={}), backend=MockBackend())["x"]
+        one.run(node=gen("x", ebnf='root ::= "a"'), backend=MockBackend())["x"]
 
 
 def test_limits_and_stops() -> None:

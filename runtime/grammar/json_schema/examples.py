@@ -27,9 +27,11 @@ from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.source import read_document
 from runtime.grammar.json_schema.widen import Widen
 from runtime.grammar.regex_syntax import Node
 from runtime.grammar.shortest_end import ShortestEnds
+from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 
 _WORK = 1500  # schemas looked at for one document
@@ -46,6 +48,9 @@ _KINDS = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "integer": (), "null": (), "boolean": (),
 }  # fmt: skip
+# The shortest dates are of the year 0, which the standard has and many a library has not.
+_DAYS = ("2000-01-01", "1970-01-01", "2024-02-29", "2038-12-31")
+_TIMES = {"date": "", "date-time": "T00:00:00Z"}
 _NOTHING = object()
 
 
@@ -57,6 +62,14 @@ def examples(document: SchemaDocument) -> Iterator[Any]:
         yield from _few(Examples(document).values(), _WHOLE)
     except (BadConstraint, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
         return  # the schema is beyond what is done for a guess, as by numbers that no float holds
+
+
+@lru_cache(maxsize=256)
+def values_of(constraint: Constraint) -> tuple[Any, ...]:
+    """Values that match a constraint's JSON schema, the smallest ideas first; none where none was found
+    within the bounds. `format` asserts, unless the constraint says otherwise. Raises BadConstraint."""
+    document = read_document(constraint, "assertion")
+    return tuple(value for value in examples(document) if value is not PAUSE)
 
 
 class Examples:
@@ -321,7 +334,9 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
     low = max((node.get("minLength", 0) for node in nodes), default=0)
     low = min(max(0, math.ceil(low)), _LONGEST)
     patterns = [node["pattern"] for node in nodes if isinstance(node.get("pattern"), str)]
-    sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if node.get("format") in FORMATS]
+    sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if _is_spelt(node.get("format"))]
+    for form in {str(node.get("format")) for node in nodes} & _TIMES.keys():
+        yield from (f"{day}{_TIMES[form]}" for day in _DAYS)
     for pattern in (*sources, *patterns):
         text = shortest(pattern, ecma=pattern in patterns)
         if text is not None:
@@ -332,6 +347,10 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
                 yield from (text + "0" * short, "0" * short + text)
     yield "a" * low
     yield from (f"{number:0>{max(1, low)}}" for number in range(_LISTED))
+
+
+def _is_spelt(form: Any) -> bool:
+    return form in FORMATS and form not in _TIMES
 
 
 @lru_cache(maxsize=256)
