@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 from llguidance._lib import LLParserLimits
 
 from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
@@ -28,21 +28,17 @@ from runtime.grammar.json_schema.any_order import Spare, Wider, loosely
 from runtime.grammar.json_schema.checked import CheckedMatcher
 from runtime.grammar.json_schema.empty import bury, endless, innermost
 from runtime.grammar.json_schema.examples import examples
-from runtime.grammar.json_schema.in_string import StringMatcher, Strings
 from runtime.grammar.json_schema.listed_values import settle_lists
 from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
-from runtime.grammar.json_schema.plain_strings import Follower, PlainMatcher, Whole
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.source import ESCAPES, format_policy, layout, read_document
-from runtime.grammar.json_schema.string_rules import Texts
 from runtime.grammar.json_schema.tracker import JsonTracker
 from runtime.grammar.json_schema.widen import Lowered, Unspelled, Widen
 from runtime.grammar.llguidance_parser import Parser
 from runtime.grammar.llguidance_space import LLSpace
 from runtime.grammar.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.structural_tag import StructuralTags
-from runtime.grammar.token_bits import Bits
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
@@ -83,8 +79,6 @@ DEFAULT_LIMITS = LLGuidanceLimits()
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
 _DEAD = re.compile(r"nsatisfiable.* while processing json-schema:///#/\$defs/(\w+)")
 _MAX_DEAD = 64
-_TWICE = 40_000
-"""Characters of a lowered schema up to which it is compiled for all tokens, too, where a string needs it."""
 _CURES = {"oneOf constraints": "one_of", "circular references with sibling": "siblings"}
 """What the library says of a schema -> the way of widening that avoids it."""
 _SOURCE_LINE = re.compile(r" 1 \| ")
@@ -109,7 +103,7 @@ class _Compiled:
     first: list[TokenMask] = field(default_factory=list)
 
 
-class LLGuidanceMatcher(Follower):
+class LLGuidanceMatcher(Matcher):
     """A place in a grammar. A copy shares the lexer and copies the parser's stack.
 
     After an eos only an eos may follow, which changes nothing.
@@ -165,18 +159,10 @@ class LLGuidanceMatcher(Follower):
         if self._parser.is_stopped():
             self._check()
             return self._space.bits.stop_only
-        return self._space.bits.seal(self.words())
-
-    def words(self) -> Bits:
         bits = np.zeros(self._space.words, dtype=np.uint32)
         self._parser.compute_mask(bits.ctypes.data, bits.nbytes)
         self._check()
-        return bits
-
-    def follows(self, data: bytes) -> int:
-        if self._stopped:
-            return 0
-        return self._parser.validate_tokens([self._space.byte_ids[value] for value in data])
+        return self._space.bits.seal(bits)
 
     def forced_bytes(self) -> bytes:
         if self._stopped or self._parser.is_stopped():
@@ -336,7 +322,7 @@ class LLGuidanceBackend(GrammarBackend):
             schema = settle_lists(schema)
             text = json.dumps({**schema, "x-guidance": layout} if isinstance(schema, dict) else schema)
             try:
-                return self._followed(_unforced(f"start: %json {text}"), origin, schema)
+                return self._start(_unforced(f"start: %json {text}"), origin, KIND)
             except BadConstraint as error:
                 found = _DEAD.search(error.message)
                 if found is None or found[1] in dead or buried >= _MAX_DEAD:
@@ -344,22 +330,6 @@ class LLGuidanceBackend(GrammarBackend):
                 dead.add(found[1])
                 buried += 1
                 schema = bury(plan.schema, dead)
-
-    def _followed(self, grammar: str, origin: Origin, schema: Lowered) -> Matcher:
-        """A matcher of the lowered schema in `grammar`, with what makes its masks quick."""
-        space = self.space
-        found = None if space.gaps else Texts.starting(schema, space.rules)
-        if found is not None and (found[1] or len(grammar) <= _TWICE):
-            inner = self._begin(grammar, origin, KIND, space.others)
-            whole = Whole(lambda: self._start(grammar, origin, KIND))
-            if not found[1]:
-                whole()
-            tracker = JsonTracker(found[0], repeats=True)
-            return PlainMatcher(inner, tracker, space.lengths, space.plain, whole)
-        matcher = self._start(grammar, origin, KIND)
-        if space.gaps:
-            return matcher
-        return StringMatcher(matcher, JsonTracker(Strings.of(schema)), space.lengths)
 
     def _nothing(self, plan: Plan, widen: Widen, layout: dict[str, Any], told: str) -> BadConstraint:
         """The error for a schema that nothing matches: with the innermost place that says so."""
@@ -380,18 +350,14 @@ class LLGuidanceBackend(GrammarBackend):
 
     def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:
         """A matcher at the start of `grammar`, its first mask made. Raises BadConstraint."""
-        matcher = self._begin(grammar, origin, where, self.space.tokenizer)
-        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
-
-    def _begin(self, grammar: str, origin: Origin, where: str, tokenizer: LLTokenizer) -> LLGuidanceMatcher:
-        """The same over the ids that `tokenizer` spells, gaps left alone."""
-        parser = Parser.start(tokenizer, grammar, self._limits.to_library(), where)
+        space = self.space
+        parser = Parser.start(space.tokenizer, grammar, self._limits.to_library(), where)
         if parser.is_error():
             raise BadConstraint(_told(parser.get_error())[:2000], where=where)
-        compiled = _Compiled(self.space, origin, where)
+        compiled = _Compiled(space, origin, where)
         matcher = LLGuidanceMatcher(compiled, parser)
         compiled.first.append(matcher.mask())
-        return matcher
+        return GapMatcher(matcher, space.bits) if space.gaps else matcher
 
 
 def _options(spec: str) -> list[str]:

@@ -3,10 +3,15 @@
 A defect in the library ends in what Rust calls a panic, and Python sees as an exception that
 `except Exception` lets through: a whole server would end with it. Here it becomes an InternalFault. It knows
 no vocabulary.
+
+All copies of one matcher of the library share a lexer. Its states are kept for good, its work is bounded
+between two masks, and where either bound is met it refuses whatever anybody follows from then on. Here the
+constraint then gets a new lexer, and each copy follows its text again.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -17,6 +22,9 @@ from runtime.protocol.errors import InternalFault
 
 _T = TypeVar("_T")
 _PANIC = "PanicException"
+_PIECES = (64, 8, 1)
+"""Tokens between two masks when a text is followed again. Each mask allows the lexer new work: the fewer
+tokens, the more of it for each."""
 
 
 def guarded(where: str, call: Callable[..., _T], *given: object) -> _T:
@@ -30,32 +38,81 @@ def guarded(where: str, call: Callable[..., _T], *given: object) -> _T:
         raise InternalFault(f"the grammar library failed: {text}", where=where) from None
 
 
+class _Start:
+    """The library's matcher at the start of a grammar, shared by all parsers of it. Any thread may ask."""
+
+    def __init__(self, make: Callable[[], LLMatcher]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._inner = make()
+        self.lexer = 0
+        """Number of the lexer in use."""
+        self.taken: int | None = None
+        """An id that it takes at the start."""
+
+    def copy(self) -> LLMatcher:
+        with self._lock:
+            return self._inner.deep_copy()
+
+    def is_spent(self) -> bool:
+        """Whether the lexer in use refuses everything."""
+        if self.taken is not None:
+            with self._lock:
+                return self._inner.validate_tokens([self.taken]) == 0
+        twin = self.copy()
+        twin.compute_bitmask()
+        return twin.is_error()
+
+    def renew(self, lexer: int) -> tuple[LLMatcher, int]:
+        """A matcher at the start with another lexer than number `lexer`, and the number of that."""
+        with self._lock:
+            if lexer == self.lexer:
+                self._inner = self._make()
+                self.lexer += 1
+            return self._inner.deep_copy(), self.lexer
+
+
 class Parser:
     """The calls of LLMatcher that are used here; each may raise InternalFault. `where`: for its message."""
 
-    def __init__(self, inner: LLMatcher, where: str) -> None:
-        self._inner, self._where = inner, where
+    def __init__(self, start: _Start, inner: LLMatcher, lexer: int, ids: list[int], where: str) -> None:
+        self._start, self._inner, self._lexer, self._ids = start, inner, lexer, ids
+        self._where = where
 
     @classmethod
     def start(cls, tokenizer: LLTokenizer, grammar: str, limits: LLParserLimits, where: str) -> Parser:
-        return cls(guarded(where, lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits)), where)
+        start = _Start(
+            lambda: guarded(where, lambda: LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
+        )
+        return cls(start, guarded(where, start.copy), 0, [], where)
 
     def try_consume_tokens(self, ids: Sequence[int]) -> int:
         """How many of `ids` follow; those are taken."""
-        return guarded(self._where, self._inner.try_consume_tokens, ids)
-
-    def validate_tokens(self, ids: Sequence[int]) -> int:
-        """How many of `ids` would follow; none is taken."""
-        return guarded(self._where, self._inner.validate_tokens, ids)
+        self._keep_up()
+        taken = guarded(self._where, self._inner.try_consume_tokens, ids)
+        if taken and not self._ids:
+            self._start.taken = ids[0]
+        self._ids += ids[:taken]
+        if taken < len(ids) and self._is_spent():
+            known = len(self._ids)
+            self._follow_again(ids[taken:])
+            taken += len(self._ids) - known
+        return taken
 
     def compute_mask(self, address: int, size: int) -> None:
         """Write the mask, as packed bits, to `size` bytes of memory at `address`."""
+        self._keep_up()
         guarded(self._where, self._inner.unsafe_compute_mask_ptr, address, size)
+        if self.is_error() and self._is_spent():
+            self._follow_again()
+            guarded(self._where, self._inner.unsafe_compute_mask_ptr, address, size)
 
     def rollback(self, tokens: int) -> None:
+        self._keep_up()
         guarded(self._where, self._inner.rollback, tokens)
+        del self._ids[len(self._ids) - tokens :]
 
     def compute_ff_bytes(self) -> bytes:
+        self._keep_up()
         return guarded(self._where, self._inner.compute_ff_bytes)
 
     def is_accepting(self) -> bool:
@@ -71,4 +128,37 @@ class Parser:
         return guarded(self._where, self._inner.get_error)
 
     def copy(self) -> Parser:
-        return Parser(guarded(self._where, self._inner.deep_copy), self._where)
+        twin = guarded(self._where, self._inner.deep_copy)
+        return Parser(self._start, twin, self._lexer, list(self._ids), self._where)
+
+    def _is_spent(self) -> bool:
+        return guarded(self._where, self._start.is_spent)
+
+    def _keep_up(self) -> None:
+        """Where others met the end of the lexer, go over to the new one."""
+        if self._lexer != self._start.lexer:
+            self._follow_again()
+
+    def _follow_again(self, more: Sequence[int] = ()) -> None:
+        """Follow the text so far with a new lexer, and as many of `more` as fit. is_error(): that is too much
+        work for one, too."""
+        ids, known = [*self._ids, *more], len(self._ids)
+        for piece in _PIECES:
+            self._inner, self._lexer = guarded(self._where, self._start.renew, self._lexer)
+            taken = self._follow(ids, piece)
+            if taken == len(ids) or (taken >= known and not self.is_error() and not self._is_spent()):
+                break
+        else:
+            guarded(self._where, self._inner.compute_bitmask)  # what it met may have been told to others
+        self._ids = ids[: max(taken, known)]
+
+    def _follow(self, ids: list[int], piece: int) -> int:
+        taken = 0
+        while taken < len(ids) and not self.is_error():
+            guarded(self._where, self._inner.compute_bitmask)
+            some = ids[taken : taken + piece]
+            more = guarded(self._where, self._inner.try_consume_tokens, some)
+            taken += more
+            if more < len(some):
+                break
+        return taken

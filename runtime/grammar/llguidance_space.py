@@ -6,9 +6,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runtime.grammar.gaps import has_gaps
 from runtime.grammar.json_schema.checked import Sieve
-from runtime.grammar.json_schema.in_string import Lengths
-from runtime.grammar.json_schema.string_rules import Rules
-from runtime.grammar.plain_tokens import plain_tokens
+from runtime.grammar.token_bits import TokenBits
 from runtime.protocol.vocabulary import Vocabulary
 
 _INSIDE = r'[^"\\\x00-\x1F\x7F]'
@@ -60,16 +58,6 @@ class LLSpace:
             eos_token=stop,
             slices=[_INSIDE + "{1,10}", _INSIDE + "+"],
         )
-        self.plain = plain_tokens(vocabulary)
-        self.bits = self.plain.bits
+        self.bits = TokenBits(vocabulary)
         self.gaps = has_gaps(self.bits)
         self.sieve = Sieve(self.bits)
-        self.lengths = Lengths(self.bits)
-        self.rules = Rules(self.plain)
-        others = list(self.plain.less(tokens))
-        self.others = LLTokenizer(
-            TokenizerWrapper(_Words(others, stop[0])),
-            n_vocab=len(tokens),
-            eos_token=stop,
-            slices=[_INSIDE + "+"],
-        )

@@ -1,8 +1,8 @@
 """PlainTokens: the tokens of a vocabulary that can stand nowhere in a JSON document but inside of a string.
 
-They are whole characters, none of which a string escapes, and nine of ten tokens of a usual vocabulary. Which
-of them may follow inside of a string, an automaton over its characters tells; a grammar's engine need only be
-asked about the others. It knows no schema and no engine.
+They are whole characters, none of which a string escapes, and nine of ten tokens of a usual vocabulary. Where
+an automaton takes very many characters, they are walked along a tree of characters that is merged by what the
+automaton tells apart, and only the others along that of all bytes. It knows no constraint.
 """
 
 from __future__ import annotations
@@ -53,14 +53,6 @@ def is_plain(data: bytes) -> bool:
     return True
 
 
-def unescaped(text: str) -> str:
-    """Its beginning, as far as a string spells it as it is."""
-    for place, char in enumerate(text):
-        if ord(char) in _ESCAPED:
-            return text[:place]
-    return text
-
-
 @lru_cache(maxsize=1)
 def plain_tokens(vocabulary: Vocabulary) -> PlainTokens:
     """Those of `vocabulary`, made once for all backends of a process, which has one vocabulary."""
@@ -71,18 +63,10 @@ class PlainTokens:
     """Made once for a vocabulary. Thread-safe. All bits are uint32 [words] of the vocabulary, read only."""
 
     def __init__(self, bits: TokenBits) -> None:
-        self.flags = np.fromiter(map(is_plain, bits.texts), np.bool_, bits.width)
-        texts = tuple(data if plain else b"" for data, plain in zip(bits.texts, self.flags.tolist()))
-        self.bits = bits
-        self.all = _sealed(bits.pack(self.flags))
-        self.none = _sealed(np.zeros_like(self.all))
-        self._counts = np.fromiter((len(data.decode()) for data in texts), np.int64, bits.width)
-        self._firsts = np.fromiter((data[0] if data else 0 for data in texts), np.uint8, bits.width)
-        self.most = int(self._counts.max(initial=0))
-        self.is_plain = self.flags.tobytes()
-        self._kept: dict[tuple[str, int], Bits] = {}
-        self._ids = {data: bits.width - 1 - back for back, data in enumerate(reversed(texts)) if data}
-        self._longest = max(map(len, self._ids), default=0)
+        flags = np.fromiter(map(is_plain, bits.texts), np.bool_, bits.width)
+        texts = tuple(data if plain else b"" for data, plain in zip(bits.texts, flags.tolist()))
+        self.bits, self._flags = bits, flags
+        self.all = _sealed(bits.pack(flags))
         self.trie = TokenTrie(Vocabulary(texts, frozenset(), frozenset()), characters=True)
         self.trees = MergedTries(self.trie)
         self.unmerged = MergedTrie(
@@ -95,37 +79,8 @@ class PlainTokens:
 
     def less(self, texts: Sequence[bytes]) -> tuple[bytes, ...]:
         """`texts` of the vocabulary, and what may follow them, without those of plain tokens."""
-        kept = [b"" if plain else data for data, plain in zip(texts, self.is_plain)]
+        kept = [b"" if plain else data for data, plain in zip(texts, self._flags.tolist())]
         return (*kept, *texts[len(kept) :])
-
-    def within(self, length: int) -> Bits:
-        """Those of at most `length` characters."""
-        if length >= self.most:
-            return self.all
-        if length <= 0:
-            return self.none
-        found = self._kept.get(("within", length))
-        if found is None:
-            found = _sealed(self.bits.pack(self.flags & (self._counts <= length)))
-            self._kept["within", length] = found
-        return found
-
-    def beginning(self, byte: int) -> Bits:
-        """Those whose first byte is `byte`, one of ASCII."""
-        found = self._kept.get(("beginning", byte))
-        if found is None:
-            found = _sealed(self.bits.pack(self.flags & (self._firsts == byte)))
-            self._kept["beginning", byte] = found
-        return found
-
-    def along(self, data: bytes) -> list[int]:
-        """Those that `data` begins with."""
-        found: list[int] = []
-        for end in range(2, min(len(data), self._longest) + 1):
-            token = self._ids.get(data[:end])
-            if token is not None:
-                found.append(token)
-        return self.trie.with_twins(found)
 
 
 class PlainAutomaton:
@@ -137,19 +92,17 @@ class PlainAutomaton:
 
     def __init__(self, dfa: ByteDfa, tokens: PlainTokens) -> None:
         self.dfa, self._tokens, self._serial = dfa, tokens, next(tokens.numbers)
-        self._trees: dict[tuple[int, int], MergedTrie] = {}
+        self._trees: dict[int, MergedTrie] = {}
         self._after: dict[int, set[int]] = {}
         self._near: dict[int, MergedTrie] = {}
         self._lock = threading.Lock()
 
-    def after(self, state: int, first: int | None = None) -> Bits:
-        """The plain tokens that may follow `state`, which is between two characters. `first`: those that
-        begin with this ASCII character, where what they go on with may follow."""
+    def after(self, state: int) -> Bits:
+        """The plain tokens that may follow `state`, which is between two characters."""
         place = state // self.dfa.nodes
-        if first is None and place in self._free:
+        if place in self._free:
             return self._tokens.all
-        key = self._serial, -1 if first is None else first, place
-        return self._tokens.cache.get(key, lambda: self._reach(place, first))
+        return self._tokens.cache.get((self._serial, place), lambda: self._reach(place))
 
     def prepare(self, most: int) -> bool:
         """Make trees, at most so many, for the wide states. False: there are more."""
@@ -157,7 +110,7 @@ class PlainAutomaton:
         for place in range(len(self.dfa.delta)):
             if place in self._near or place in self._free or not self._is_wide(place):
                 continue
-            made.add(id(self._tree(place, None)))
+            made.add(id(self._tree(place)))
             if len(made) > most or len(self._trees) > _STATES:
                 return False
         return True
@@ -176,14 +129,11 @@ class PlainAutomaton:
                 return frozenset(np.flatnonzero(free).tolist())
             free = still
 
-    def _reach(self, place: int, first: int | None) -> Bits:
-        ready = first is not None or place in self._near or self._is_wide(place)
-        tree = self._tree(place, first) if ready else self._tokens.unmerged
+    def _reach(self, place: int) -> Bits:
+        ready = place in self._near or self._is_wide(place)
+        tree = self._tree(place) if ready else self._tokens.unmerged
         nodes = np.zeros(tree.nodes + 1, dtype=np.bool_)
         here = np.arange(tree.roots)
-        if first is not None:
-            roots = np.flatnonzero(self._tokens.trie.points[tree.byte[: tree.roots]] == first)
-            here = spread(tree.child_start[roots], tree.child_count[roots])[0]
         at = np.full(len(here), place, dtype=np.int64)
         flat, width = self.dfa.delta.reshape(-1), self.dfa.classes + 1
         while len(here):
@@ -199,19 +149,15 @@ class PlainAutomaton:
     def _kinds(self) -> Ints:
         return _classes(self._tokens.trie.points, self.dfa)
 
-    def _tree(self, place: int, first: int | None) -> MergedTrie:
-        """The tree for walks from a state of characters. `first`: it is told from others."""
-        key = place, -1 if first is None else first
-        tree = self._trees.get(key) or (self._near.get(place) if first is None else None)
+    def _tree(self, place: int) -> MergedTrie:
+        """The tree for walks from a state of characters."""
+        tree = self._trees.get(place) or self._near.get(place)
         if tree is None:
             met = self._closure(place)
-            kinds = _alike(self.dfa.delta[met], self._kinds)
-            if first is not None:
-                kinds = np.where(self._tokens.trie.points == first, kinds.max(initial=-1) + 1, kinds)
-            tree = self._tokens.trees.of_kinds(_numbered(kinds))
+            tree = self._tokens.trees.of_kinds(_numbered(_alike(self.dfa.delta[met], self._kinds)))
             with self._lock:
-                self._trees[key] = tree
-                if first is None and tree.nodes <= _SMALL:
+                self._trees[place] = tree
+                if tree.nodes <= _SMALL:
                     self._near.update(dict.fromkeys(met, tree))
         return tree
 

@@ -179,13 +179,6 @@ class TokenTrie:
         ids = np.flatnonzero(state_of != DEAD)
         return Reached(ids, state_of[ids])
 
-    def with_twins(self, tokens: list[int]) -> list[int]:
-        """`tokens`, of which nodes name each, and those of equal text."""
-        if not len(self._twins):
-            return tokens
-        twins: list[int] = self._twins[np.isin(self._twins[:, 1], tokens), 0].tolist()
-        return tokens + twins
-
     def can_spell(self, dfa: ByteDfa | CountedByteDfa) -> bool:
         """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
         if not self.missing_bytes:

@@ -47,18 +47,16 @@ class Place(NamedTuple):
 
 
 class JsonTracker:
-    """The text so far and the place in it. `fault` says why the last feed() was refused. repeats: names may
-    come again."""
+    """The text so far and the place in it. `fault` says why the last feed() was refused."""
 
-    def __init__(self, duty: Duty, *, repeats: bool = False) -> None:
+    def __init__(self, duty: Duty) -> None:
         self._text = bytearray()
-        self._repeats = repeats
         self.place = Place(0, VALUE, 0, False, duty, None)
         self.fault = ""
         self._known: dict[tuple[int, bytes], str | None] = {}
 
     def copy(self) -> JsonTracker:
-        twin = JsonTracker(self.place.duty, repeats=self._repeats)
+        twin = JsonTracker(self.place.duty)
         twin._text, twin.place = bytearray(self._text), self.place
         return twin
 
@@ -111,7 +109,7 @@ class JsonTracker:
         frame, duty = place.frame, place.duty
         if place.mode == NAME:
             assert frame is not None, "a name is inside of an object"
-            if text in frame.names and not self._repeats:
+            if text in frame.names:
                 return False
             return frame.duty.name_fault(text) is None and not frame.duty.member(text).impossible
         if duty.places and duty.string_fault(text) is not None:
@@ -213,8 +211,7 @@ class JsonTracker:
         frame = place.frame
         assert frame is not None, "a name is inside of an object"
         name = json.loads(self._text[place.start : at])
-        again = name in frame.names and not self._repeats
-        fault = f"the name {name!r} is there already" if again else frame.duty.name_fault(name)
+        fault = f"the name {name!r} is there already" if name in frame.names else frame.duty.name_fault(name)
         if fault is not None:
             self.fault = fault
             return None

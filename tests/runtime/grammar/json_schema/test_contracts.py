@@ -189,3 +189,16 @@ def test_xgrammar_tells_what_it_does_not_offer():
         "quotes, backslashes and control characters in strings at #/properties/a",
     )
     assert not compiled("xgrammar", {"type": "array", "items": {"type": "string"}}).origin.narrowed
+
+
+@pytest.mark.parametrize(
+    "word", [{"const": "\ud800"}, {"enum": ["a", "x\udfff"]}, {"properties": {"\ud800": {}}}]
+)
+def test_a_lone_surrogate_is_refused_by_its_place(small, word):
+    with pytest.raises(UnsupportedConstraint, match="lone surrogate"):
+        small.matcher(word)
+
+
+def test_surrogates_in_pairs_and_in_remarks_are_no_mistake(small):
+    schema = {"const": "\ud83d\ude0a", "description": "\ud800"}
+    assert small.accepts(small.matcher(schema), '"😊"')
