@@ -11,19 +11,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
+from referencing.jsonschema import lookup_recursive_ref
 
 from runtime.grammar.json_schema.finite import ANY_ITEMS, MOST, ItemChoices, Values, few
 from runtime.grammar.json_schema.lower import Plan
 from runtime.grammar.json_schema.refs import IN_PLACE, Place, show
 from runtime.grammar.json_schema.searching import found
 from runtime.grammar.json_schema.shapes import known
+from runtime.grammar.json_schema.unevaluated import Unevaluated
 from runtime.grammar.json_schema.validators import ALONE, DRAFTS, OWN
 from runtime.protocol.errors import BadConstraint
 
@@ -49,8 +51,12 @@ class Residual:
     def __init__(self, plan: Plan) -> None:
         self.document, self._checks = plan.document, plan.checks
         kind, specification = DRAFTS[self.document.draft]
-        follow = {} if self.document.scoped else dict.fromkeys(_REFERENCES, self._follow)
-        self._kind = jsonschema.validators.extend(kind, {**OWN, **follow})
+        words = () if self.document.scoped else _REFERENCES
+        follow = {word: partial(self._follow, word) for word in words}
+        rest = Unevaluated(self.document.draft, self._target)
+        unevaluated = {"unevaluatedProperties": rest.properties, "unevaluatedItems": rest.items}
+        newer = unevaluated if self.document.draft >= 2019 else {}
+        self._kind = jsonschema.validators.extend(kind, {**OWN, **follow, **newer})
         self._registry = REGISTRY.with_resource(
             self.document.base_at(()), specification.create_resource(self.document.root)
         )
@@ -69,26 +75,30 @@ class Residual:
         self._tainted = set() if self.document.scoped else self._find_tainted()
         self.root = self.duty(((),), whole=plan.whole)
 
-    def _follow(self, validator: Any, reference: str, value: Any, schema: Any) -> Iterator[ValidationError]:
+    def _follow(
+        self, word: str, validator: Any, reference: str, value: Any, schema: Any
+    ) -> Iterator[ValidationError]:
         """`$ref`, resolved as the document resolves it; the library's own way stumbles over odd names."""
-        place = self._places.get(id(schema))
         depth = getattr(self._local, "depth", 0)
         if depth >= _MAX_REFERENCES:
             raise RecursionError
         self._local.depth = depth + 1
         try:
-            yield from self._beyond(validator, place, reference, value)
+            there, target = self._target(validator, word, schema)
+            yield from there.descend(value, target)
         finally:
             self._local.depth = depth
 
-    def _beyond(self, validator: Any, place: Place | None, reference: str, value: Any) -> Iterator[Any]:
-        target = None
+    def _target(self, validator: Any, word: str, schema: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The schema that the reference under `word` leads to, and a validator that is there."""
+        place = None if self.document.scoped else self._places.get(id(schema))
         if place is not None:
-            target = self.document.resolve(reference, self.document.base_at(place))
-        if target is None:
-            yield from validator._validate_reference(ref=reference, instance=value)
-        else:
-            yield from validator.descend(value, target.node)
+            target = self.document.resolve(schema[word], self.document.base_at(place))
+            if target is not None:
+                return validator, target.node
+        resolver = validator._resolver
+        there = lookup_recursive_ref(resolver) if word == "$recursiveRef" else resolver.lookup(schema[word])
+        return validator.evolve(schema=there.contents, _resolver=there.resolver), there.contents
 
     def _validator(self, place: Place) -> Any:
         """A validator of what the schema at `place` has unheld; None where it takes anything or nothing."""
@@ -293,13 +303,13 @@ class Residual:
 
     def reads_text(self, place: Place) -> bool:
         """Whether the schema at `place` tells one string from another."""
-        return any(_OF_TEXT & node.keys() for node in self._of_same_value(place))
+        return any(node is None or _OF_TEXT & node.keys() for node in self._of_same_value(place))
 
     def told_apart(self, place: Place) -> frozenset[str] | None:
         """The strings that may fare differently from others under the schema at `place`; None: too many."""
         found: set[str] = set()
         for node in self._of_same_value(place):
-            if _OF_TEXT & node.keys() - {"const", "enum"}:
+            if node is None or _OF_TEXT & node.keys() - {"const", "enum"}:
                 return None
             values = [node["const"]] if "const" in node else []
             listed = node.get("enum")
@@ -307,8 +317,9 @@ class Residual:
             found.update(value for value in values if isinstance(value, str))
         return frozenset(found)
 
-    def _of_same_value(self, place: Place) -> Iterator[Mapping[str, Any]]:
-        """The schemas that a value under the schema at `place` may be held against."""
+    def _of_same_value(self, place: Place) -> Iterator[Mapping[str, Any] | None]:
+        """The schemas that a value under the schema at `place` may be held against; None: one of those of the
+        standard, outside of the document."""
         met: set[Place] = {place}
         waiting = [place]
         while waiting:
@@ -317,8 +328,11 @@ class Residual:
             if not isinstance(node, Mapping):
                 continue
             yield node
+            referred = self._referred(here, node)
+            if len(referred) < sum(isinstance(node.get(word), str) for word in _REFERENCES):
+                yield None
             inner = [here + steps for steps, _ in self.document.subschemas(node) if steps[0] in _SAME_VALUE]
-            for after in (*self._referred(here, node), *inner):
+            for after in (*referred, *inner):
                 if after not in met:
                     met.add(after)
                     waiting.append(after)
