@@ -44,7 +44,9 @@ class ServerConfig:
     stall_timeout_s: float = option(
         60.0, "seconds a client may leave what was sent unread before it is cut off"
     )
-    stream_comment_s: float = option(15.0, "seconds of silence after which a stream sends a comment")
+    stream_comment_s: float = option(
+        15.0, "seconds of silence after which a stream sends a comment; 0: it never does"
+    )
     control_timeout_s: float = option(
         30.0, "seconds the scheduler may take to answer an order, such as /pause_generation"
     )
@@ -56,7 +58,9 @@ class ServerConfig:
         None, "seconds a request may take unless it says so itself; None: as long as it needs"
     )
     health_timeout_s: float = option(20.0, "seconds /health_generate waits for a sign of life")
-    health_generates: bool = option(True, "/health asks the model for a token; otherwise it only answers")
+    health_generates: bool = option(
+        False, "/health asks the model for a token, as /health_generate does; otherwise it only answers"
+    )
     enable_metrics: bool = option(True, "serve /metrics")
     metrics_need_key: bool = option(False, "/metrics asks for the API key like everything else")
     access_log: bool = option(False, "log one line for each HTTP request")
@@ -107,16 +111,14 @@ class ServerConfig:
             "header_timeout_s",
             "body_timeout_s",
             "stall_timeout_s",
-            "stream_comment_s",
             "control_timeout_s",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise BadRequest(f"must be a positive number, got {value}", where=name)
-        if not 0 <= self.drain_timeout_s < float("inf"):
-            raise BadRequest(
-                f"must be a number of at least 0, got {self.drain_timeout_s}", where="drain_timeout_s"
-            )
+        for name in ("drain_timeout_s", "stream_comment_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)
         if self.api_key is not None and not self.api_key.strip():
             raise BadRequest("is empty", where="api_key", hint="leave it out to serve without a key")
         if self.api_key is not None and self.api_key_file is not None:

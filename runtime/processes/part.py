@@ -152,8 +152,11 @@ class Part:
             meta["output_top_logprobs"] = entries.many(self.top)
         if self.request.token_ids_logprob:
             meta["output_token_ids_logprobs"] = entries.many(self.token_ids)
+        none_of_prompt: dict[str, Any] = {name.replace("output", "input"): [] for name in meta}
+        # Streams may leave earlier entries out (native.Cut): this says how many there are in all.
+        meta["output_token_logprobs_length"] = len(meta["output_token_logprobs"])
         if self.request.logprob_start_len < 0:
-            return meta | {name.replace("output", "input"): [] for name in meta}
+            return meta | none_of_prompt
         news = self.scored
         if news is None or news.input_logprobs is None or (self._told and self.finish_reason() is None):
             return meta

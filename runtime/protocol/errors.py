@@ -134,6 +134,12 @@ class Unauthorized(RuntimeFault):
     status, code = 401, "invalid_api_key"
 
 
+class ForeignOrigin(RuntimeFault):
+    """A browser sent it for a page of another origin, which may not give orders here."""
+
+    status, code = 403, "foreign_origin"
+
+
 class NotFound(RuntimeFault):
     status, code = 404, "not_found"
 
@@ -174,8 +180,8 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
         RuntimeFault, BadRequest, PromptTooLong, ContextExceeded, BadConstraint, UnsupportedConstraint,
         TemplateError,
         ModelLoadError, QueueFull, DeadlineExceeded, Aborted, EngineDead, InternalFault, WireError,
-        InvalidJson, NotSupported, Unauthorized, NotFound, ModelNotFound, MethodNotAllowed, BodyTimeout,
-        BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
+        InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound, ModelNotFound, MethodNotAllowed,
+        BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
     )
 }  # fmt: skip
 

@@ -334,7 +334,7 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     many characters of the text are reasoning and its marks, None while it goes on.
     Where asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
     token; the first token of a prompt has None), the same with _top_ and _token_ids_ (a list of these per
-    token), hidden_states, prompt_token_ids.
+    token), output_token_logprobs_length, hidden_states, prompt_token_ids.
     """
 
     text: str

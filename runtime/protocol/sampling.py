@@ -122,10 +122,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         ebnf, structural_tag or choices (a list of texts), with its `whitespace` and `schema_format` (see
         Constraint).
 
-        None stands for a field's default. stop, stop_regex: one or a list; stop_token_ids: one or a list;
-        logit_bias: keys may be text; sampling_seed is another name of seed; a constraint may be given as text
-        or, for json_schema and structural_tag, as an object. Raises BadRequest: an unknown key (with the
-        nearest known one), a wrong type, a value out of range, more than one constraint.
+        None stands for a field's default, and for nothing under an unknown key, as False does there. stop,
+        stop_regex: one or a list; stop_token_ids: one or a list; logit_bias: keys may be text; sampling_seed
+        is another name of seed; a constraint may be given as text or, for json_schema and structural_tag, as
+        an object. Raises BadRequest: an unknown key (with the nearest known one), a wrong type, a value out
+        of range, more than one constraint.
         """
         if isinstance(given, SamplingParams):
             # A struct that was made in code has not had its types checked.
@@ -163,7 +164,7 @@ def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
     known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
     made: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in known:
+        if key not in known and value is not False:
             near = difflib.get_close_matches(str(key), known, n=1)
             raise BadRequest(
                 f"unknown field {key!r}; known: {', '.join(known)}",
@@ -171,6 +172,8 @@ def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
                 hint=f"did you mean {near[0]!r}?" if near else None,
             )
         name = ALIASES.get(key, key)
+        if name not in known:
+            continue
         if name in made and made[name] != value:
             raise BadRequest(f"{key} and {name} name the same field", where=f"sampling_params.{name}")
         made[name] = value

@@ -47,7 +47,12 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> SessionParams:
         try:
-            return msgspec.convert(dict(params), cls)
+            given = {
+                name: value
+                for name, value in params.items()
+                if name in cls.__struct_fields__ or (value is not None and value is not False)
+            }
+            return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
             known = ", ".join(name for name in cls.__struct_fields__ if name not in ("turn", "room"))
             raise BadRequest(str(error), where="session_params", hint=f"fields: {known}") from error

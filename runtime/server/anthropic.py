@@ -203,6 +203,7 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
     BadRequest, NotSupported."""
     if given is None:
         return {}, {}
+    given = _said(given)
     match given:
         case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
             if budget < 1:
@@ -230,20 +231,26 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
 def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
     """The constraint among sampling words that output_config asks for, or output_format, its name of before.
     Raises BadRequest, NotSupported."""
-    for name in config or {}:
+    config = _said(config or {})
+    for name in config:
         if name not in ("effort", "format"):
             raise NotSupported(f"{name[:80]!r} is not supported", where="output_config")
-    given = (config or {}).get("format")
+    given = config.get("format")
     if given is not None and older is not None:
         raise BadRequest("says the same as output_config.format; send one of them", where="output_format")
     match older if given is None else given:
         case None:
             return {}
-        case {"type": "json_schema", "schema": {**schema}, **rest} if not rest:
+        case {"type": "json_schema", "schema": {**schema}, **rest} if not _said(rest):
             return {"json_schema": schema}
         case _:
             where = "output_config.format" if older is None else "output_format"
             raise BadRequest('is {"type": "json_schema", "schema": {...}}', where=where)
+
+
+def _said(given: dict[str, Any]) -> dict[str, Any]:
+    """Without fields that are null or false."""
+    return {name: value for name, value in given.items() if value is not None and value is not False}
 
 
 class _Job:

@@ -11,9 +11,11 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NoReturn, TypeVar
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
+import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 
 from runtime.config.server import ServerConfig
@@ -117,49 +119,100 @@ def decode_json(body: bytes, max_depth: int) -> Any:
 
 
 def to_struct(data: Any, kind: type[T], where: str = "") -> T:
-    """`data` as a `kind`. Raises BadRequest: the path of the wrong value; for an unknown field the nearest
-    known one. `where`: the path of `data` itself."""
-    if isinstance(data, Mapping):
-        known = field_names(kind)
-        if known:
-            check_fields(data, known, where)
+    """`data` as a `kind`. What says nothing is left out: unknown fields that are null or false, and null or
+    false for a field that takes none and may be left out. Raises BadRequest: the path of the wrong value; for
+    an unknown field the nearest known one. `where`: the path of `data` itself."""
+    if isinstance(data, Mapping) and issubclass(kind, msgspec.Struct):
+        data = _meant(data, kind, where)
     try:
         return msgspec.convert(data, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise _named(error, where) from None
 
 
-def from_query(request: Request, kind: type[T]) -> T:
-    """The query's parameters as a `kind`; numbers and truths are read from their text. Raises BadRequest."""
-    given = dict(request.query_params)
-    check_fields(given, field_names(kind))
-    try:
-        made = msgspec.convert(given, kind, strict=False, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _named(error, "") from None
-    for name, value in msgspec.structs.asdict(made).items() if isinstance(made, msgspec.Struct) else ():
-        if isinstance(value, int) and not _MIN_INT <= value <= _MAX_INT:
-            raise BadRequest(f"the number {given.get(name, '')[:24]}... does not fit in 64 bits", where=name)
-    return made
-
-
-def field_names(kind: type[Any]) -> tuple[str, ...]:
-    """The names of a struct's fields as JSON has them; () for what is no struct."""
-    if not issubclass(kind, msgspec.Struct):
-        return ()
-    return tuple(kind.__struct_encode_fields__)
-
-
-def check_fields(data: Mapping[str, Any], known: Collection[str], where: str = "") -> None:
-    """Raise BadRequest for the first key that is not among `known`."""
-    for name in data:
-        if name not in known:
+def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+    """The fields that are among `known`. Raises BadRequest for the first other one, unless it is null or
+    false: clients send such for features that they do not use."""
+    made: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in known:
+            made[name] = value
+        elif value is not None and value is not False:
             near = difflib.get_close_matches(name, known, n=1)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",
                 where=f"{where}.{name[:80]}" if where else name[:80],
                 hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}",
             )
+    return made
+
+
+class _Fields(NamedTuple):
+    """A struct's fields as JSON has them. never_null, never_false: may be left out, and take no such value;
+    structs: those that hold another struct, or a list of them."""
+
+    names: tuple[str, ...]
+    never_null: frozenset[str]
+    never_false: frozenset[str]
+    structs: dict[str, type[msgspec.Struct]]
+    closed: bool
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[msgspec.Struct]) -> _Fields:
+    facts = msgspec.inspect.type_info(kind)
+    assert isinstance(facts, msgspec.inspect.StructType)
+    never_null, never_false, structs = set(), set(), {}
+    for one in facts.fields:
+        types = _alternatives(one.type)
+        if not one.required and not any(isinstance(t, _TAKES_NULL) for t in types):
+            never_null.add(one.encode_name)
+        if not one.required and not any(isinstance(t, _TAKES_FALSE) for t in types):
+            never_false.add(one.encode_name)
+        found = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
+        if len(found) == 1:
+            structs[one.encode_name] = found[0]
+    names = tuple(kind.__struct_encode_fields__)
+    closed = facts.forbid_unknown_fields
+    return _Fields(names, frozenset(never_null), frozenset(never_false), structs, closed)
+
+
+_TAKES_NULL = (msgspec.inspect.NoneType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
+_TAKES_FALSE = (msgspec.inspect.BoolType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
+
+
+def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The types that a value may have, and those of a list's items."""
+    match kind:
+        case msgspec.inspect.UnionType():
+            return [each for one in kind.types for each in _alternatives(one)]
+        case msgspec.inspect.ListType():
+            items = _alternatives(kind.item_type)
+            return [kind, *(one for one in items if isinstance(one, msgspec.inspect.StructType))]
+        case _:
+            return [kind]
+
+
+def _meant(data: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
+    fields = _fields(kind)
+    given = known_fields(data, fields.names, where) if fields.closed else dict(data)
+    given = {
+        name: value
+        for name, value in given.items()
+        if not (value is None and name in fields.never_null)
+        and not (value is False and name in fields.never_false)
+    }
+    for name, inner in fields.structs.items():
+        place = f"{where}.{name}" if where else name
+        match given.get(name):
+            case {**pairs}:
+                given[name] = _meant(pairs, inner, place)
+            case [*items]:
+                given[name] = [
+                    _meant(item, inner, f"{place}[{index}]") if isinstance(item, Mapping) else item
+                    for index, item in enumerate(items)
+                ]
+    return given
 
 
 def json_type(value: Any) -> str:

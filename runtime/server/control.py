@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -31,12 +31,10 @@ from runtime.protocol.control import (
 )
 from runtime.protocol.errors import BadRequest, from_dict
 from runtime.protocol.io_struct import SingleReq
-from runtime.server.body import from_query, read_struct
+from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import NoSuchService, error_body, json_response
-from runtime.server.openapi import Operation, field_schemas
-
-T = TypeVar("T")
+from runtime.server.openapi import Operation
 
 MAX_WAIT_S = 600.0
 LEVELS = ("debug", "info", "warning", "error")
@@ -149,34 +147,24 @@ class Done(msgspec.Struct):
     data: dict[str, Any] = {}
 
 
-_ORDERS: tuple[tuple[str, str, Any, Any, bool], ...] = (
-    ("/open_session", "Open a session; gives its id", OpenSession, str, True),
-    ("/close_session", "Close a session", CloseSession, Done, False),
-    ("/start_profile", "Begin to write a profile", StartProfile, Done, True),
-)
 _WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 OPENAPI: dict[str, Operation] = {
-    **{
-        f"{method} /flush_cache": Operation(
-            "Forget all prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
-        )
-        for method in ("GET", "POST")
-    },
+    "POST /flush_cache": Operation(
+        "Forget all prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
+    ),
     "POST /abort_request": Operation("Cancel requests", request=Abort, response=Done),
     "POST /pause_generation": Operation(
         "Stop generating", request=Pause, response=Done, empty_ok=True, errors=(504,)
     ),
     "POST /continue_generation": Operation("Go on generating", response=Done, errors=(400, 504)),
-    **{
-        f"POST {path}": Operation(what, request=kind, response=given, empty_ok=empty, errors=(504,))
-        for path, what, kind, given, empty in _ORDERS
-    },
-    **{
-        f"GET {path}": Operation(what, response=given, errors=(400, 504), query=field_schemas(kind))
-        for path, what, kind, given, _ in _ORDERS
-    },
+    "POST /open_session": Operation(
+        "Open a session; gives its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
+    ),
+    "POST /close_session": Operation("Close a session", request=CloseSession, response=Done, errors=(504,)),
+    "POST /start_profile": Operation(
+        "Begin to write a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)
+    ),
     "POST /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
-    "GET /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
     "POST /configure_logging": Operation("Change what is logged", request=ConfigureLogging, response=Done),
     "POST /precompile": Operation(
         "Compile constraints ahead of their use", request=Precompile, response=AllPrecompiled, errors=(504,)
@@ -189,19 +177,22 @@ OPENAPI: dict[str, Operation] = {
 
 def routes(ctx: ServerContext) -> list[Route]:
     control = Control(ctx)
-    both = ["GET", "POST"]
+    # Orders are POST alone: a link or a picture of any page makes a browser send GET.
+    orders = {
+        "/flush_cache": control.flush,
+        "/abort_request": control.abort,
+        "/pause_generation": control.pause,
+        "/continue_generation": control.resume,
+        "/open_session": control.open_session,
+        "/close_session": control.close_session,
+        "/start_profile": control.start_profile,
+        "/stop_profile": control.stop_profile,
+        "/configure_logging": control.configure_logging,
+        "/precompile": control.precompile,
+        "/set_internal_state": control.set_state,
+    }
     return [
-        Route("/flush_cache", control.flush, methods=both),
-        Route("/abort_request", control.abort, methods=["POST"]),
-        Route("/pause_generation", control.pause, methods=["POST"]),
-        Route("/continue_generation", control.resume, methods=["POST"]),
-        Route("/open_session", control.open_session, methods=both),
-        Route("/close_session", control.close_session, methods=both),
-        Route("/start_profile", control.start_profile, methods=both),
-        Route("/stop_profile", control.stop_profile, methods=both),
-        Route("/configure_logging", control.configure_logging, methods=["POST"]),
-        Route("/precompile", control.precompile, methods=["POST"]),
-        Route("/set_internal_state", control.set_state, methods=["POST"]),
+        *(Route(path, order, methods=["POST"]) for path, order in orders.items()),
         *(Route(path, control.not_here, methods=["GET", "POST", "PUT"]) for path in NOT_HERE),
     ]
 
@@ -245,7 +236,7 @@ class Control:
         return await self._order(ContinueReq())
 
     async def open_session(self, request: Request) -> Response:
-        asked = await self._order_of(request, OpenSession, empty_ok=True)
+        asked = await read_struct(request, self._ctx.config, OpenSession, empty_ok=True)
         if asked.capacity_of_str_len < 0:
             raise BadRequest(
                 f"must be at least 0, got {asked.capacity_of_str_len}", where="capacity_of_str_len"
@@ -266,11 +257,11 @@ class Control:
         return json_response(answer.data.get("session_id", asked.session_id))
 
     async def close_session(self, request: Request) -> Response:
-        asked = await self._order_of(request, CloseSession)
+        asked = await read_struct(request, self._ctx.config, CloseSession)
         return await self._order(CloseSessionReq(session_id=asked.session_id))
 
     async def start_profile(self, request: Request) -> Response:
-        asked = await self._order_of(request, StartProfile, empty_ok=True)
+        asked = await read_struct(request, self._ctx.config, StartProfile, empty_ok=True)
         if asked.num_steps is not None and asked.num_steps < 1:
             raise BadRequest(f"must be at least 1, got {asked.num_steps}", where="num_steps")
         if asked.output_dir is not None and not _FOLDER_NAME.match(asked.output_dir):
@@ -293,7 +284,8 @@ class Control:
 
     async def set_state(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, SetInternalState)
-        return await self._order(SetStateReq(values=asked.server_args))
+        values = {name: value for name, value in asked.server_args.items() if value is not None}
+        return await self._order(SetStateReq(values=values))
 
     async def precompile(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Precompile)
@@ -315,13 +307,6 @@ class Control:
         answer = await self._ask(order)
         raise_if_refused(answer)
         return json_response(Done(True, answer.message, answer.data))
-
-    async def _order_of(self, request: Request, kind: type[T], *, empty_ok: bool = False) -> T:
-        """The order's fields: from the body, or, for GET without a body, from the query."""
-        has_body = not {"content-length", "transfer-encoding"}.isdisjoint(request.headers)
-        if request.method == "GET" and not has_body:
-            return from_query(request, kind)
-        return await read_struct(request, self._ctx.config, kind, empty_ok=empty_ok)
 
     async def _ask(self, order: SingleReq, longer: float = 0.0) -> ControlOutput:
         return await self._ctx.door.control_async(order, self._ctx.config.control_timeout_s + longer)

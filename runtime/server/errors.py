@@ -20,6 +20,7 @@ from runtime.protocol.errors import (
     BadRequest,
     BodyTimeout,
     BodyTooLarge,
+    ForeignOrigin,
     InvalidJson,
     MethodNotAllowed,
     ModelNotFound,
@@ -35,6 +36,7 @@ from runtime.protocol.errors import (
 __all__ = [
     "BodyTimeout",
     "BodyTooLarge",
+    "ForeignOrigin",
     "InvalidJson",
     "MethodNotAllowed",
     "ModelNotFound",

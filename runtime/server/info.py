@@ -1,7 +1,8 @@
 """The native routes that tell: is the server alive, which model is it, how busy is it, what has it counted.
 
-GET /health asks for a sign of life: one generated token, or any other news of the engine in the meantime, so
-that a busy server is a healthy one.
+GET /health_generate asks for a sign of life: one generated token, or any other news of the engine in the
+meantime, so that a busy server is a healthy one. GET /health only tells whether the engine is known to be
+gone, unless health_generates is on.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ class Load(msgspec.Struct):
     num_tokens: int
 
 
-_HEALTH = Operation("Does the server generate?", response="text", public=True)
 OPENAPI: dict[str, Operation] = {
-    "GET /health": _HEALTH,
-    "GET /health_generate": _HEALTH,
+    "GET /health": Operation("Does the engine live?", response="text", public=True),
+    "GET /health_generate": Operation("Does the server generate?", response="text", public=True),
     "GET /ready": Operation("Can the server take requests?", response="text", public=True),
     "GET /metrics": Operation("Counters for Prometheus", response="text"),
     "GET /get_load": Operation("How busy the server is", response=list[Load], errors=(504,)),
@@ -85,7 +85,8 @@ class Info:
     async def health(self, request: Request) -> Response:
         if self._ctx.config.health_generates:
             return await self.health_generate(request)
-        return await self.ready(request)
+        fault = self._ctx.door.fault
+        return PlainTextResponse("healthy\n") if fault is None else _unwell(fault)
 
     async def ready(self, request: Request) -> Response:
         fault = self._ctx.door.fault

@@ -1,7 +1,7 @@
 """Gate: what every request passes before its route, and every answer after it.
 
-Counts, lets in or turns away (API key, requests at once), and turns what a route raises into an answer. Knows
-no route; how an error looks is a table of path prefixes.
+Counts, lets in or turns away (API key, foreign pages, requests at once), and turns what a route raises into
+an answer. Knows no route; how an error looks is a table of path prefixes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.server import ServerConfig
 from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.server.auth import OPEN_PATHS, KeyCheck
+from runtime.server.auth import OPEN_PATHS, KeyCheck, OriginCheck
 from runtime.server.errors import Overloaded, error_body, error_headers, from_http, json_response
 from runtime.server.metrics import HttpMetrics
 
@@ -42,7 +42,7 @@ class Gate:
         shapes: Sequence[tuple[str, ErrorShape]] = (),
     ) -> None:
         self._app, self._metrics, self._shapes = app, metrics, tuple(shapes)
-        self._keys = KeyCheck(config)
+        self._keys, self._origins = KeyCheck(config), OriginCheck(config)
         self._limit = config.max_concurrent_requests
         self._active = 0
 
@@ -71,7 +71,9 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, sent: _Sent) -> None:
         path = scope["path"]
         try:
-            self._keys.check(scope["method"], path, Headers(scope=scope))
+            headers = Headers(scope=scope)
+            self._keys.check(scope["method"], path, headers)
+            self._origins.check(scope["method"], headers)
             if self._active > self._limit and path not in UNLIMITED:
                 raise Overloaded(
                     f"{self._limit} requests are being answered", hint="try again; max_concurrent_requests"

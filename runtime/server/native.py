@@ -19,7 +19,7 @@ from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.generate_req import GenerateReqInput
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput
-from runtime.server.body import check_fields, json_type, read_object, to_struct
+from runtime.server.body import json_type, known_fields, read_object, to_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import error_body, json_response
 from runtime.server.openapi import Operation, body_schema
@@ -104,8 +104,7 @@ class Native:
         self._ctx = ctx
 
     async def generate(self, request: Request) -> Response:
-        data = await read_object(request, self._ctx.config)
-        check_fields(data, _GENERATE_SCHEMA.names)
+        data = known_fields(await read_object(request, self._ctx.config), _GENERATE_SCHEMA.names)
         incremental = self._incremental(data)
         made = self._ctx.with_deadline(to_struct(data, GenerateReqInput))
         made.normalize_batch_and_arguments()
@@ -140,8 +139,7 @@ class Native:
         return await self.encode(request)
 
     async def encode(self, request: Request) -> Response:
-        data = await read_object(request, self._ctx.config)
-        check_fields(data, _ENCODE_SCHEMA.names)
+        data = known_fields(await read_object(request, self._ctx.config), _ENCODE_SCHEMA.names)
         made = self._ctx.with_deadline(to_struct(data, EmbeddingReqInput))
         made.normalize_batch_and_arguments()
         check_items(made, self._ctx)

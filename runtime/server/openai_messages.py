@@ -9,7 +9,7 @@ from typing import Any
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
-from runtime.server.body import check_fields, json_type
+from runtime.server.body import json_type, known_fields
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SAME = {"developer": "system", "function": "tool"}
@@ -30,7 +30,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
 def _message(one: Any, where: str) -> Message:
     if not isinstance(one, Mapping):
         raise BadRequest(f"a message is an object, got {json_type(one)}", where=where)
-    check_fields(one, _FIELDS, where)
+    one = known_fields(one, _FIELDS, where)
     role = one.get("role")
     if role not in ROLES:
         raise BadRequest(f"must be one of {', '.join(ROLES)}; got {role!r:.80}", where=f"{where}.role")

@@ -82,11 +82,6 @@ def body_schema(
     return Body(schema, components)
 
 
-def field_schemas(kind: Any) -> dict[str, Any]:
-    """The schemas of a struct's fields, for those that come as query parameters."""
-    return dict(body_schema(kind).schema["properties"])
-
-
 class ErrorFacts(msgspec.Struct):
     """One error, in the words of OpenAI's clients; param: the field or place; code: a fixed word."""
 
@@ -109,7 +104,7 @@ class ErrorBody(msgspec.Struct):
 
 
 _REF = "#/components/schemas/{name}"
-_EVERYWHERE = (401, 404, 405, 500, 503)
+_EVERYWHERE = (401, 403, 404, 405, 500, 503)
 _WITH_BODY = (400, 408, 413, 415)
 
 

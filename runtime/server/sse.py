@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -52,8 +53,8 @@ class EventStream(Response):
 
     An error before the first event is raised, so that it is answered with its own status; a later one is sent
     as `on_fault` makes it, and ends the stream. When the client goes, `events` is closed within the moment,
-    which cancels what it waits for. A silence of `keep_alive_s` seconds is broken with a comment; the headers
-    are sent by then at the latest.
+    which cancels what it waits for. A silence of `keep_alive_s` seconds (0: any) is broken with a comment;
+    the headers are sent by then at the latest.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class EventStream(Response):
         gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
         try:
             while not work.done() and not gone.done():
-                wait = max(0.0, self._spoke + self._keep_alive_s - loop.time())
+                due = self._spoke + self._keep_alive_s if self._keep_alive_s else math.inf
+                wait = None if due == math.inf else max(0.0, due - loop.time())
                 await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                quiet = loop.time() - self._spoke >= self._keep_alive_s
+                quiet = loop.time() >= due
                 if quiet and not work.done() and not gone.done() and not self._lock.locked():
                     await self._say(send, KEEP_ALIVE)
             if work.done():

@@ -159,6 +159,20 @@ def test_unknown_fields_name_the_near_one_and_their_path() -> None:
     assert "'sampling'" in str(caught.value)
 
 
+@pytest.mark.parametrize("nothing", [None, False])
+def test_what_says_nothing_is_taken(nothing: Any) -> None:
+    plain = to_struct({"text": "a", "sampling": {"stop": ["a"]}}, Outer)
+    said = {"text": "a", "new": nothing, "sampling": {"stop": ["a"], "new": nothing}, "bias": nothing}
+    assert to_struct(said, Outer) == plain
+    for value in (0, "", [], {}, True):
+        with pytest.raises(BadRequest):
+            to_struct(said | {"new": value}, Outer)
+        with pytest.raises(BadRequest):
+            to_struct(said | {"sampling": {"new": value}}, Outer)
+    with pytest.raises(BadRequest):
+        to_struct({"text": nothing}, Outer)  # it is needed
+
+
 def test_wrong_types_name_their_path() -> None:
     with pytest.raises(BadRequest) as caught:
         to_struct({"text": "a", "sampling": {"stop": ["a", 3]}}, Outer)

@@ -19,6 +19,7 @@ from runtime.config.server import ServerConfig
 from runtime.processes.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.errors import EngineDead
+from runtime.server import control
 from runtime.server.app import build_app
 from runtime.server.control import NOT_HERE
 
@@ -105,7 +106,7 @@ def test_tokens_of_a_conversation_are_those_a_chat_is_prompted_with(client: http
         ({"prompt": "a", "messages": TURNS}, "prompt or messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0]"),
-        ({"prompt": "a", "add_special_token": False}, "'add_special_tokens'"),
+        ({"prompt": "a", "add_special_token": True}, "'add_special_tokens'"),
         ({"messages": TURNS, "tool_choice": "required"}, "Tools cannot be empty"),
     ],
 )
@@ -145,7 +146,6 @@ def test_the_cache_is_flushed_when_nothing_runs(
     assert client.post("/generate", json=prompt).json()["meta_info"]["cached_tokens"] > 0
     wait_until(lambda: client.post("/flush_cache").status_code == 200)
     assert client.post("/generate", json=prompt).json()["meta_info"]["cached_tokens"] == 0
-    wait_until(lambda: client.get("/flush_cache").status_code == 200)
 
 
 def test_the_cache_is_not_flushed_under_a_request(client: httpx.Client) -> None:
@@ -265,14 +265,17 @@ def test_sessions_open_and_close_once(client: httpx.Client) -> None:
     assert again.status_code == 400
     assert client.post("/close_session", json={"session_id": session}).status_code == 200
     assert client.post("/close_session", json={"session_id": session}).status_code == 400
-    named = client.get("/open_session", params={"session_id": "mine", "timeout": "30"})
+    named = client.post("/open_session", json={"session_id": "mine", "timeout": 30})
     assert named.json() == "mine"
-    assert client.get("/close_session", params={"session_id": "mine"}).status_code == 200
-    assert client.get("/open_session", params={"sessionid": "mine"}).status_code == 400
+    assert client.post("/close_session", json={"session_id": "mine"}).status_code == 200
+    assert client.post("/open_session", json={"sessionid": "mine"}).status_code == 400
     for huge in ("9" * 26, "-" + "9" * 26, "9" * 5000):
-        told = client.get("/open_session", params={"capacity_of_str_len": huge})
+        told = client.post(
+            "/open_session",
+            content='{"capacity_of_str_len": %s}' % huge,  # noqa: UP031 - braces
+            headers={"content-type": "application/json"},
+        )
         assert told.status_code == 400, told.text
-        assert "capacity_of_str_len" in told.text
     for wrong in ({"timeout": 0}, {"capacity_of_str_len": -1}, {"session_id": ""}):
         assert client.post("/open_session", json=wrong).status_code == 400
 
@@ -289,7 +292,7 @@ def test_a_profile_begins_and_ends(client: httpx.Client) -> None:
     assert begun.status_code == 200, begun.text
     assert client.post("/start_profile").status_code == 400
     client.post("/generate", json={"text": "a", "sampling_params": GREEDY})
-    assert client.get("/stop_profile").status_code == 200
+    assert client.post("/stop_profile").status_code == 200
 
 
 def test_logging_can_be_changed(client: httpx.Client) -> None:
@@ -325,7 +328,29 @@ def test_it_is_healthy(client: httpx.Client, path: str) -> None:
 
 def test_a_busy_server_is_healthy(client: httpx.Client) -> None:
     with running(client, "busy"):
-        assert client.get("/health").status_code == 200
+        assert client.get("/health_generate").status_code == 200
+
+
+@pytest.mark.parametrize(("options", "asked"), [({}, 0), ({"health_generates": True}, 1)])
+def test_health_generates_only_where_it_is_wanted(
+    pipeline: Pipeline, serving: Callable[..., Any], options: dict[str, Any], asked: int
+) -> None:
+    def requests() -> int:
+        return int(pipeline.door.control(GetStateReq(), 60).data["num_requests_total"])
+
+    config, before = ServerConfig(**options), requests()
+    with serving(build_app(pipeline.door, config), config) as server:
+        assert httpx.get(f"{server.url}/health", timeout=100).text == "healthy\n"
+        assert requests() - before == asked
+        assert httpx.get(f"{server.url}/health_generate", timeout=100).text == "healthy\n"
+    assert requests() - before == asked + 1
+
+
+def test_what_gives_orders_takes_no_get(client: httpx.Client) -> None:
+    orders = [key.split()[1] for key in control.OPENAPI]
+    assert "/flush_cache" in orders
+    for path in orders:
+        assert client.get(path).status_code == 405, path
 
 
 def test_those_who_ask_for_its_health_at_once_share_one_answer(
@@ -334,7 +359,7 @@ def test_those_who_ask_for_its_health_at_once_share_one_answer(
     before = pipeline.door.control(GetStateReq(), 60).data["num_requests_total"]
     pace.hold()
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda _: client.get("/health"), range(64)))
+        answers = list(pool.map(lambda _: client.get("/health_generate"), range(64)))
     assert {answer.status_code for answer in answers} == {200}
     assert pipeline.door.control(GetStateReq(), 60).data["num_requests_total"] - before < 64
 
@@ -420,7 +445,7 @@ def test_what_is_counted_is_what_happened(
         pass
     wait_until(lambda: pipeline.door.live == 0)  # until it was seen that the client has gone
     made = [answer["meta_info"] for answer in answers] + [json.loads(last[6:])["meta_info"]]
-    client.get("/health")
+    client.get("/health_generate")
     after = scrape()
 
     def grown(name: str) -> float:

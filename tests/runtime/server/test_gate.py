@@ -19,7 +19,7 @@ from starlette.routing import Route, Router
 from runtime.config.server import ServerConfig
 from runtime.processes.launch import Pipeline
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
-from runtime.server.app import build_app
+from runtime.server.app import MODULES, build_app
 from runtime.server.body import read_object
 from runtime.server.errors import json_response
 from runtime.server.limits import Gate
@@ -282,3 +282,59 @@ def test_other_origins_may_ask_only_when_the_config_says_so(pipeline: Pipeline) 
             app, ("POST", "/generate", {"headers": {"origin": "https://b.example"}}), ("GET", "/ready")
         )
         assert refused.status_code == 401
+
+
+OWN = {"host": "models.example:30000"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"origin": "http://models.example:30000"}, 200),
+        ({"origin": "HTTP://Models.Example:30000", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "https://a.example", "sec-fetch-site": "cross-site"}, 200),
+        ({"origin": "https://a.example"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"origin": "https://b.example"}, 403),
+        ({"origin": "http://models.example"}, 403),
+        ({"origin": "http://models.example:30001"}, 403),
+        ({"origin": "http://models.example:x"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": ""}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://models.example:30000", "sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_a_page_of_another_origin_changes_nothing(headers: dict[str, str], status: int) -> None:
+    app = served(fine, cors_origins=("https://a.example",))
+    post, get = ask(
+        app,
+        ("POST", "/generate", {"headers": OWN | headers}),
+        ("GET", "/generate", {"headers": OWN | headers}),
+    )
+    assert (post.status_code, get.status_code) == (status, 200)
+    if status == 403:
+        assert post.json()["error"]["code"] == "foreign_origin"
+        assert "cors_origins" in post.text
+
+
+def test_default_ports_are_the_same_place_and_all_origins_may_be_allowed() -> None:
+    headers = {"host": "models.example", "origin": "https://models.example:443"}
+    (answer,) = ask(served(fine), ("POST", "/generate", {"headers": headers}))
+    assert answer.status_code == 200
+    (answer,) = ask(served(fine, cors_origins=("*",)), ("POST", "/generate", {"headers": {"origin": "x"}}))
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", [
+    path for module in MODULES for key in module.OPENAPI for method, path in [key.split()]
+    if method in ("POST", "PUT", "DELETE")
+])  # fmt: skip
+def test_every_route_that_changes_something_is_guarded(pipeline: Pipeline, path: str) -> None:
+    app = build_app(pipeline.door, ServerConfig())
+    headers = {"origin": "https://b.example", "sec-fetch-site": "cross-site"}
+    methods = ("POST", "PUT", "DELETE")
+    answers = ask(app, *((method, path, {"headers": headers}) for method in methods))  # type: ignore[arg-type]
+    assert [answer.status_code for answer in answers] == [403] * 3

@@ -255,7 +255,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "/v1/chat/completions",
         {**CHAT, "response_format": {"type": "json_schema", "json_shema": {}}},
-        "response_format",
+        "response_format.json_shema",
         "json_shema",
     ),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "xml"}}, "response_format.type", "'xml'"),

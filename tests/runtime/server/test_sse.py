@@ -190,3 +190,13 @@ def test_an_answer_is_given_up_when_the_client_goes() -> None:
 
     asyncio.run(main())
     assert cancelled == [True]
+
+
+def test_no_comment_is_sent_where_none_is_wanted() -> None:
+    async def events() -> AsyncGenerator[bytes, None]:
+        yield event(1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        yield DONE
+
+    assert run(events, keep_alive_s=0).body == b"data: 1\n\ndata: [DONE]\n\n"
