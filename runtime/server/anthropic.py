@@ -6,7 +6,7 @@ shapes: Anthropic's API reference, version 2023-06-01.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -248,9 +248,9 @@ def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict
             raise BadRequest('is {"type": "json_schema", "schema": {...}}', where=where)
 
 
-def _said(given: dict[str, Any]) -> dict[str, Any]:
+def _said(given: Mapping[Any, Any]) -> dict[str, Any]:
     """Without fields that are null or false."""
-    return {name: value for name, value in given.items() if value is not None and value is not False}
+    return {str(name): value for name, value in given.items() if value is not None and value is not False}
 
 
 class _Job:
