@@ -78,6 +78,7 @@ class TorchViews(Attention):
         shape = (plan.token_count, pool.kv_heads, self.group, pool.head_dim)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
+            qkv = qkv.contiguous()
             pool.write(layer, place, qkv[:, heads:])
             queries = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
             merged = self._merged(layer, queries, qkv[:, heads:].to(exact), levels[self.windows[layer]])
@@ -288,7 +289,8 @@ def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp), any strides."""
+    """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp). The
+    dims of a token must lie side by side: it looks at no other stride, and would read something else."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
 
 

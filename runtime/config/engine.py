@@ -28,7 +28,9 @@ class EngineConfig:
     """
 
     model: str = option("pocket", "a checkpoint's directory, or the name of a bundled one")
-    dtype: str = option("auto", "numbers to compute in: auto, float32 or bfloat16")
+    dtype: str = option(
+        "auto", "numbers to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
+    )
     device: str = option("auto", "auto (CUDA where there is one), cpu, cuda or cuda:<n>")
     max_total_tokens: int | None = option(
         None, "tokens whose keys and values fit into the KV pool, its slots; None: by memory_fraction"
@@ -41,8 +43,9 @@ class EngineConfig:
     )
     pack_weights: str = option(
         "auto",
-        "keep a second copy of the matrices, laid out for small batches (CPU, float32): auto (where it fits "
-        "comfortably), always or never",
+        "keep a second copy of the matrices, laid out for the CPU: auto (where it fits comfortably; passes "
+        "of one to three tokens use whichever copy is timed to be faster at load), always (all use it) or "
+        "never",
     )
     runner_process: bool | None = option(
         None,

@@ -11,13 +11,14 @@ COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 
 @dataclass(frozen=True, slots=True)
 class RunnerConfig:
-    """dtype              "auto" = bfloat16 on CUDA and on CPUs that multiply it natively, else float32
+    """dtype              "auto" = bfloat16 on CUDA, float32 on CPU (see the decision 004)
     device             "auto" = CUDA where there is one, else CPU
     max_total_tokens   slots of the KV pool; None = from free memory
     memory_fraction    share of the memory that is free after loading which the KV pool may take
     attention          name in the table of attention implementations
-    pack_weights       keep a second copy of the matrices, laid out for small batches (CPU, float32): "auto" =
-                       where it fits comfortably, "always", "never"
+    pack_weights       keep a second copy of the matrices, laid out for the CPU: "auto" = where it fits
+                       comfortably, and used for passes of one to three rows where that is timed to be faster;
+                       "always" = and used for all passes; "never"
     threads            of one operation on the CPU; None = torch's own choice, and one where a pass of a model
                        that has a process of its own is too small to be shared out
     step_timeout_s     how long finish() waits for a forward pass

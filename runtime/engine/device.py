@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from runtime.protocol.errors import ModelLoadError
@@ -21,21 +19,8 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_dtype(name: str, device: torch.device, weights: str) -> torch.dtype:
-    """`weights`: the numbers the checkpoint is written in."""
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto`: on CPU float32, where what else is in a batch changes no more than a result's last bits."""
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
-    if device.type == "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if weights == "bfloat16" and _multiplies_bfloat16() else torch.float32
-
-
-def _multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for bfloat16 products; without them float32 is 2 to 3 times as
-    fast."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    return bool({"amx_bf16", "avx512_bf16"} & set(flags))
+    return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -17,7 +17,6 @@ from runtime.config.pooling import ENCODER_DEFAULT, Pooling
 from runtime.config.runner import RunnerConfig
 from runtime.engine import memory
 from runtime.engine.device import pick_device, pick_dtype
-from runtime.layers.linear import can_pack
 from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text, TextResult
 from runtime.protocol.errors import BadRequest, InternalFault, ModelLoadError
@@ -47,7 +46,7 @@ class TorchTextRunner:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        dtype = pick_dtype(config.dtype, device, spec.dtype)
+        dtype = pick_dtype(config.dtype, device)
         needed, free = weight_bytes(spec, dtype), memory.available_bytes(device)
         if needed > free:
             raise ModelLoadError(
@@ -56,10 +55,9 @@ class TorchTextRunner:
                 where=str(directory),
                 hint="use a smaller model or dtype='bfloat16'",
             )
-        fits = config.pack_weights == "always" or needed <= memory.PACK_AT_MOST * free
-        plain = device.type != "cpu" or dtype != torch.float32 or config.pack_weights == "never"
+        pack = memory.packs(config.pack_weights, needed, dtype, device)
         with torch.inference_mode():
-            encoder = Encoder.load(directory, spec, dtype, device, pack=not plain and fits and can_pack())
+            encoder = Encoder.load(directory, spec, dtype, device, pack=pack)
         return cls(encoder, pooling)
 
     def verify(self, params: SamplingParams) -> None:

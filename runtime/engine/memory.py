@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.config.model import ModelSpec
+from runtime.layers.linear import can_pack
 from runtime.protocol.errors import ModelLoadError
 
 DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}
@@ -69,9 +70,12 @@ def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device,
         )
 
 
-def packing_fits(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a second copy of the matrices is small against what is free; asked before loading."""
-    return weight_bytes(spec, dtype) <= PACK_AT_MOST * available_bytes(device)
+def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether to keep packed copies of matrices of so many bytes; asked before loading. `wish`: pack_weights,
+    whose "auto" means that a second copy must be small against what is free."""
+    if device.type != "cpu" or wish == "never" or not can_pack(dtype):
+        return False
+    return wish == "always" or weights <= PACK_AT_MOST * available_bytes(device)
 
 
 def slots_for(

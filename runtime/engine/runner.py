@@ -39,7 +39,7 @@ from runtime.engine.logprobs import (
 )
 from runtime.engine.sampler import Sampler, uniform
 from runtime.engine.threads import Threads
-from runtime.layers.linear import can_pack
+from runtime.layers.linear import time_rows
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, RowResult, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
@@ -136,16 +136,31 @@ class TorchRunner:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)
-        dtype = pick_dtype(config.dtype, device, spec.dtype)
+        dtype = pick_dtype(config.dtype, device)
         memory.check_weights_fit(spec, dtype, device, str(directory))
         with torch.inference_mode():
-            decoder = Decoder.load(directory, spec, dtype, device, pack=_packs(config, spec, dtype, device))
+            pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
+            decoder = Decoder.load(directory, spec, dtype, device, pack=pack)
             slots = memory.slots_for(
                 spec, dtype, device, config.max_total_tokens, config.memory_fraction, str(directory)
             )
             pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, dtype, device)
             attention = choose(config.attention, device)(pool, spec.num_heads, spec.windows)
-        return cls(decoder, attention, config, beside=beside)
+            runner = cls(decoder, attention, config, beside=beside)
+            if pack and config.pack_weights == "auto":
+                runner._time_rows()
+        return runner
+
+    def _time_rows(self) -> None:
+        """Choose the weights for passes of few rows, as such a pass is computed; for as long as it lives."""
+        if self._threads is not None:
+            self._threads.use_for(1)
+        chosen = time_rows(self._decoder.linears())
+        log.info(
+            "passes of up to %d rows use the plain weights, others packed ones (timed with one row: %.2f ms "
+            "plain, %.2f packed)",
+            *chosen,
+        )
 
     @property
     def device(self) -> str:
@@ -393,10 +408,3 @@ class TorchRunner:
             if seed is None:
                 seed = self._seeds[row.seq] = self._random.getrandbits(63)
         return uniform(seed, row.step)
-
-
-def _packs(config: RunnerConfig, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether to keep packed copies of the matrices."""
-    if device.type != "cpu" or dtype != torch.float32 or config.pack_weights == "never" or not can_pack():
-        return False
-    return config.pack_weights == "always" or memory.packing_fits(spec, dtype, device)

@@ -1,8 +1,9 @@
 """Linear: y = x W^T + b, by the fastest way for the number of rows. Knows no model.
 
-On CPUs in float32 the plain product is slow between about 4 and 64 rows; a second copy of W in oneDNN's
-blocked layout is up to three times as fast there, and never slower above. One to three rows stay with the
-plain product.
+On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A
+second copy of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. Which
+of the two is faster for one to three rows, where the memory is the limit, depends on the processor:
+`time_rows` measures it.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -11,26 +12,36 @@ products therefore come in few sizes, four from each power of two to the next, f
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-PLAIN_UP_TO = 3
+PACKABLE = (torch.float32, torch.bfloat16)
+FEW_ROWS = 3  # for more the packed product is faster everywhere
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
-_ROWS_HINT = 64  # the layout chosen for it serves all row counts above PLAIN_UP_TO equally
+_ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
+_TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
+_TIMED_ROUNDS = 5
+_TIMED_S = 0.1
+_WORTH = 0.9  # the plain product must take less than this share of the packed one's time
 
 
 class Linear:
-    """`weight` [out, in], `bias` [out] or None. Calls take [rows, in] and give [rows, out]."""
+    """`weight` [out, in], `bias` [out] or None. Calls take [rows, in] and give [rows, out]. `plain_up_to`: up
+    to how many rows a packed one uses the plain weights."""
 
-    __slots__ = ("_packed", "_sized", "_transpose", "bias", "weight")
+    __slots__ = ("_packed", "_sized", "_transpose", "bias", "plain_up_to", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False) -> None:
-        self.weight, self.bias = weight, bias
-        on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-        self._packed = _pack(weight) if pack and on_cpu else None
-        self._transpose = on_cpu
-        self._sized = weight.device.type == "cpu" and not on_cpu
+        self.weight, self.bias, self.plain_up_to = weight, bias, 0
+        on_cpu = weight.device.type == "cpu"
+        self._packed = _pack(weight) if pack and on_cpu and weight.dtype in PACKABLE else None
+        self._transpose = on_cpu and weight.dtype == torch.float32
+        self._sized = on_cpu and not self._transpose
 
     @property
     def packed(self) -> bool:
@@ -38,12 +49,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        if rows > PLAIN_UP_TO:
-            if self._packed is not None or self._sized:
-                return self._sized_product(x)
-            if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
-                y = torch.mm(self.weight, x.t()).t()
-                return y if self.bias is None else y + self.bias
+        if self._packed is not None and rows > self.plain_up_to:
+            return self._sized_product(x, self._packed)
+        if self._sized:
+            return self._sized_product(x, None)
+        if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
+            y = torch.mm(self.weight, x.t()).t()
+            return y if self.bias is None else y + self.bias
         return F.linear(x, self.weight, self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
@@ -56,14 +68,59 @@ class Linear:
         made = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         return made.to(self.weight.dtype)
 
-    def _sized_product(self, x: Tensor) -> Tensor:
+    def _sized_product(self, x: Tensor, packed: Tensor | None) -> Tensor:
         rows = x.shape[0]
         if more := size_of(rows) - rows:
             x = F.pad(x, (0, 0, 0, more))
-        if self._packed is None:
+        if packed is None:
             return F.linear(x, self.weight, self.bias)[:rows]
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        made: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
         return made[:rows]
+
+
+class Timing(NamedTuple):
+    """`plain_up_to`: up to how many rows the plain weights are faster. `plain_ms`, `packed_ms`: milliseconds
+    of the products that were timed, for one row."""
+
+    plain_up_to: int
+    plain_ms: float
+    packed_ms: float
+
+
+def time_rows(linears: Sequence[Linear]) -> Timing:
+    """Measure whether few rows are faster with plain or with packed weights, on some of `linears` (those of a
+    model, in the order in which a pass uses them; all packed, of one type), and set it for all of them. Takes
+    some 0.1 s, more for matrices that are larger than 64 MiB."""
+    some, size = [], 0
+    for linear in linears:
+        some.append(linear)
+        size += linear.weight.nbytes
+        if size >= _TIMED_BYTES:
+            break
+    took = [_least_s(some, rows) for rows in range(1, FEW_ROWS + 1)]
+    up_to = next((rows for rows, (plain, packed) in enumerate(took) if plain > _WORTH * packed), FEW_ROWS)
+    for linear in linears:
+        linear.plain_up_to = up_to
+    return Timing(up_to, *(1e3 * seconds for seconds in took[0]))
+
+
+def _least_s(linears: Sequence[Linear], rows: int) -> tuple[float, float]:
+    """Seconds of `rows` rows' products with plain and with packed weights: the least of a few rounds in turn,
+    and the thread's own time, so that other work on the machine counts as little as can be."""
+    given = [linear.weight.new_ones(rows, linear.weight.shape[1]) for linear in linears]
+    least = {rows: float("inf"), 0: float("inf")}
+    begin = time.monotonic()
+    for number in range(_TIMED_ROUNDS):
+        for up_to in least:
+            for linear in linears:
+                linear.plain_up_to = up_to
+            start = time.thread_time()
+            for linear, x in zip(linears, given, strict=True):
+                linear(x)
+            least[up_to] = min(least[up_to], time.thread_time() - start)
+        if number and time.monotonic() - begin > _TIMED_S / FEW_ROWS:
+            break
+    return least[rows], least[0]
 
 
 def size_of(rows: int) -> int:
@@ -72,11 +129,17 @@ def size_of(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def can_pack() -> bool:
-    """Whether this torch has the (private) packed product, and it gives the right numbers."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this torch has the (private) packed product for it on this processor, and it gives the right
+    numbers."""
+    if dtype not in PACKABLE:
+        return False
     try:
-        weight, x = torch.randn(32, 16), torch.randn(PLAIN_UP_TO + 2, 16)
-        return bool(torch.allclose(Linear(weight, pack=True)(x), F.linear(x, weight), atol=1e-4))
+        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        weight, x = torch.randn(32, 16), torch.randn(FEW_ROWS + 2, 16)
+        made = Linear(weight.to(dtype), pack=True)(x.to(dtype)).float()
+        return bool(torch.allclose(made, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2))
     except (RuntimeError, AttributeError, TypeError):
         return False
 

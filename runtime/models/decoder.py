@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,11 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
+
+    def linears(self) -> list[Linear]:
+        """All products of a pass, in their order."""
+        layers = [(one.qkv, one.output, one.mlp.gate_up, one.mlp.down) for one in self._layers]
+        return [*itertools.chain.from_iterable(layers), self._head]
 
     def hidden(
         self, ids: Tensor, positions: Tensor, attend: AttentionStep, wanted: Tensor | None = None

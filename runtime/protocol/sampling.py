@@ -33,7 +33,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     """All sampling words of one request.
 
     max_new_tokens: 0 commits the prompt to the prefix cache and generates nothing. top_k: -1 = off.
-    seed: same seed, same prompt -> same output, whatever else is in the batch; None draws a fresh one.
+    seed: same seed, same prompt -> same output, whatever else is in the batch, where a CPU computes in
+    float32 (up to ties within its last bits); None draws a fresh one.
     stop: strings, up to 32; stop_token_ids: ids; ignore_eos ignores end-of-text and stop_token_ids, not
     `stop`.
     stop_regex: patterns, up to 32 of at most 256 bytes; logit_bias: id -> what is added to its logit;

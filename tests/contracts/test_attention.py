@@ -81,7 +81,9 @@ def compare(
     dim: int = 16,
     dtype: torch.dtype = torch.float32,
     tolerance: float = 2e-5,
+    across: bool = False,
 ) -> None:
+    """`across`: the new tokens' numbers lie side by side in memory, as some products give them."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
@@ -103,7 +105,8 @@ def compare(
     count = plan.token_count
     for layer in range(len(windows)):
         qkv = noise(count, heads + 2 * kv_heads, dim)
-        right, got = reference(layer, qkv), tested(layer, qkv)
+        given = qkv.permute(1, 2, 0).contiguous().permute(2, 0, 1) if across else qkv
+        right, got = reference(layer, qkv), tested(layer, given)
         assert got.shape == right.shape == (count, heads * dim)
         assert torch.isfinite(right).all()
         torch.testing.assert_close(got, right, atol=tolerance, rtol=tolerance)
@@ -143,6 +146,13 @@ PLANS: dict[str, tuple[list[tuple[list[int], int]], list[int]]] = {
 def test_equals_the_reference(name: str, shape: str, page: int) -> None:
     rows, lengths = PLANS[shape]
     compare(ATTENTION.load(name), plan_of(rows, lengths, page, seed=page))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", PLANS)
+def test_however_the_numbers_lie_in_memory(name: str, shape: str) -> None:
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, 1, seed=8), windows=(None, 50), across=True)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

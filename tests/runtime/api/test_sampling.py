@@ -41,26 +41,55 @@ def crowd(count: int) -> list[tuple[str, dict[str, Any]]]:
     return made
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_same_seed_same_output_whatever_the_batch(dtype: str) -> None:
+def answers(engine: Engine, requests: list[Any], indices: list[int], **how: Any) -> dict[int, list[int]]:
+    """Of these requests, sent at once."""
+    prompts, words = zip(*(requests[index] for index in indices), strict=True)
+    outputs = engine.generate(list(prompts), list(words), **how)
+    return {index: list(output.output_ids) for index, output in zip(indices, outputs, strict=True)}
+
+
+def test_same_seed_same_output_whatever_the_batch() -> None:
+    """In the numbers that an engine on the CPU computes in unless told otherwise."""
     requests = crowd(36)
-    with Engine("pocket", dtype=dtype, device="cpu", max_total_tokens=16_384) as engine:
-
-        def run(indices: list[int]) -> dict[int, list[int]]:
-            outputs = engine.generate([requests[i][0] for i in indices], [requests[i][1] for i in indices])
-            return {i: output.output_ids for i, output in zip(indices, outputs, strict=True)}
-
-        alone = {i: run([i])[i] for i in range(36)}
+    with Engine("pocket", device="cpu", max_total_tokens=16_384) as engine:
+        alone = {i: answers(engine, requests, [i])[i] for i in range(36)}
         order = list(range(36))
-        assert run(order) == alone
+        assert answers(engine, requests, order) == alone
         engine.flush_cache()
-        assert run(order) == alone
+        assert answers(engine, requests, order) == alone
         random.Random(0).shuffle(order)
         for size in (3, 13):
             engine.flush_cache()
-            parts = [run(order[first : first + size]) for first in range(0, 36, size)]
+            parts = [answers(engine, requests, order[first : first + size]) for first in range(0, 36, size)]
             assert {i: ids for part in parts for i, ids in part.items()} == alone
     assert len({tuple(ids) for ids in alone.values()}) > 25
+
+
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [(0, {}), (1, {"chunked_prefill_size": 7}), (2, {"pack_weights": "never"})],
+    ids=["plain", "chunks", "unpacked"],
+)
+def test_same_seed_same_output_in_random_company(seed: int, options: dict[str, Any]) -> None:
+    """Random prompts and constraints; alone, then in batches of random sizes, from the cache and not, with
+    jumps and without."""
+    draw = random.Random(seed)
+    words = "river town king bread 12 7 yes no the of".split()  # noqa: SIM905
+    requests = []
+    for prompt, sampling in crowd(30):
+        more = {"regex": draw.choice([r'\{"name": "[a-z]{1,8}", "age": [0-9]{1,3}\}', r"It's (yes|no)!"])}
+        told = sampling | more if draw.random() < 0.3 else sampling
+        requests.append((prompt + " ".join(draw.choices(words, k=draw.randrange(60))), told))
+    with Engine("pocket", device="cpu", threads=1, max_total_tokens=16_384) as engine:
+        alone = {i: answers(engine, requests, [i])[i] for i in range(len(requests))}
+    with Engine("pocket", device="cpu", threads=1, max_total_tokens=16_384, **options) as engine:
+        for jumps in (True, False):
+            order = draw.sample(range(len(requests)), len(requests))
+            while order:
+                size = draw.choice([1, 2, 3, 5, 13])
+                some, order = order[:size], order[size:]
+                found = answers(engine, requests, some, jump_forward=jumps)
+                assert found == {index: alone[index] for index in some}
 
 
 @pytest.mark.parametrize("chunk", [2048, 5])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,11 +30,16 @@ def test_linear(rows: int, pack: bool, biased: bool) -> None:
     torch.testing.assert_close(made(x), right.float())
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 7, 8, 9, 63, 64, 65, 200, 2049])
-def test_linear_in_bfloat16(rows: int) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 3, 4, 7, 8, 9, 63, 64, 65, 200, 2049])
+@pytest.mark.parametrize("pack", [True, False])
+def test_linear_in_bfloat16(rows: int, pack: bool) -> None:
+    if pack and not linear.can_pack(torch.bfloat16):
+        pytest.skip("this processor does not multiply bfloat16")
     torch.manual_seed(rows)
     weight, x = torch.randn(48, 32).bfloat16(), torch.randn(rows, 32).bfloat16()
-    made = Linear(weight)(x)
+    layer = Linear(weight, pack=pack)
+    assert layer.packed == pack
+    made = layer(x)
     assert made.shape == (rows, 48)
     assert made.dtype == torch.bfloat16
     torch.testing.assert_close(made.float(), x.float() @ weight.float().T, atol=0.1, rtol=0.02)
@@ -45,15 +53,50 @@ def test_products_come_in_few_sizes() -> None:
     assert len(set(sizes)) == 8 + 4 * 9
 
 
-def test_packing_is_checked_and_only_for_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert linear.can_pack()
-    assert not Linear(torch.randn(4, 4).bfloat16(), pack=True).packed
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("slow", ["plain", "packed"])
+def test_few_rows_take_the_weights_that_are_faster_here(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slow: str
+) -> None:
+    """A processor that computes one of the two slowly, as AMD's do the plain product."""
+    if not linear.can_pack(dtype):
+        pytest.skip("this processor does not multiply bfloat16")
+    plain, packed = F.linear, torch.ops.mkldnn._linear_pointwise
+
+    def slowly(compute: Any) -> Any:
+        def computed(*given: Any) -> Any:
+            until = time.thread_time() + 0.005
+            while time.thread_time() < until:
+                pass
+            return compute(*given)
+
+        return computed
+
+    layers = [Linear(torch.randn(40, 24).to(dtype), pack=True) for _ in range(2)]
+    x = torch.randn(1, 24).to(dtype)
+    before = layers[0](x)
+    with monkeypatch.context() as patch:
+        if slow == "plain":
+            patch.setattr(linear.F, "linear", slowly(plain))
+        else:
+            patch.setattr(torch.ops.mkldnn, "_linear_pointwise", slowly(packed))
+        chosen = linear.time_rows(layers)
+    assert chosen.plain_up_to == (0 if slow == "plain" else 3)
+    assert (chosen.plain_ms > chosen.packed_ms) == (slow == "plain")
+    assert {layer.plain_up_to for layer in layers} == {chosen.plain_up_to}
+    torch.testing.assert_close(layers[0](x), before)
+
+
+def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert linear.can_pack(torch.float32)
+    assert not linear.can_pack(torch.float16)
+    assert not Linear(torch.randn(4, 4).half(), pack=True).packed
 
     def broken(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
     monkeypatch.setattr(linear, "_pack", broken)
-    assert not linear.can_pack()
+    assert not linear.can_pack(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
