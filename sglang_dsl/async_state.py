@@ -59,6 +59,34 @@ class Pending(Awaitable[T], Generic[T]):
         return str(self)
 
 
+class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
+    """What astream() gives: a coroutine, and the same as a context manager."""
+
+    def __init__(self, made: Coroutine[Any, Any, AsyncProgramState]) -> None:
+        self._made = made
+        self._state: AsyncProgramState | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncProgramState]:
+        return self._made.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        return self._made.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._made.throw(*error)
+
+    def close(self) -> None:
+        self._made.close()
+
+    async def __aenter__(self) -> AsyncProgramState:
+        self._state = await self._made
+        return self._state
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.cancel()
+
+
 @public
 class AsyncProgramState(Face["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
@@ -174,13 +202,24 @@ class AsyncProgramState(Face["AsyncTurn"]):
         """Wait until all that was added is done. Raises ProgramError."""
         await self._core.settled_async()
 
-    async def error(self) -> ProgramError | None:
-        """What went wrong, or None."""
+    async def error(self) -> BaseException | None:
+        """What went wrong, or None. In a stream, also what the program's function raised."""
         try:
             await self._core.settled_async()
         except ProgramError as error:
             return error
+        except BaseException as error:
+            if error is not self._core.body_error:
+                raise
+            return error
         return None
+
+    async def __aenter__(self) -> AsyncProgramState:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nobody needs it any more: what is under way, the function of a stream included, is cancelled."""
+        self.cancel()
 
     async def usage(self) -> dict[str, int]:
         """Tokens of this run with all its forks, as ProgramState.usage()."""

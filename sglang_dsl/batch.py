@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from typing import Any
 
-from sglang_dsl.errors import ProgramError, again
+from sglang_dsl.errors import again
 from sglang_dsl.executor import Executor
 from sglang_dsl.feed import Signal
 from sglang_dsl.loop import background
@@ -80,9 +80,7 @@ class Job:
             mark.signal.when(lambda: mark.done, lambda: self._finish(mark.error))
 
     def _finish(self, error: BaseException | None) -> None:
-        if isinstance(error, ProgramError):
-            error = again(error)
-        self.error = error
+        self.error = None if error is None else again(error)
         self._ended.append(self)  # first: who sees that it is done has counted it
         self.done = True
         self._signal.notify()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_dsl.core import Core
-from sglang_dsl.errors import BadProgram, NoWinner, ProgramError, Timeout, again
+from sglang_dsl.errors import BadProgram, NoWinner, Timeout, again
 from sglang_dsl.feed import Mark, Signal
 from sglang_dsl.ir import caller
 from sglang_dsl.loop import LOOK_S
@@ -158,7 +158,7 @@ class Race(Generic[B]):
             return self.winner
         if self._failed and not self._refused:
             error = self._failed[min(self._failed)]
-            raise again(error) if isinstance(error, ProgramError) else error
+            raise again(error)
         said = f"{len(self._refused)} were refused"
         if self._failed:
             said += f", {len(self._failed)} failed"

@@ -156,8 +156,11 @@ class ProgramCancelled(ProgramError):
 E = TypeVar("E", bound=ProgramError)
 
 
-def again(error: ProgramError) -> ProgramError:
-    """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own."""
+def again(error: BaseException) -> BaseException:
+    """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own.
+    What a program's function raised is anybody's, and raised as it is."""
+    if not isinstance(error, ProgramError):
+        return error
     fresh = copied(error)
     if error.__cause__ is not None:  # set to None it would hide what its reader was handling
         fresh.__cause__ = error.__cause__

@@ -18,7 +18,7 @@ from typing import Any
 from sglang_dsl import lower
 from sglang_dsl.budgets import Budget, Meter
 from sglang_dsl.core import Checkpoint, Core, Glance
-from sglang_dsl.errors import BadProgram, MissingVariable, NoBackend, ProgramError, StateClosed, again
+from sglang_dsl.errors import BadProgram, MissingVariable, NoBackend, StateClosed, again
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.fold import Fold
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
@@ -35,9 +35,9 @@ class Executor:
     """Methods are for the user's threads unless they begin with _."""
 
     __slots__ = (
-        "__weakref__", "_active", "_at", "_cancel_to", "_changed", "_children", "_ended", "_fold", "_forks",
-        "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since", "body", "branch", "inherited",
-        "joined", "run", "variables",
+        "__weakref__", "_active", "_at", "_cancel_to", "_cancelled_at", "_changed", "_children", "_ended",
+        "_fold", "_forks", "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since", "body",
+        "branch", "inherited", "joined", "run", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Executor:
         self._task: asyncio.Task[Any] | None = None
         # Which item of the queue is being done, counted from 0; those before `_cancel_to` are cancelled.
         self._at, self._cancel_to, self._waits_since, self._forks, self._steps = -1, 0, 0, 0, 0
+        self._cancelled_at = -1  # whose cancelling was the last
         self._changed = Signal()
         self._children: WeakBag[Executor] = WeakBag()
         run.enter(self)
@@ -73,6 +74,10 @@ class Executor:
     @property
     def program(self) -> str:
         return self.run.program
+
+    @property
+    def body_error(self) -> BaseException | None:
+        return None if self.body is None else self.body.error
 
     @property
     def feed(self) -> Feed:
@@ -209,7 +214,7 @@ class Executor:
         if variable is not None:
             return variable
         if self.body is not None and self.body.error is not None:
-            raise _fresh(self.body.error)
+            raise again(self.body.error)
         if self._fold.error is not None:
             raise again(self._fold.error)
         known = ", ".join(map(repr, list(self.variables))) or "none"
@@ -235,7 +240,7 @@ class Executor:
             body.end.wait()
         transcript = self.mark().wait()
         if body is not None and body.error is not None:
-            raise _fresh(body.error)
+            raise again(body.error)
         return transcript
 
     async def settled_async(self) -> Transcript:
@@ -246,7 +251,7 @@ class Executor:
         await mark.signal.wait_async(lambda: mark.done)
         transcript = mark.result()
         if body is not None and body.error is not None:
-            raise _fresh(body.error)
+            raise again(body.error)
         return transcript
 
     def so_far(self) -> Transcript:
@@ -418,8 +423,10 @@ class Executor:
         background().call(self._cancel_task)
 
     def _cancel_task(self) -> None:
-        # By now what was to be stopped may have ended, and what was added later have begun.
-        if self._task is not None and self._at < self._cancel_to:
+        # By now what was to be stopped may have ended, and what was added later have begun. Once: a second
+        # time would break off how it ends, such as the closing of its connection.
+        if self._task is not None and self._cancelled_at < self._at < self._cancel_to:
+            self._cancelled_at = self._at
             self._task.cancel()
 
     def _is_cancelled(self, item: Item) -> bool:
@@ -478,6 +485,8 @@ class Executor:
                         await fold.ahead.fold(item, fold)
                     elif item.node is not None:
                         await fold.do(item.node, item)
+            except asyncio.CancelledError as error:
+                fold.cancelled(error, item)
             except BaseException as error:  # noqa: BLE001 - answered to whoever reads; SystemExit too
                 fold.fail(error, item)
             if fold.error is not None:
@@ -485,7 +494,7 @@ class Executor:
             if item.node is None:
                 self._reach(item)
 
-    def _skip(self, item: Item, error: ProgramError) -> None:
+    def _skip(self, item: Item, error: BaseException) -> None:
         """Nothing comes of an item: its readers are told why."""
         for made in (item.variable, item.thought):
             if made is not None and not made.done:
@@ -512,7 +521,3 @@ def _set_by(branch: Executor) -> dict[str, Any]:
     """name -> value of every variable that a branch set itself. All are there already."""
     own = branch.variables.items()
     return {name: found.get() for name, found in own if branch.inherited.get(name) is not found}
-
-
-def _fresh(error: BaseException) -> BaseException:
-    return again(error) if isinstance(error, ProgramError) else error

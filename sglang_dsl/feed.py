@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from sglang_dsl.errors import ProgramError, SglError, again
+from sglang_dsl.errors import SglError, again
 from sglang_dsl.loop import LOOK_S, LoopThread, background
 from sglang_dsl.threads import Worker
 from sglang_dsl.transcript import Transcript
@@ -222,7 +222,7 @@ class Variable(Feed):
         self.raw: str | list[str] | None = None
         self.value: Any = None
         self.meta: dict[str, Any] = _NOTHING
-        self.error: ProgramError | None = None
+        self.error: BaseException | None = None
         self.done = False
 
     @property
@@ -240,7 +240,7 @@ class Variable(Feed):
         self.done = True
         self.notify()
 
-    def fail(self, error: ProgramError) -> None:
+    def fail(self, error: BaseException) -> None:
         self.error, self.done = error, True
         self.notify()
 
@@ -281,13 +281,9 @@ class Mark:
         self.signal.notify()
 
     def result(self) -> Transcript:
-        match self.error:
-            case None:
-                return self.transcript
-            case ProgramError() as error:
-                raise again(error)
-            case error:
-                raise error
+        if self.error is not None:
+            raise again(self.error)
+        return self.transcript
 
     def wait(self) -> Transcript:
         """What was said up to here; blocks. Raises what went wrong before it."""

@@ -6,6 +6,7 @@ while that rests. Knows no queue, no readers and no particular backend.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Coroutine, Iterable, Sequence
@@ -15,7 +16,7 @@ from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
 from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Before, Where
 from sglang_dsl.choices import METHODS, told
-from sglang_dsl.errors import BackendError, BadProgram, ProgramError
+from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.feed import Feed
 from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
 from sglang_dsl.reasoning import Split, Telling
@@ -43,7 +44,7 @@ class Fold:
     ) -> None:
         self.run, self.branch, self.meters, self.src = run, branch, meters, src
         self.transcript = self.start = Transcript.EMPTY
-        self.error: ProgramError | None = None
+        self.error: BaseException | None = None
         self.feed = Feed()
         self.ahead = None if run.speculation is None else Speculation.of(run.speculation, run.backend)
         self.begun = prefix is None
@@ -217,6 +218,13 @@ class Fold:
         """Prepare the backend for what the branches of one fork share."""
         if self._prefix is not None:
             await self._prefix.warm(backend)
+
+    def cancelled(self, cause: asyncio.CancelledError, item: Item) -> None:
+        """Remember why it was cancelled: the program's function has failed, or somebody wanted it."""
+        if self.run.failure is None:
+            self.fail(cause, item)
+        elif self.error is None:
+            self.error = self.run.failure
 
     def fail(self, cause: BaseException, item: Item) -> None:
         """Remember the failure, with its place. The first one stays."""

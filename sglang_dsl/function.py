@@ -23,7 +23,7 @@ from sglang_dsl.tracebacks import exposed, public
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
 
-    from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.async_state import AsyncProgramState, Starting
     from sglang_dsl.budgets import Price
     from sglang_dsl.checked import (
         Decorator,
@@ -111,6 +111,7 @@ _PARTS: Registry[Any] = Registry(
     "part of the language",
     {
         "launch": "sglang_dsl.launch:launch",
+        "Starting": "sglang_dsl.async_state:Starting",
         "launch_async": "sglang_dsl.launch:launch_async",
         "run_batch": "sglang_dsl.launch:run_batch",
         "run_batch_async": "sglang_dsl.launch:run_batch_async",
@@ -266,7 +267,9 @@ class SglFunction(Generic[P, R]):
         Returns when the function has returned, which may be before its generations are done: reading waits.
         use_thread=False: each addition waits until it is done, and what goes wrong is raised there.
         With stream=True returns at once; the function runs beside the caller. What the function itself raises
-        is raised here, in a stream where it is read.
+        is raised here, in a stream where it is read. A stream is stopped, function and generations, when
+        nobody can read it any more, its state and all iterators over it being garbage, and at the end of
+        `with program.stream(...) as s:`.
         """
         options, rest = self._split(kwargs)
         return self._launch(options, args, rest)
@@ -286,11 +289,12 @@ class SglFunction(Generic[P, R]):
         return cast("AsyncProgramState", state)
 
     @keeps_parameters
-    async def astream(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
-        """arun with stream=True: returns at once, the body runs beside the caller."""
+    def astream(self, *args: Any, **kwargs: Any) -> Starting:
+        """arun with stream=True: returns at once, the body runs beside the caller. To be awaited, or
+        `async with program.astream(...) as s:`, which stops it at its end."""
         options, rest = self._split(kwargs)
-        state = await _PARTS.load("launch_async")(self, replace(options, stream=True), args, rest)
-        return cast("AsyncProgramState", state)
+        made = _PARTS.load("launch_async")(self, replace(options, stream=True), args, rest)
+        return cast("Starting", _PARTS.load("Starting")(made))
 
     def _launch(self, options: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ProgramState:
         return cast("ProgramState", _PARTS.load("launch")(self, options, args, kwargs))

@@ -10,6 +10,7 @@ import contextvars
 import dataclasses
 import functools
 import inspect
+import weakref
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -256,14 +257,18 @@ async def _written(
     args: Args,
     kwargs: Kwargs,
     body: Body | None = None,
+    run: RunInfo | None = None,
 ) -> None:
-    """An async function's body, in a task of its own. Raises what it raises."""
+    """An async function's body, in a task of its own. Raises what it raises. `body` and `run`: where it runs
+    beside the reader."""
     _SCOPE.set(scope)
     if body is not None:
         body.enter()
     try:
         state.ret_value = await program.write(_async_face(state), args, kwargs)
-    except BaseException:
+    except BaseException as error:
+        if run is not None and not isinstance(error, asyncio.CancelledError):
+            run.failure = error
         state.cancel()
         raise
 
@@ -297,42 +302,50 @@ def _scope(wanted: Wanted) -> Scope:
 def _beside(
     program: Startable, scope: Scope, wanted: Wanted, index: int | None, args: Args, kwargs: Kwargs
 ) -> ProgramState:
-    """Begin the body on another thread; the state can be read meanwhile."""
+    """Begin the body on another thread; the state can be read meanwhile. The body has a face of its own, so
+    that the reader's is garbage when its last reader has gone: then all is stopped."""
     stop, context = stop_here(), contextvars.copy_context()
     context.run(stop.inside)
     speculation = wanted.num_api_spec_tokens
     made = functools.partial(scope.run, program.name, index, stream=True, speculation=speculation)
     executor = Executor(context.run(made))
     body = executor.body = Body(Mark(executor.feed.signal), stop=stop)
-    state = ProgramState(executor)
+    state, written = ProgramState(executor), ProgramState(executor)
+    reader = weakref.ref(state)
+    background().finalize(state, stop.cancel)
+
+    def end(failure: BaseException | None) -> None:
+        if (held := reader()) is not None:
+            held.ret_value = written.ret_value
+        executor.finish_body(failure)
 
     async def work_async() -> None:
         failure: BaseException | None = None
         task = Task(asyncio.current_task())
         try:
             stop.enter(task)
-            await _written(program, scope, state, args, kwargs, body)
+            await _written(program, scope, written, args, kwargs, body, executor.run)
         except asyncio.CancelledError as error:
             said = "the program was cancelled while its function ran"
             failure = ProgramCancelled(said, program=program.name, source=place_in(error))
         except BaseException as error:  # noqa: BLE001 - raised where the stream is read
             failure = error
-        executor.finish_body(failure)
+        end(failure)
         if failure is None:
-            await _print_text_async(state)
+            await _print_text_async(written)
 
     def work() -> None:
         body.enter()
         _SCOPE.set(scope)
         failure: BaseException | None = None
         try:
-            state.ret_value = program.write(state, args, kwargs)
+            written.ret_value = program.write(written, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - raised where the stream is read
-            failure = error
-            state.cancel()
-        executor.finish_body(failure)
+            executor.run.failure = failure = error
+            written.cancel()
+        end(failure)
         if failure is None:
-            _print_text(state)
+            _print_text(written)
 
     if program.is_async:
         background().start(work_async)

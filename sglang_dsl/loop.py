@@ -135,6 +135,16 @@ class LoopThread:
         """Run `action` on the loop's thread, soon."""
         self._loop.call_soon_threadsafe(action)
 
+    def finalize(self, thing: object, action: Callable[[], object]) -> None:
+        """call() `action` once `thing` is garbage. That may be found out anywhere, in code that holds any
+        lock: no lock is taken here."""
+        weakref.finalize(thing, self._finalized, action).atexit = False
+
+    def _finalized(self, action: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            if self._pid == os.getpid():
+                self.call(action)
+
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run a coroutine there and wait for its result here. Raises TimeoutError."""
         if self.here:

@@ -93,6 +93,8 @@ class Stop:
             part.cancel()
 
     def cancel(self) -> None:
+        if self.stopped:
+            return
         self.stopped = True
         with self._lock:
             parts = self._parts.live()
@@ -142,8 +144,8 @@ class RunInfo:
     stops it from outside."""
 
     __slots__ = (
-        "_calls", "_lock", "_members", "backend", "defaults", "index", "inline", "ledger", "meters",
-        "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "_calls", "_lock", "_members", "backend", "defaults", "failure", "index", "inline", "ledger",
+        "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -165,6 +167,8 @@ class RunInfo:
         self.index, self.inline, self.speculation = index, inline, speculation
         self.ledger = Ledger()
         self.stop = _STOP.get()
+        # What its function raised, where that runs beside the reader: why the rest is not done.
+        self.failure: BaseException | None = None
         self._members: WeakBag[Member] = WeakBag()
         self._lock = threading.Lock()
         self._calls: Calls | None = None

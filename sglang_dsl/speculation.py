@@ -25,7 +25,7 @@ import msgspec
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Backend, Call, Completion
 from sglang_dsl.calls import Where
-from sglang_dsl.errors import BackendError, BadProgram, ProgramError
+from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.ir import Gen, Node, ScopeBegin, ScopeEnd, Text
 from sglang_dsl.lower import lower
 from sglang_dsl.reasoning import Split
@@ -250,7 +250,7 @@ class _State(Protocol):
 
     run: RunInfo
     transcript: Transcript
-    error: ProgramError | None
+    error: BaseException | None
 
     def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where: ...
     async def warm(self, backend: Backend) -> None: ...
@@ -326,7 +326,7 @@ class Speculation:
             self.held = items  # drop() tells those who wait for them
             raise
 
-    def drop(self, error: ProgramError) -> None:
+    def drop(self, error: BaseException) -> None:
         """The state has failed: nothing of what waits will be done."""
         items, self.held = self.held, []
         self.ahead.forget()

@@ -56,6 +56,8 @@ class ProgramState(Face["Turn"]):
         self.ret_value: Any = None
         # In a batch, the place of its item.
         self.index: int | None = None
+        # Of a fork: the state of a stream is there as long as somebody can read what comes of it.
+        self._forked_from: ProgramState | None = None
 
     @property
     def stream_executor(self) -> ExecutorView:
@@ -131,6 +133,19 @@ class ProgramState(Face["Turn"]):
         Raises BadProgram where `name` was not selected."""
         return choice_of(name, self.get_meta_info(name))
 
+    def __enter__(self) -> ProgramState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nobody needs it any more: what is under way, the function of a stream included, is cancelled."""
+        self.cancel()
+
+    async def __aenter__(self) -> ProgramState:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
     # -- the whole -------------------------------------------------------------------------------------------
 
     def text(self) -> str:
@@ -147,11 +162,15 @@ class ProgramState(Face["Turn"]):
         """Wait until all that was added is done. Raises ProgramError."""
         self._core.settled()
 
-    def error(self) -> ProgramError | None:
-        """What went wrong, or None; waits."""
+    def error(self) -> BaseException | None:
+        """What went wrong, or None; waits. In a stream, also what the program's function raised."""
         try:
             self._core.settled()
         except ProgramError as error:
+            return error
+        except BaseException as error:
+            if error is not self._core.body_error:
+                raise
             return error
         return None
 
@@ -283,7 +302,10 @@ class ProgramState(Face["Turn"]):
         if position_ids_offset is not None and len(position_ids_offset) != size:
             raise BadProgram(f"{len(position_ids_offset)} offsets for {size} forks; give one for each")
         src = caller()
-        return ProgramStateGroup(self, [ProgramState(core) for core in self._core.fork(size, src, budget)])
+        forks = [ProgramState(core) for core in self._core.fork(size, src, budget)]
+        for fork in forks:
+            fork._forked_from = self
+        return ProgramStateGroup(self, forks)
 
     def map(self, fn: Callable[[ProgramState, Any], Any], items: Iterable[Any]) -> list[Any]:
         """Call `fn(fork, item)` for each item, each on a fork of its own, side by side on a bounded number of

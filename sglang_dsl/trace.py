@@ -220,6 +220,10 @@ class Tracer:
         self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
         self._scopes: dict[str, list[Transcript]] = {}
 
+    @property
+    def body_error(self) -> BaseException | None:
+        return None
+
     def body(self) -> Seq:
         """What was written so far, forks with all their branches."""
         nodes = [
