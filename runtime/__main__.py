@@ -1,6 +1,7 @@
 """python -m runtime: `serve` starts the server. It finds the command, and reports what was wrong.
 
-Exit codes: 0 it was told to end and did; 1 it could not start, or died; 2 an option is wrong.
+Exit codes: 0 it was told to end and did; 1 it could not start, or died; 2 the command line is wrong: an
+option, a model that is nowhere, a package that is not installed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.console import FAILED, USAGE_ERROR, complain, run, version
+from runtime.protocol.errors import BadRequest, NoSuchModel, RuntimeFault
 from runtime.protocol.registry import MissingExtra, Registry, UnknownName
 
 PROG = "python -m runtime"
-FAILED, USAGE_ERROR = 1, 2
 
 COMMANDS: Registry[Callable[[Sequence[str], Mapping[str, str], str], int]] = Registry(
     "command", {"serve": "runtime.processes.supervisor:command"}, extras={"serve": "server"}
@@ -23,6 +24,8 @@ COMMANDS: Registry[Callable[[Sequence[str], Mapping[str, str], str], int]] = Reg
 USAGE = f"""usage: {PROG} COMMAND [options]
 
   serve    serve a model over HTTP; `{PROG} serve --help` lists the options
+
+  --version
 """
 
 
@@ -35,18 +38,16 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     if name in ("--help", "-h", "help"):
         print(USAGE, end="")
         return 0
+    if name == "--version":
+        print(f"sglang-dsl {version()}")
+        return 0
     try:
         return COMMANDS.load(name)(rest, environment, f"{PROG} {name}")
-    except (UnknownName, BadRequest) as error:
-        return _complain(error, USAGE_ERROR)
-    except (MissingExtra, RuntimeFault) as error:
-        return _complain(error, FAILED)
-
-
-def _complain(error: Exception, code: int) -> int:
-    print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    return code
+    except (UnknownName, BadRequest, NoSuchModel, MissingExtra) as error:
+        return complain(error, USAGE_ERROR)
+    except RuntimeFault as error:
+        return complain(error, FAILED)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:], os.environ))
+    sys.exit(run(lambda: main(sys.argv[1:], os.environ)))

@@ -1,10 +1,14 @@
-"""python -m sglang_dsl: demo, run, trace, chat. Loads the program named and prints; decides nothing.
+"""python -m sglang_dsl: demo, run, trace, chat, serve. Loads the program named and prints; decides nothing.
 
 demo                                  a multi-call program on the bundled checkpoint
 run FILE:FUNCTION [name=value ...]    run a program and show its state
 trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
 chat                                  a conversation in the terminal; --regex, --json-schema, --ebnf and
                                       --structural-tag say what every answer must match
+serve                                 the same as `python -m runtime serve`
+
+Exit codes: 0 done; 1 the program, or the backend, failed; 2 the command line is wrong: an option, a file, an
+argument, a model that is nowhere, a package that is not installed.
 """
 
 from __future__ import annotations
@@ -15,18 +19,24 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from runtime.protocol.console import FAILED, USAGE_ERROR, complain, version
+from runtime.protocol.console import run as run_command
+from runtime.protocol.errors import BadRequest, NoSuchModel, RuntimeFault
+from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import gen
 from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.errors import BadProgram, SglError
-from sglang_dsl.function import SglFunction
+from sglang_dsl.errors import BackendError, BadProgram, SglError
+from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.launch_server import serve
 from sglang_dsl.loop import background
 
-USAGE_ERROR = 2
+PROG = "sglang-dsl"
 KEY = "SGLANG_DSL_API_KEY"
 """The environment variable that holds a server's API key."""
 FORMS = {
@@ -37,13 +47,26 @@ FORMS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line."""
+
+    def print_help(self, file: Any = None) -> None:
+        # argparse itself passes over what cannot be written.
+        (file or sys.stdout).write(self.format_help())
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(complain(f"{message} ({self.prog} --help)", USAGE_ERROR))
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="sglang-dsl", description="Run, trace and show programs.")
+    top = _Parser(prog=PROG, description="Run, trace and show programs.")
+    top.add_argument("--version", action="version", version=f"{PROG} {version()}")
     verbs = top.add_subparsers(dest="verb", required=True)
     verbs.add_parser("demo", help="a multi-call program on the bundled checkpoint")
     run = verbs.add_parser("run", help="run a program and show its state")
     trace = verbs.add_parser("trace", help="print a program as a tree, without running it")
     chat = verbs.add_parser("chat", help="a conversation in the terminal")
+    verbs.add_parser("serve", help="serve a model over HTTP; `serve --help` lists the options")
     for verb in (run, trace):
         verb.add_argument("program", metavar="FILE:FUNCTION")
         verb.add_argument("arguments", metavar="NAME=VALUE", nargs="*", help="text, or JSON where it parses")
@@ -80,23 +103,60 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """The command line, read; a program's arguments may stand before, between and after the options."""
+    top = parser()
+    args, rest = top.parse_known_args(given)
+    if rest and ("arguments" not in args or any(word.startswith("-") for word in rest)):
+        top.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.arguments = [*args.arguments, *rest]
+    return args
+
+
 def load(place: str) -> SglFunction:
     """The program at FILE:FUNCTION. Raises BadProgram saying what is missing."""
-    file, _, name = place.rpartition(":")
+    file, colon, name = place.rpartition(":")
+    if not colon or not file or not name:
+        raise BadProgram(f"{place!r} names no program; write FILE:FUNCTION")
     path = Path(file)
-    if not file or not path.is_file():
-        raise BadProgram(f"{place!r} names no file; write FILE:FUNCTION")
+    if not path.is_file():
+        what = "is no file" if path.exists() else "does not exist"
+        raise BadProgram(f"the file {file!r} {what}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise BadProgram(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadProgram(f"{file} cannot be loaded: {_where(error, file)}") from error
     found = vars(module).get(name)
     if not isinstance(found, SglFunction):
         programs = ", ".join(k for k, v in vars(module).items() if isinstance(v, SglFunction)) or "none"
         raise BadProgram(f"{file} has no program {name!r}; it has: {programs}")
     return found
+
+
+def _where(error: Exception, file: str) -> str:
+    """What went wrong, and at which line of the user's file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
+    at = f" (line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{at}"
+
+
+def check(program: SglFunction[..., Any], given: dict[str, Any], *, whole: bool = True) -> dict[str, Any]:
+    """The arguments, as the program takes them; `whole`: with all that it needs. Raises BadProgram."""
+    own = program.signature.parameters
+    rest = {name: value for name, value in given.items() if name in own or name not in RUN_WORDS}
+    try:
+        args, kwargs = program.fill((), rest)
+        (program.signature.bind if whole else program.signature.bind_partial)(*args, **kwargs)
+    except TypeError as error:
+        raise BadProgram(f"{program.name}{program.signature}: {error}; write NAME=VALUE") from error
+    return given
 
 
 def arguments(given: Sequence[str]) -> dict[str, Any]:
@@ -138,16 +198,22 @@ def backend(args: argparse.Namespace) -> Backend:
         named = ", ".join(name for name in BACKENDS.names() if name != "endpoint")
         raise BadProgram(f"--backend takes {named} or a server's URL, got {args.backend!r}")
     make: Any = BACKENDS.load(args.backend)
-    made: Backend = make() if args.model is None else make(args.model)
+    try:
+        made: Backend = make() if args.model is None else make(args.model)
+    except RuntimeFault as fault:
+        if isinstance(fault, BadRequest | NoSuchModel):
+            raise BadProgram(str(fault)) from fault
+        raise BackendError(str(fault)) from fault
     return made
 
 
 def run(args: argparse.Namespace) -> int:
     program = load(args.program).options(max_tokens=args.max_tokens, temperature=args.temperature)
+    given = check(program, arguments(args.arguments))
     chosen = backend(args)
     try:
         program = program.options(backend=chosen, stream=args.stream)
-        state = program.run(**arguments(args.arguments))
+        state = program.run(**given)
         if args.stream:
             for piece in state.text_iter():
                 print(piece, end="", flush=True)
@@ -163,7 +229,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def trace(args: argparse.Namespace) -> int:
-    program = load(args.program).trace(**arguments(args.arguments))
+    found = load(args.program)
+    program = found.trace(**check(found, arguments(args.arguments), whole=False))
     forms = {"tree": program.tree, "mermaid": program.mermaid, "dot": program.dot}
     print(program.to_json(indent=2) if args.json else forms[args.form]())
     return 0
@@ -191,13 +258,22 @@ VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
+        if given[:1] == ["serve"]:
+            return serve(given[1:])
+        args = parsed(given)
         return VERBS[args.verb](args)
+    except (BadProgram, MissingExtra) as error:
+        return complain(error, USAGE_ERROR)
     except SglError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return USAGE_ERROR if isinstance(error, BadProgram) else 1
+        return complain(f"{type(error).__name__}: {error}", FAILED)
+
+
+def command() -> int:
+    """main(), for the installed command: a closed pipe and Ctrl-C end it in order."""
+    return run_command(main)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command())

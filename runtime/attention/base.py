@@ -1,4 +1,4 @@
-"""Attention: the contract of every implementation, and the table of them.
+"""Attention: the contract of every implementation, and which of them is taken.
 
 An implementation reads and writes the KV pool as a StepPlan says. It knows slots, segments and windows; not
 requests, weights or rotary embeddings.
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from runtime.attention.pool import KVPool
+from runtime.attention.table import ATTENTION, AUTO
 from runtime.plan import StepPlan
-from runtime.protocol.registry import Registry
 
 
 class AttentionStep(Protocol):
@@ -46,17 +46,10 @@ class Attention(ABC):
         """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
 
 
-ATTENTION: Registry[type[Attention]] = Registry(
-    "attention",
-    {
-        "torch_views": "runtime.attention.torch_views:TorchViews",
-        "torch_plain": "runtime.attention.torch_views:TorchPlain",
-        "reference": "runtime.attention.reference:Reference",
-    },
-)
-
-
 def choose(name: str, device: torch.device) -> type[Attention]:
     """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName."""
     automatic = {"cpu": "torch_views", "cuda": "torch_views"}
-    return ATTENTION.load(automatic.get(device.type, "torch_views") if name == "auto" else name)
+    found: type[Attention] = ATTENTION.load(
+        automatic.get(device.type, "torch_views") if name == AUTO else name
+    )
+    return found

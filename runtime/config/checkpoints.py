@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.protocol.errors import ModelLoadError
+from runtime.protocol.errors import ModelLoadError, NoSuchModel
 
 _RUNTIME = Path(__file__).resolve().parent.parent
 BUNDLED: dict[str, Path] = {"pocket": _RUNTIME / "pocket" / "checkpoint"}
@@ -31,7 +31,7 @@ def find_checkpoint(model: str | Path) -> Path:
     if str(model) and path.is_dir():
         return path.resolve()
     what = "is a file" if path.is_file() else "there is no such directory"
-    raise ModelLoadError(
+    raise NoSuchModel(
         f"{what}; a model is a directory with a checkpoint in it, or a bundled name ({', '.join(BUNDLED)})",
         where=str(model) or "model",
         hint="nothing is ever downloaded: get the checkpoint first, then pass its directory",

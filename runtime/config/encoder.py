@@ -142,8 +142,10 @@ def read_spec(path: str | Path) -> AnySpec:
     if names and names[0] in ENCODERS:
         return _spec(names[0], ENCODERS.load(names[0]), fields)
     if names and names[0] not in ARCHITECTURES:
-        known = ", ".join([*ARCHITECTURES, *ENCODERS])
-        raise fields.fail(f"unknown architecture {names[0]!r}", f"known: {known}")
+        raise fields.fail(
+            f"unknown architecture {names[0]!r}",
+            f"known: decoders {', '.join(ARCHITECTURES)}; encoders {', '.join(ENCODERS)}",
+        )
     return ModelSpec.from_dir(path)
 
 

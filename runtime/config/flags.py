@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,10 @@ class Options:
 
 class _Parser(argparse.ArgumentParser):
     """Raises BadRequest instead of printing the usage and leaving."""
+
+    def print_help(self, file: Any = None) -> None:
+        # argparse itself passes over what cannot be written.
+        (file or sys.stdout).write(self.format_help())
 
     def error(self, message: str) -> NoReturn:
         raise BadRequest(message, where="command line", hint=f"{self.prog} --help")

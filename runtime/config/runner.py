@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from runtime.protocol.errors import BadRequest
@@ -41,6 +42,11 @@ class RunnerConfig:
     def verify(self) -> RunnerConfig:
         """Return self, or raise BadRequest naming the field, its value and the rule."""
         checks: tuple[tuple[str, bool, str], ...] = (
+            (
+                "device",
+                re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", self.device) is not None,
+                "must be auto, cpu, cuda or cuda:<n>",
+            ),
             ("dtype", self.dtype in COMPUTE_DTYPES, f"must be one of {', '.join(COMPUTE_DTYPES)}"),
             (
                 "max_total_tokens",

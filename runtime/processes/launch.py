@@ -22,6 +22,7 @@ from runtime.processes.detokenizer import DetokenizerManager
 from runtime.processes.door import make_door
 from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.loading import Loaded, load_runner
+from runtime.processes.names_of_parts import check_names
 from runtime.processes.scheduler import SchedulerProcess
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import BatchTokenIDOutput
@@ -49,6 +50,7 @@ def launch(config: EngineConfig) -> Pipeline:
     Raises ModelLoadError and BadRequest from loading as themselves; EngineDead when loading takes longer than
     load_timeout_s.
     """
+    check_names(config)
     model = load_model(config)
     return start(config, model, lambda: load_runner(config, model))
 

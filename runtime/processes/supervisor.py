@@ -28,6 +28,7 @@ from runtime.processes import logs
 from runtime.processes.environment import for_children
 from runtime.processes.group import Group
 from runtime.processes.names import DETOKENIZER, socket_path
+from runtime.processes.names_of_parts import check_names
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Supervisor:
     def run(self) -> int:
         """The exit code. Raises what makes a start impossible (BadRequest, ModelLoadError and their kin), and
         EngineDead when a process died and starting again was not asked for, or did not help."""
+        check_names(self._engine)
         self._engine.locate()
         with self._taking_signals(), listening(self._server) as listener, _private_folder() as folder:
             generation = 0

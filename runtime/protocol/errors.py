@@ -17,6 +17,7 @@
     +-- BodyTooLarge                  413
     +-- WrongMediaType                415
     +-- ModelLoadError                500  a checkpoint cannot be loaded (path, config, weights, tokenizer)
+    |   +-- NoSuchModel               500  there is no checkpoint of this name
     +-- NoSuchService                 501  a path that others answer, and this server does not
     +-- QueueFull                     503
     |   +-- Overloaded                503  too many HTTP requests at once
@@ -86,6 +87,10 @@ class TemplateError(BadRequest):
 
 class ModelLoadError(RuntimeFault):
     code = "model_load_error"
+
+
+class NoSuchModel(ModelLoadError):
+    code = "no_such_model"
 
 
 class QueueFull(RuntimeFault):
@@ -178,10 +183,9 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
     kind.code: kind
     for kind in (
         RuntimeFault, BadRequest, PromptTooLong, ContextExceeded, BadConstraint, UnsupportedConstraint,
-        TemplateError,
-        ModelLoadError, QueueFull, DeadlineExceeded, Aborted, EngineDead, InternalFault, WireError,
-        InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound, ModelNotFound, MethodNotAllowed,
-        BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
+        TemplateError, ModelLoadError, NoSuchModel, QueueFull, DeadlineExceeded, Aborted, EngineDead,
+        InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
+        ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
     )
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from runtime.config.server import ServerConfig
 from runtime.processes.frontdoor import TokenizerManager
+from runtime.protocol.console import version
 from runtime.server import (
     anthropic,
     control,
@@ -74,4 +75,4 @@ def describe(secured: bool = False) -> dict[str, Any]:
     """The OpenAPI document of all routes. `secured`: an API key is asked for."""
     own = {"GET /openapi.json": Operation("This document", response={"type": "object"})}
     tables: list[Mapping[str, Operation]] = [own, *(module.OPENAPI for module in MODULES)]
-    return document("sglang-dsl runtime", info.version(), tables, secured)
+    return document("sglang-dsl runtime", version(), tables, secured)

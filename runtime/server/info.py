@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import platform
 import uuid
-from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from runtime.protocol.console import version
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
@@ -31,7 +31,6 @@ LOOK_S = 0.05
 """How often a health check looks whether there was any news."""
 SCRAPE_S = 2.0
 """How long a scrape waits for the scheduler's state."""
-DISTRIBUTION = "sglang-dsl"
 
 
 class Load(msgspec.Struct):
@@ -202,14 +201,6 @@ class Info:
     async def _state(self, patience: float) -> dict[str, Any]:
         answer = await self._ctx.door.control_async(GetStateReq(), patience)
         return answer.data
-
-
-def version() -> str:
-    """Of this distribution; "unknown" where it is run without being installed."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown"
 
 
 def _heard_out(check: asyncio.Task[None]) -> None:

@@ -35,8 +35,8 @@ def test_what_is_wrong_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--model", "/nowhere"], {}) == 1
+def test_a_model_that_is_nowhere_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--model", "/nowhere"], {}) == 2
     assert capsys.readouterr().err.startswith("error: /nowhere: there is no such directory")
 
 
@@ -46,7 +46,7 @@ def test_a_package_that_is_missing_is_named(
     for name in ("runtime.processes.supervisor", "runtime.config.flags"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert main(["serve"], {}) == 1
+    assert main(["serve"], {}) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert "pip install 'sglang-dsl[server]'" in told

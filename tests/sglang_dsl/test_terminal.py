@@ -104,7 +104,7 @@ def test_run_tells_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "programs.py:12" in capsys.readouterr().err
     for wrong, said in (
         ([f"{file}:nothing"], "it has: ask, broken"),
-        (["nowhere.py:x"], "names no file"),
+        (["nowhere.py:x"], "does not exist"),
         ([f"{file}:ask", "question"], "NAME=VALUE"),
     ):
         assert main(["run", *wrong, "--backend", "mock"]) == 2
