@@ -111,7 +111,7 @@ def test_run_tells_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert said in capsys.readouterr().err
     assert main(["run", f"{file}:ask", "--backend", "mock", "--model", "x"]) == 2
     for unknown in ("endpoint", "nobody", "localhost:3"):
-        assert main(["run", f"{file}:ask", "--backend", unknown]) == 2
+        assert main(["run", f"{file}:ask", "question=x", "--backend", unknown]) == 2
         assert "or a server's URL" in capsys.readouterr().err
 
 
