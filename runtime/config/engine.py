@@ -168,6 +168,8 @@ class EngineConfig:
         "output tokens' log-probabilities at the temperature they were sampled with; otherwise the model's "
         "own, at temperature 1, as the prompt's always are",
     )
+    max_top_logprobs: int = option(32, "top_logprobs_num of a request, at most; each costs memory per token")
+    max_token_ids_logprob: int = option(128, "ids in token_ids_logprob of a request, at most")
     profile_folder: str | None = option(
         None, "profiles are written below this folder; None: a fresh one in the system's temporary folder"
     )
@@ -192,6 +194,9 @@ class EngineConfig:
             raise BadRequest(f"must be at least 1, got {self.grammar_workers}", where="grammar_workers")
         if self.grammar_cache_size < 1 or self.grammar_cache_mb < 1:
             raise BadRequest("must be at least 1", where="grammar_cache_size / grammar_cache_mb")
+        for name in ("max_top_logprobs", "max_token_ids_logprob"):
+            if getattr(self, name) < 0:
+                raise BadRequest(f"must be at least 0, got {getattr(self, name)}", where=name)
         if not self.reasoning_end:
             raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
         if self.pooling is not None and self.pooling not in MODES:

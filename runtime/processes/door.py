@@ -34,7 +34,12 @@ def make_door(
     """slots: size of the KV pool. name: of this front door among several. served_name: the model's for
     clients; None: its directory's, or the bundled checkpoint's."""
     limits = Limits(
-        model.spec.vocab_size, config.context(model.spec), slots, auto_truncate=config.allow_auto_truncate
+        model.spec.vocab_size,
+        config.context(model.spec),
+        slots,
+        auto_truncate=config.allow_auto_truncate,
+        top_logprobs=config.max_top_logprobs,
+        token_ids_logprob=config.max_token_ids_logprob,
     )
     thoughts = model_thoughts(config, model) if isinstance(model.spec, ModelSpec) else None
     preparer = Preparer(

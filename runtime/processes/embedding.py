@@ -15,8 +15,9 @@ from typing import TypeAlias
 import msgspec
 
 from runtime.processes.observe import NOBODY, Begun, Observer
-from runtime.processes.prepare import RID_END, Preparer
+from runtime.processes.prepare import RID_END, Limits, Preparer
 from runtime.processes.ticket import GRACE_S, again
+from runtime.processes.tokenizer import LONG
 from runtime.processes.waiting import Waiter
 from runtime.protocol.errors import (
     BadRequest,
@@ -36,8 +37,6 @@ from runtime.protocol.io_struct import (
     new_rid,
 )
 
-LONG_TEXT = 20_000
-"""Characters from which texts are tokenised off the caller's event loop."""
 Embedded: TypeAlias = EmbeddingOutput | RuntimeFault
 
 _UNSERVED = (
@@ -89,12 +88,13 @@ def prepare_embedding(
 def _ids(preparer: Preparer, request: EmbeddingReqInput) -> tuple[list[int], list[int]]:
     """Ids, and which of two texts each belongs to."""
     pair, text = request.pair, request.text
+    most = preparer.limits.context * preparer.tokenizer.longest
     if pair is not None:
-        return preparer.tokenizer.encode_whole(*pair)
+        return preparer.tokenizer.encode_whole(*(_fitting(preparer.limits, one, most) for one in pair))
     if isinstance(text, str):
         if not text:
             raise BadRequest("is empty", where="text")
-        return preparer.tokenizer.encode_whole(text)
+        return preparer.tokenizer.encode_whole(_fitting(preparer.limits, text, most))
     vocab = preparer.limits.vocab_size
     ids: list[int] = []
     for index, token in enumerate(request.input_ids or ()):
@@ -106,6 +106,17 @@ def _ids(preparer: Preparer, request: EmbeddingReqInput) -> tuple[list[int], lis
     if not ids:
         raise BadRequest("is empty", where="input_ids")
     return ids, [0] * len(ids)
+
+
+def _fitting(limits: Limits, text: str, most: int) -> str:
+    """Raises PromptTooLong for a text that cannot be few enough tokens, before it is encoded."""
+    if len(text) > most and not limits.auto_truncate:
+        raise PromptTooLong(
+            f"the text has {len(text)} characters; the context's {limits.context} tokens hold at most {most}",
+            where="text",
+            hint="shorten it",
+        )
+    return text[:most]
 
 
 class Embeddings:
@@ -268,7 +279,7 @@ class EmbeddingDesk:
         request.normalize_batch_and_arguments()
         waiter = Waiter()
         make = partial(self._made, request, waiter.teller(lambda: None))
-        if _text_size(request) > LONG_TEXT:
+        if _text_size(request) > LONG:
             waiting = await waiter.loop.run_in_executor(None, make)
         else:
             waiting = make()

@@ -21,7 +21,7 @@ from runtime.processes.observe import Observer, Observers
 from runtime.processes.part import Facts
 from runtime.processes.prepare import RID_END, Job, Preparer
 from runtime.processes.ticket import Ticket, again
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.tokenizer import LONG, Tokenizer
 from runtime.processes.waiting import Answer, Waiter
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
 from runtime.protocol.io_struct import (
@@ -39,8 +39,6 @@ from runtime.protocol.io_struct import (
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.single_req import SingleGenerateReq, resolve
 
-LONG_PROMPT = 20_000
-"""Characters from which a prompt is tokenised off the caller's event loop."""
 MAX_LIVE = 65_536
 """Requests being waited for, at most."""
 CONTROL_TIMEOUT_S = 120.0
@@ -221,7 +219,7 @@ class TokenizerManager:
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
         with self._gathering(request, stream) as gathering:
-            if _size(request) > LONG_PROMPT:
+            if _size(request) > LONG:
                 await waiter.loop.run_in_executor(None, gathering.prepare)
             else:
                 gathering.prepare()
@@ -415,7 +413,7 @@ class TokenizerManager:
 
     async def _begin_async(self, request: SingleGenerateReq, waiter: Waiter) -> Ticket:
         """Send it; a long prompt is tokenised in a thread of the loop's pool."""
-        if _size(request) > LONG_PROMPT:
+        if _size(request) > LONG:
             job = await waiter.loop.run_in_executor(None, self.prepare, request)
         else:
             job = self.prepare(request)

@@ -25,6 +25,8 @@ from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 from runtime.protocol.single_req import SingleGenerateReq, resolve
 
 SCORING = SamplingParams(max_new_tokens=0)
+COUNTED = 1 << 20
+"""Characters of a text whose tokens are counted even where no prompt can be as long."""
 _TAIL = 64
 """Ids at a prompt's end that may hold a mark of the reasoning and blanks after it."""
 RID_END = "\x1f"
@@ -34,6 +36,7 @@ RID_END = "\x1f"
 @dataclass(frozen=True, slots=True)
 class Limits:
     """context: tokens of one request, prompt and output together. slots: size of the KV pool.
+    top_logprobs, token_ids_logprob: how many a request may ask for at each position.
     auto_truncate: a prompt that is too long loses its end, and an output that cannot fit is shortened, where
     otherwise the request is refused."""
 
@@ -41,6 +44,8 @@ class Limits:
     context: int
     slots: int
     auto_truncate: bool = False
+    top_logprobs: int = 32
+    token_ids_logprob: int = 128
 
     @property
     def prompt(self) -> int:
@@ -93,6 +98,8 @@ class Preparer:
             tokenizer,
             template,
             limits.vocab_size,
+            limit=limits.prompt,
+            auto_truncate=limits.auto_truncate,
             allow_control_tokens=allow_control_tokens,
             takes_media=takes_media,
             completion_template=completion_template,
@@ -176,8 +183,9 @@ class Preparer:
         return count
 
     def prompt_ids(self, given: GenerateReqInput) -> list[int]:
-        """The prompt alone, whatever its length. Raises BadRequest or a kind of it."""
-        return list(self._prompts.read(resolve(given)).ids)
+        """The prompt alone, of up to COUNTED characters whatever the limit. Raises BadRequest or a kind of
+        it."""
+        return list(self._prompts.read(resolve(given), at_least=COUNTED).ids)
 
     def again(self, job: Job, request: SingleGenerateReq) -> Job:
         """The job of another sample of a prompt: `request` differs from the one that `job` was made of only
@@ -329,12 +337,21 @@ class Preparer:
                 f"must be -1 (none) or from 0 to the prompt's {length}, got {request.logprob_start_len}",
                 where="logprob_start_len",
             )
-        if not 0 <= request.top_logprobs_num <= self._limits.vocab_size:
+        most = min(self._limits.vocab_size, self._limits.top_logprobs)
+        if not 0 <= request.top_logprobs_num <= most:
             raise BadRequest(
-                f"must be from 0 to {self._limits.vocab_size}, got {request.top_logprobs_num}",
+                f"must be from 0 to {most}, got {request.top_logprobs_num}",
                 where="top_logprobs_num",
+                hint="start the engine with more max_top_logprobs" if request.top_logprobs_num > 0 else None,
             )
-        for token in request.token_ids_logprob or ():
+        wanted = request.token_ids_logprob or ()
+        if len(wanted) > self._limits.token_ids_logprob:
+            raise BadRequest(
+                f"names {len(wanted)} ids; at most {self._limits.token_ids_logprob}",
+                where="token_ids_logprob",
+                hint="start the engine with more max_token_ids_logprob",
+            )
+        for token in wanted:
             if not 0 <= token < self._limits.vocab_size:
                 raise BadRequest(
                     f"{token} is not in the vocabulary of {self._limits.vocab_size}",
@@ -362,6 +379,7 @@ class Preparer:
         for index, option in enumerate(options):
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")
+            self._prompts.check_text(len(option), f"choices[{index}]")
         wholes, boundary = self._boundary(request, prompt.text, prompt.ids, options)
         start = self._tokenizer.start
         requests: list[TokenizedGenerateReqInput] = []

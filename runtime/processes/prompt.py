@@ -24,9 +24,16 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.tokenizer import Tokenizer
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.single_req import SingleGenerateReq
+
+_USUAL = 16
+"""Characters that one token of a real text stands for, at most."""
+_SEAM = 64
+"""Tokens at the end of a text that what follows may change."""
+_DROPPED = 4
+"""How much longer than a prompt the conversation may be that it is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +50,11 @@ class Prompt:
 class PromptReader:
     """Thread safe; holds no state of requests.
 
-    allow_control_tokens: the default of requests that do not say. takes_media: of "image", "video" and
-    "audio" those that the model takes. completion_template: for prompts with a suffix, a registered name or
-    None for the one that fits the tokenizer. Raises BadRequest for an unknown name.
+    limit: tokens that a prompt can have; a text that cannot be so few is refused before it is rendered or
+    encoded, or with auto_truncate cut. allow_control_tokens: the default of requests that do not say.
+    takes_media: of "image", "video" and "audio" those that the model takes. completion_template: for prompts
+    with a suffix, a registered name or None for the one that fits the tokenizer. Raises BadRequest for an
+    unknown name.
     """
 
     def __init__(
@@ -54,17 +63,21 @@ class PromptReader:
         template: ChatTemplate | TextTemplate | None,
         vocab_size: int,
         *,
+        limit: int,
+        auto_truncate: bool = False,
         allow_control_tokens: bool = False,
         takes_media: Collection[str] = frozenset(),
         completion_template: str | None = None,
     ) -> None:
         self._tokenizer, self._template, self._vocab_size = tokenizer, template, vocab_size
+        self._limit, self._truncates = limit, auto_truncate
         self._control = ControlTokens(tokenizer.control_texts)
         self._allow, self._takes_media = allow_control_tokens, frozenset(takes_media)
         self._completion = choose_completion_template(completion_template)
 
-    def read(self, request: SingleGenerateReq) -> Prompt:
-        """Raises BadRequest or a kind of it, with the field in `where`."""
+    def read(self, request: SingleGenerateReq, *, at_least: int = 0) -> Prompt:
+        """Raises BadRequest or a kind of it, with the field in `where`. at_least: so many characters are read
+        whatever the limit."""
         values = {"text": request.text, "input_ids": request.input_ids, "messages": request.messages}
         given = [name for name, value in values.items() if value is not None]
         if len(given) != 1:
@@ -79,6 +92,10 @@ class PromptReader:
             raise BadRequest(f"goes with text, not with {given[0]}", where="suffix")
         if request.input_ids is not None:
             return Prompt(None, self._check_ids(request.input_ids))
+        most = max(self._limit * self._tokenizer.longest, at_least)
+        if not self._truncates:
+            # A template may leave out what was said before: that much is not held against a conversation.
+            self._check_size(_size(request), _DROPPED * most if request.messages else most)
         text, media = request.text or "", Rendered("")
         stop_str: tuple[str, ...] = ()
         if request.messages is not None:
@@ -86,6 +103,11 @@ class PromptReader:
             text, stop_str = media.text, self._turn_stops(request)
         elif request.suffix is not None:
             text, stop_str = self._around_hole(request, text, request.suffix)
+        if self._truncates:
+            text = text[:most]
+        self._check_size(len(text), most)
+        if not at_least and not self._truncates:
+            self._check_beginning(text)
         ids = self._encode(request, text)
         if not ids and request.choices is None:
             # A turn of a session goes on from the one before it, and begins no text.
@@ -97,6 +119,34 @@ class PromptReader:
                     where=given[0],
                 )
         return Prompt(text, ids, stop_str, media)
+
+    def check_text(self, size: int, where: str) -> None:
+        """Raise PromptTooLong for a text of `size` characters, which cannot be few enough tokens."""
+        self._check_size(size, self._limit * self._tokenizer.longest, where)
+
+    def _check_size(self, size: int, most: int, where: str = "prompt") -> None:
+        if size > most:
+            raise PromptTooLong(
+                f"the {where} has {size} characters; the {self._limit} tokens that there is room for hold at "
+                f"most {most}",
+                where=where,
+                hint="shorten it",
+            )
+
+    def _check_beginning(self, text: str) -> None:
+        """Refuse what is far too long by its beginning: the rest can make no fewer tokens of it, but for the
+        last few."""
+        beginning = text[: _USUAL * self._limit]
+        if len(beginning) == len(text):
+            return
+        count = self._tokenizer.count(beginning)
+        if count > self._limit + _SEAM:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, {count} tokens in the first {len(beginning)}; there "
+                f"is room for {self._limit} tokens",
+                where="prompt",
+                hint="shorten it",
+            )
 
     def encode_with(self, request: SingleGenerateReq, text: str, more: str) -> list[int]:
         """Ids of a prompt's text with the program's own `more` after it."""
@@ -191,3 +241,21 @@ class PromptReader:
                     f"must be a token id from 0 to {vocab - 1}, got {token!r}", where=f"input_ids[{index}]"
                 )
         return list(ids)
+
+
+def _size(request: SingleGenerateReq) -> int:
+    """Characters of what the prompt is made of."""
+    size = len(request.text or "") + len(request.suffix or "")
+    for message in request.messages or ():
+        size += len(message.reasoning_content or "") + sum(len(call.arguments) for call in message.tool_calls)
+        content = message.content
+        size += len(content) if isinstance(content, str) else sum(len(_text_of(part)) for part in content)
+    return size
+
+
+def _text_of(part: Any) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _:
+            return ""

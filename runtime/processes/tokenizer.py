@@ -22,6 +22,10 @@ from runtime.processes.detokenize import TextTable
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.vocabulary import Vocabulary
 
+LONG = 4_000
+"""Characters, or ids, from which other threads go on while a text is encoded, or decoded. Callers that wait
+on an event loop do such work beside it."""
+_LOSSY = 1024
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -33,6 +37,8 @@ class Tokenizer:
     eos          ids that end a generation; bos: the id that begins a text, or None
     start        what stands before a text that begins from nothing: [bos], else an end-of-text id (the end of
                  the text before it), else []
+    longest      characters that one id can stand for, at most: no text of more than n * longest characters
+                 has n ids
     config       tokenizer_config.json, {} when there is none
     tokens       what templates call the special tokens: {"bos_token": "<s>", ...}
     """
@@ -78,6 +84,8 @@ class Tokenizer:
             else self._as_pieces(vocab_size)
         )
         self.text_table = TextTable.from_decoder(data.get("decoder"), self.vocabulary, self._special)
+        sizes = [*map(len, self.vocabulary.tokens), *(len(text.encode()) for text in self._added)]
+        self.longest = _shrinkage(data, max(sizes))
         self._prefix = self._find_prefix()
         starts = [*(token for token in self._prefix if token in self._special), *self._ids_of(["bos_token"])]
         self.bos: int | None = starts[0] if starts else None
@@ -123,25 +131,32 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with the begin-of-text id in front where the checkpoint wants one and the text does
         not begin with it. Never ends with an end-of-text id: a prompt is there to be continued."""
-        ids: list[int] = self._text.encode(_writable(text), add_special_tokens=False).ids
+        ids = _ids(self._text, text)
         if not add_special_tokens or ids[: len(self._prefix)] == self._prefix:
             return ids
         return [*self._prefix, *ids]
 
+    def count(self, text: str) -> int:
+        """How many ids `text` has by itself."""
+        [made] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        return len(made)
+
     def encode_plain(self, text: str) -> list[int]:
         """Ids that spell `text` in the middle of a text: no special ids, no space put in front."""
-        ids: list[int] = self._plain.encode(_writable(text), add_special_tokens=False).ids
-        return ids
+        return _ids(self._plain, text)
 
     def encode_whole(self, text: str, other: str | None = None) -> tuple[list[int], list[int]]:
         """Ids of a finished text, or of a pair of texts, with all that the checkpoint puts before, between
         and after them; and for each id which of the two it belongs to (0 or 1)."""
-        pair = None if other is None else _writable(other)
-        made = self._text.encode(_writable(text), pair, add_special_tokens=True)
+        given = _writable(text) if other is None else (_writable(text), _writable(other))
+        [made] = self._text.encode_batch_fast([given], add_special_tokens=True)
         return list(made.ids), list(made.type_ids)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        text: str = self._text.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        if len(ids) < LONG:
+            text: str = self._text.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        else:
+            [text] = self._text.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     @property
@@ -185,8 +200,7 @@ class Tokenizer:
         return [*ids, *self._spelled(text[at:])]
 
     def _spelled(self, text: str) -> list[int]:
-        ids: list[int] = self._letters.encode(_writable(text), add_special_tokens=False).ids
-        return ids
+        return _ids(self._letters, text)
 
     @cached_property
     def _letters(self) -> Any:
@@ -243,6 +257,56 @@ class Tokenizer:
                 return [token for token in prefix if token not in named]
             case _:
                 return prefix
+
+
+def _ids(library: Any, text: str) -> list[int]:
+    """The ids of `text` alone. The library's encode() holds the interpreter's lock to its end; encode_batch()
+    lets go of it, which short texts do not pay for."""
+    if len(text) < LONG:
+        ids: list[int] = library.encode(_writable(text), add_special_tokens=False).ids
+    else:
+        [made] = library.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        ids = made.ids
+    return ids
+
+
+def _shrinkage(data: Mapping[str, Any], longest: int) -> int:
+    """How many characters of a text one id can stand for, where its own text has at most `longest` bytes.
+    Where characters can vanish, a number that no real text comes near."""
+    parts = [*_kinds(data.get("normalizer")), *_kinds(data.get("pre_tokenizer"))]
+    kinds = {part["type"] for part in parts}
+    model = data.get("model", {})
+    exact = (
+        model.get("type") == "BPE"
+        and ("ByteLevel" in kinds or model.get("byte_fallback") is True)
+        and all(part["type"] in _KEEPS_ALL and part.get("behavior") != "Removed" for part in parts)
+        and not any(token.get("lstrip") or token.get("rstrip") for token in data.get("added_tokens", ()))
+    )
+    if not exact:
+        return max(longest, _LOSSY)
+    return longest * (_COMPOSED if kinds & _COMPOSES else 1)
+
+
+_COMPOSES = frozenset({"NFC", "NFKC", "NFD", "NFKD", "Lowercase"})
+_COMPOSED = 8
+"""Characters that one of these makes one character of, or a few bytes, at most."""
+_KEEPS_ALL = _COMPOSES | {"ByteLevel", "Split", "Metaspace", "Prepend", "Replace", "Digits", "Punctuation"}
+
+
+def _kinds(part: Any) -> list[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer as its steps. Those that replace text by less count as unknown."""
+    match part:
+        case {"type": "Sequence"}:
+            steps = part.get("normalizers") or part.get("pretokenizers") or ()
+            return [each for step in steps for each in _kinds(step)]
+        case {"type": "Replace", "content": str(content)}:
+            pattern = part.get("pattern", {}).get("String")
+            kept = isinstance(pattern, str) and len(content) >= len(pattern)
+            return [part] if kept else [{"type": "Shortens"}]
+        case {"type": str()}:
+            return [part]
+        case _:
+            return []
 
 
 def _build(data: Mapping[str, Any]) -> Any:

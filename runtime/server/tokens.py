@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
+from runtime.processes.tokenizer import LONG
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.generate_req import GenerateReqInput
 from runtime.server.body import json_type, read_struct
@@ -22,8 +23,8 @@ from runtime.server.errors import json_response
 from runtime.server.openai_messages import messages_of, tools_of
 from runtime.server.openapi import Operation, body_schema
 
-LONG_TEXT = 20_000
-"""Characters from which the work is done beside the event loop."""
+MOST_TEXT = 4 << 20
+"""Characters of one text to be tokenised, at most."""
 
 
 class Tokenize(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,13 +160,14 @@ class TokenRoutes:
 
 async def beside(size: int, work: Any, *arguments: Any) -> Any:
     """`work(*arguments)`; a long one in a thread, so that other requests go on."""
-    if size < LONG_TEXT:
+    if size < LONG:
         return work(*arguments)
     return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
 
 
 def _texts(prompt: Any, most: int) -> list[str]:
     if isinstance(prompt, str):
+        _check_size(prompt, "prompt")
         return [prompt]
     if not isinstance(prompt, list):
         raise BadRequest(f"must be a string or a list of strings, got {json_type(prompt)}", where="prompt")
@@ -174,4 +176,10 @@ def _texts(prompt: Any, most: int) -> list[str]:
     for index, text in enumerate(prompt):
         if not isinstance(text, str):
             raise BadRequest(f"must be a string, got {json_type(text)}", where=f"prompt[{index}]")
+        _check_size(text, f"prompt[{index}]")
     return prompt
+
+
+def _check_size(text: str, where: str) -> None:
+    if len(text) > MOST_TEXT:
+        raise BadRequest(f"has {len(text)} characters; at most {MOST_TEXT}", where=where, hint="send parts")

@@ -73,7 +73,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def engine(checkpoint: Path) -> Iterator[Engine]:
-    with Engine(str(checkpoint), dtype="float32", device="cpu", max_total_tokens=4096) as made:
+    with Engine(
+        str(checkpoint), dtype="float32", device="cpu", max_total_tokens=4096, max_top_logprobs=1 << 20
+    ) as made:
         yield made
 
 

@@ -23,7 +23,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    with Engine("pocket", dtype="float32", device="cpu", max_total_tokens=16_384) as made:
+    with Engine(
+        "pocket", dtype="float32", device="cpu", max_total_tokens=16_384, max_top_logprobs=1 << 20
+    ) as made:
         yield made
 
 
@@ -133,8 +135,9 @@ def test_log_probabilities_at_the_temperature_of_the_draw(engine: Engine) -> Non
         "regex": "[a-z]{2,8} is a good thing, [a-z]+",
     }
     with Engine(
-        "pocket", dtype="float32", device="cpu", max_total_tokens=512, scaled_logprobs=True
-    ) as scaled:
+        "pocket", dtype="float32", device="cpu", max_total_tokens=512, scaled_logprobs=True,
+        max_top_logprobs=1 << 20,
+    ) as scaled:  # fmt: skip
         for words in (params, {**params, "temperature": 0.0}):
             own, told = engine.generate(PROMPT, words, **fields), scaled.generate(PROMPT, words, **fields)
             assert own.output_ids == told.output_ids

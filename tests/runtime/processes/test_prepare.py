@@ -15,7 +15,7 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 
-LIMITS = Limits(vocab_size=512, context=64, slots=1000)
+LIMITS = Limits(vocab_size=512, context=64, slots=1000, top_logprobs=5, token_ids_logprob=3)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,8 @@ WRONG: list[tuple[dict[str, Any], type[BadRequest], str, str]] = [
     ),
     ({"text": "a", "logprob_start_len": 9}, BadRequest, "logprob_start_len", "9"),
     ({"text": "a", "top_logprobs_num": -1}, BadRequest, "top_logprobs_num", "-1"),
+    ({"text": "a", "top_logprobs_num": 6}, BadRequest, "top_logprobs_num", "from 0 to 5"),
+    ({"text": "a", "token_ids_logprob": [1, 2, 3, 4]}, BadRequest, "token_ids_logprob", "at most 3"),
     ({"text": "a", "timeout_s": 0}, BadRequest, "timeout_s", "positive"),
     ({"text": "a", "rid": ""}, BadRequest, "rid", "empty"),
     ({"text": "a", "extra_key": 5}, BadRequest, "extra_key", "str"),
@@ -209,3 +211,50 @@ def test_nothing_to_start_from(tokenizer_files: dict[str, dict[str, Any]]) -> No
     alone = job.options[0].alone
     assert alone is not None
     assert job.requests[alone].logprob_start_len == 0
+
+
+HUGE = "the dog " * (4 << 20)
+FINE = {"top_logprobs_num": 5, "token_ids_logprob": [1, 2, 3]}
+
+
+def test_log_probabilities_up_to_the_limits(preparer: Preparer) -> None:
+    (made,) = preparer.prepare(GenerateReqInput(text="a", **FINE)).requests
+    assert (made.top_logprobs_num, made.token_ids_logprob) == (5, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"text": HUGE}, "prompt"),
+        ({"text": "a" * 100_000}, "prompt"),
+        ({"text": " " * 100_000}, "prompt"),
+        ({"messages": [Message("user", HUGE)]}, "prompt"),
+        ({"messages": [Message("user", [{"type": "text", "text": HUGE}])]}, "prompt"),
+        ({"messages": [Message("user", "a"), Message("assistant", HUGE, open=True)]}, "prompt"),
+        ({"text": "a", "choices": ["b", HUGE]}, "choices[1]"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else None,
+)
+def test_what_can_never_fit_is_refused_by_its_size(
+    preparer: Preparer, fields: dict[str, Any], where: str
+) -> None:
+    """Said in characters: nobody has counted its tokens."""
+    with pytest.raises(PromptTooLong, match=r"characters; the 64 tokens") as caught:
+        preparer.prepare(GenerateReqInput(**fields))
+    assert caught.value.where == where
+
+
+def test_what_may_fit_is_counted(preparer: Preparer, tokenizer: Tokenizer) -> None:
+    text = "the dog " * 40
+    assert len(tokenizer.encode(text)) > 64
+    with pytest.raises(PromptTooLong, match=r"tokens; the context length is 64"):
+        preparer.prepare(GenerateReqInput(text=text))
+    assert len(preparer.prompt_ids(GenerateReqInput(text=text * 100))) > 6400
+
+
+@pytest.mark.parametrize("text", ["the dog " * 50_000, "naïve café 🦊 " * 20_000])
+def test_a_long_prompt_is_cut_where_that_is_wanted(tokenizer: Tokenizer, text: str) -> None:
+    limits = Limits(vocab_size=512, context=64, slots=1000, auto_truncate=True)
+    (made,) = Preparer(tokenizer, None, limits).prepare(GenerateReqInput(text=text)).requests
+    assert made.input_ids == tokenizer.encode(text)[: len(made.input_ids)]
+    assert len(made.input_ids) == 63

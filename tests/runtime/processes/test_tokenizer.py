@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from runtime.processes.tokenizer import Tokenizer
@@ -122,3 +127,63 @@ def test_slow_tokenizers_come_with_the_way_to_convert_them(tmp_path: Path) -> No
     (tmp_path / "tokenizer.model").write_bytes(b"x")
     with pytest.raises(ModelLoadError, match=r"tokenizer\.model.*save_pretrained"):
         Tokenizer.load(tmp_path, 512)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(max_size=60) | st.text(st.sampled_from("the dogs \u00e9\u0301<|im_end>"), max_size=60))
+def test_no_id_stands_for_more_characters_than_the_longest(
+    tokenizer_files: dict[str, dict[str, Any]], kind: str, text: str
+) -> None:
+    tokenizer = Tokenizer(tokenizer_files[kind], {}, 512)
+    assert tokenizer.longest < 100
+    assert len(text) <= tokenizer.longest * len(tokenizer.encode(text, add_special_tokens=False))
+    assert tokenizer.count(text) == len(tokenizer.encode(text, add_special_tokens=False))
+
+
+def test_where_text_can_vanish_the_longest_is_out_of_reach(
+    tokenizer_files: dict[str, dict[str, Any]],
+) -> None:
+    data = tokenizer_files["byte level"]
+    exact = Tokenizer(data, {}, 512).longest
+    for more in (
+        {"normalizer": {"type": "Strip", "strip_left": True, "strip_right": True}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "aa"}, "content": "a"}},
+        {"normalizer": {"type": "Replace", "pattern": {"Regex": " +"}, "content": " "}},
+        {"added_tokens": [{**token, "rstrip": True} for token in data["added_tokens"]]},
+    ):
+        assert Tokenizer({**data, **more}, {}, 512).longest > 10 * exact
+    composed = Tokenizer({**data, "normalizer": {"type": "NFC"}}, {}, 512)
+    for text in ("\u0041\u030a" * 50, "\u1112\u1161\u11ab" * 50, "\u03b1\u0313\u0300\u0345" * 50):
+        assert len(text) <= composed.longest * len(composed.encode(text))
+
+
+@pytest.mark.parametrize("what", ["encode", "plain", "whole", "decode"])
+def test_others_go_on_while_a_long_text_is_read(
+    tokenizer_files: dict[str, dict[str, Any]], what: str
+) -> None:
+    tokenizer = Tokenizer(tokenizer_files["byte level"], {}, 512)
+    text = "The quick brown fox jumps over the lazy dog. " * 40_000
+    ids = tokenizer.encode(text)
+    work: dict[str, Callable[[], Any]] = {
+        "encode": lambda: tokenizer.encode(text),
+        "plain": lambda: tokenizer.encode_plain(text),
+        "whole": lambda: tokenizer.encode_whole(text),
+        "decode": lambda: tokenizer.decode(ids),
+    }
+    done = threading.Event()
+    began = threading.Event()
+
+    def read() -> None:
+        began.set()
+        work[what]()
+        done.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    began.wait()
+    turns = 0
+    while not done.is_set():
+        turns += 1
+        time.sleep(0)
+    thread.join()
+    assert turns > 100, "this thread stood still"

@@ -77,3 +77,58 @@ def test_too_many_texts_for_vectors_are_refused(hurried: httpx.Client) -> None:
     answer = hurried.post("/v1/embeddings", json={"input": ["a"] * 5})
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "input"
+
+
+@pytest.fixture(scope="module")
+def roomy(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
+    """A server with the limits it has by itself."""
+    config = ServerConfig(served_model_name="pocket")
+    with (
+        serving(build_app(pipeline.door, config), config) as made,
+        httpx.Client(base_url=made.url, timeout=90) as client,
+    ):
+        yield client
+
+
+HUGE = "Once there was a river called Sarn. " * 860_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/generate", {"text": HUGE}),
+        ("/v1/completions", {"prompt": HUGE}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": HUGE}]}),
+        ("/v1/responses", {"input": HUGE}),
+        (
+            "/v1/messages",
+            {"model": "pocket", "max_tokens": 4, "messages": [{"role": "user", "content": HUGE}]},
+        ),
+        ("/tokenize", {"prompt": HUGE}),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "",
+)
+def test_a_prompt_of_thirty_megabytes_is_refused_by_its_size(
+    roomy: httpx.Client, path: str, body: dict[str, Any]
+) -> None:
+    answer = roomy.post(path, json=body)
+    assert answer.status_code == 400
+    assert f"has {len(HUGE)} characters" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"top_logprobs_num": 1280}, "top_logprobs_num"),
+        ({"top_logprobs_num": 33, "return_logprob": True, "logprob_start_len": 0}, "top_logprobs_num"),
+        ({"token_ids_logprob": list(range(1280))}, "token_ids_logprob"),
+        ({"token_ids_logprob": [5] * 129, "stream": True}, "token_ids_logprob"),
+    ],
+)
+def test_log_probabilities_of_the_whole_vocabulary_are_not_told(
+    roomy: httpx.Client, fields: dict[str, Any], where: str
+) -> None:
+    answer = roomy.post("/generate", json={"text": "a", **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == where
+    assert f"max_{where.removesuffix('_num')}" in answer.json()["error"]["message"]
