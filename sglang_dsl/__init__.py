@@ -18,6 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sglang_dsl import shadowing as shadowing  # before anything of the runtime: another one is told here
+
+# isort: split
 from runtime.protocol.registry import Registry
 from sglang_dsl.api import (
     assistant,
