@@ -3,23 +3,43 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# What `make demo` needs alone: no server, no tools for tests.
+DEMO_STAMP := $(VENV)/.installed-runtime
+PIP := $(BIN)/python -m pip install --quiet
 # 2 workers: the suite is meant for two cores.
 JOBS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# What `make test-all` draws its examples from; printed, so that a failure can be repeated.
+EXPLORE ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
-.PHONY: setup demo test check lint types floors bench clean
+.PHONY: setup demo test test-all slow explore check lint types floors resolve bench clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml .ci/constraints.txt
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip -c .ci/constraints.txt
-	$(BIN)/python -m pip install --quiet -c .ci/constraints.txt -e '.[dev]'
+	$(PIP) --upgrade pip -c .ci/constraints.txt
+
+$(STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) -c .ci/constraints.txt -e '.[dev]'
+	touch $@ $(DEMO_STAMP)
+
+$(DEMO_STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) -c .ci/constraints.txt -e '.[runtime]'
 	touch $@
 
-demo: setup  ## a multi-call program on the bundled checkpoint
+demo: $(DEMO_STAMP)  ## a multi-call program on the bundled checkpoint
 	$(BIN)/python -m sglang_dsl demo
 
 test: setup  ## unit + contract + architecture + e2e, CPU only, no network
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu and not slow"
+
+test-all: slow explore  ## what `make test` leaves out; SOAK_REQUESTS, FUZZ_SECONDS, ... say how much of it
+
+slow: setup  ## long tests: programs with faults, masks against brute force, the differential, soak, fuzz
+	EXPLORE=$(EXPLORE) $(PYTEST) -n $(JOBS) --dist worksteal --durations 10 -m "slow and not gpu"
+
+explore: setup  ## property tests on examples that were never tried
+	EXPLORE=$(EXPLORE) $(PYTEST) -n $(JOBS) --dist worksteal -m "(hypothesis or drawn) and not slow and not gpu"
 
 check: lint types floors
 
@@ -32,6 +52,9 @@ types: setup
 
 floors: setup
 	$(BIN)/lint-imports
+
+resolve: setup  ## every extra from the public index alone, for each Python; reads metadata, needs the network
+	$(BIN)/python .ci/resolve.py
 
 bench: setup  ## figures side by side with transformers in one run; minutes
 	$(BIN)/python benchmarks/engine.py

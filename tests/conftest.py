@@ -1,23 +1,41 @@
 """Settings for the whole suite: property tests are about truth, not about speed on a busy machine. They
-try the same examples each time; EXPLORE=1 in the environment draws new ones."""
+try the same examples each time; EXPLORE=NUMBER in the environment draws others, the same for the same number.
+"""
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.exploring import EXPLORE, EXPLORING
+
 settings.register_profile(
     "suite",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
-    derandomize=not os.environ.get("EXPLORE"),
+    derandomize=not EXPLORING,
+    print_blob=EXPLORING,
     database=None,
 )
 settings.load_profile("suite")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if EXPLORING and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(EXPLORE)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    failed = [report.nodeid for report in terminalreporter.stats.get("failed", ())]
+    if EXPLORING and failed:
+        terminalreporter.section("examples")
+        terminalreporter.write_line(f"drawn from {EXPLORE}; to try them again:")
+        for name in failed:
+            terminalreporter.write_line(f"  EXPLORE={EXPLORE} pytest '{name}'")
 
 
 @pytest.fixture(scope="session", autouse=True)

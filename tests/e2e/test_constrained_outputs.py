@@ -1,7 +1,7 @@
 """Constraints through the whole engine: whatever is drawn, an output that ends by itself validates; the same
 seed gives the same again, in a batch as alone, streamed as whole.
 
-    EXPLORE=1 PROPERTY_LOOPS=10 pytest tests/e2e/test_constrained_outputs.py
+    EXPLORE=7 PROPERTY_LOOPS=10 pytest tests/e2e/test_constrained_outputs.py
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from runtime.api import Engine
 from runtime.protocol.io_struct import GenerateReqInput
 from tests.runtime.grammar import drawn
 from tests.runtime.grammar.drawn_cases import CASES, Case
+
+pytestmark = pytest.mark.drawn
 
 PROMPTS = ["Once", "The capital of", "{", "Answer: ", "<think>", 'He said "', "日本", ""]
 

@@ -1,13 +1,14 @@
 """Requests that schemathesis makes of the server's own OpenAPI document: right ones, wrong ones and odd ones.
 No answer is a 500, every answer looks as the document says, nothing hangs, and nothing is left afterwards.
 
-    pytest -m slow -s tests/e2e/test_fuzz.py          # ten minutes; prints what it counted
+    pytest -m slow -s tests/e2e/test_fuzz.py     # FUZZ_SECONDS, ten minutes; prints what it counted
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.e2e.patience import PATIENCE_S
+from tests.exploring import EXPLORE
 
 CHECKS: list[CheckFunction] = [
     not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance,
@@ -40,6 +42,7 @@ UNDO = {
 """What would stop or slow all that follows, and what ends it; None: left out of the mix."""
 ARGUMENTS = ("--log-level", "error", "--context-length", "256", "--request-timeout-s", "20")
 MIB = 1 << 20
+LONG_S = float(os.environ.get("FUZZ_SECONDS", "600"))
 
 
 def settings(examples: int) -> hypothesis.settings:
@@ -93,7 +96,7 @@ class Fuzz:
     def run(self, seconds: float, examples: int) -> None:
         """Round after round over all operations, until the time is up."""
         deadline = time.monotonic() + seconds
-        for seed in itertools.count():
+        for seed in itertools.count(EXPLORE):
             for operation in self.operations:
                 if UNDO.get(operation.path, "") is None:
                     continue
@@ -119,7 +122,10 @@ def memory(processes: dict[str, psutil.Process]) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("seconds", "examples"),
-    [(8.0, 2), pytest.param(600.0, 12, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
+    [
+        (8.0, 2),
+        pytest.param(LONG_S, 4, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(LONG_S + 1800)]),
+    ],
 )
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
 def test_no_request_is_answered_with_a_500(

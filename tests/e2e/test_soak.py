@@ -1,7 +1,7 @@
 """A server under mixed load for a long time: every valid request is answered once, every invalid one refused
 with a reason, whoever leaves takes the request along, the counters are right, and nothing grows.
 
-    pytest -m slow -s tests/e2e/test_soak.py          # 5,000 requests; prints what it measured
+    pytest -m slow -s tests/e2e/test_soak.py     # SOAK_REQUESTS, 5,000 of them; prints what it measured
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import json
+import os
 import random
 import statistics
 import time
@@ -24,8 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.patience import PATIENCE_S, metrics, until
 from tests.e2e.traffic import Case, Draw
+from tests.exploring import EXPLORE
 
 AT_ONCE = 64
+LONG = int(os.environ.get("SOAK_REQUESTS", "5000"))
 LONGEST_S = PATIENCE_S
 """How long one request may take, whatever happens."""
 LOOK = 20
@@ -235,7 +238,7 @@ def report(tally: Tally, memory: Memory, seconds: float, now: dict[str, float]) 
 
 
 @pytest.mark.parametrize(
-    "count", [200, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+    "count", [200, pytest.param(LONG, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 def test_mixed_load_leaves_nothing_behind(
     start_server: Callable[..., Any], wait_idle: Callable[..., None], count: int
@@ -243,7 +246,7 @@ def test_mixed_load_leaves_nothing_behind(
     server = start_server("--log-level", "warning").wait_ready()
     memory = Memory({"supervisor": psutil.Process(server.process.pid), **server.children()})
     httpx.get(f"{server.url}/health", timeout=PATIENCE_S).raise_for_status()
-    before, began, draw = memory.held(), time.monotonic(), Draw(count)
+    before, began, draw = memory.held(), time.monotonic(), Draw(EXPLORE + count)
     tally = asyncio.run(run(server.url, (draw.case() for _ in range(count)), memory.look))
     seconds = time.monotonic() - began
     wait_idle(server)

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 
 import sglang_dsl as sgl
+from tests.exploring import EXPLORE
 from tests.sglang_dsl.random_programs import Maker, Reference, Steps, driven, plain_mock, play
 
-BEGIN = int(os.environ.get("SEED", "0"))
+pytestmark = pytest.mark.drawn
+
+BEGIN = EXPLORE
 BATCHES = int(os.environ.get("BATCHES", "3"))
 SIZE = 40
 

@@ -1,6 +1,6 @@
 """Nothing hangs and nothing is left behind: random programs over a backend with faults, run in every way.
 
-PROGRAMS in the environment says how many (`pytest -m slow` alone runs 10,000); SEED, from which on.
+PROGRAMS in the environment says how many (`pytest -m slow` alone runs 10,000); EXPLORE, from which on.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl.backends.faulty import FAULTS, FaultyBackend
 from sglang_dsl.loop import background
+from tests.exploring import EXPLORE
 from tests.sglang_dsl.random_programs import Boom, Maker, Reference, plain_mock, program_of
+
+pytestmark = pytest.mark.drawn
 
 DEADLINE_S = 60.0
 WAYS = ("run", "arun", "stream", "astream", "run_batch", "arun_batch")
-BEGIN = int(os.environ.get("SEED", "0"))
+BEGIN = EXPLORE
 
 
 class Trial:

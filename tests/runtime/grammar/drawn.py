@@ -1,8 +1,9 @@
 """Regular expressions drawn with texts that match them and texts that nearly do, and vocabularies with what
 is awkward in real ones, for the property tests of grammars. It knows no test.
 
-    EXPLORE=1              draws new examples each time
+    EXPLORE=NUMBER         draws other examples, the same for the same number
     PROPERTY_LOOPS=10      ten times as many of them
+    SLOW_EXAMPLES=20       how many each of the slow tests draws (100)
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.table import make_backend
 from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import EXPLORE, EXPLORING
 
 LOOPS = int(os.environ.get("PROPERTY_LOOPS", "1"))
-SEED = random.SystemRandom().getrandbits(32) if os.environ.get("EXPLORE") else 5
+SLOW_EXAMPLES = int(os.environ.get("SLOW_EXAMPLES", "100"))
+SEED = EXPLORE if EXPLORING else 5
 
 # -- regular expressions -------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Masks equal brute force over the vocabulary, forced text equals the longest unique byte path, and walks
 under the mask always finish with what the constraint accepts: for every kind, backend and vocabulary.
 
-    PROPERTY_LOOPS=3 EXPLORE=1 pytest -m slow tests/runtime/grammar/test_properties_masks.py
+    SLOW_EXAMPLES=300 EXPLORE=7 pytest -m slow tests/runtime/grammar/test_properties_masks.py
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from runtime.protocol.vocabulary import Vocabulary
 from tests.runtime.grammar import drawn
 from tests.runtime.grammar.drawn import VOCABULARIES, allowed
 from tests.runtime.grammar.drawn_cases import PAIRS, Case, pair_id
+
+pytestmark = pytest.mark.drawn
 
 
 @cache
@@ -147,7 +149,7 @@ def test_walks_finish_and_validate(case, name):
 @pytest.mark.parametrize("words", VOCABULARIES)
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
 def test_a_thousand_walks_finish_and_validate(case, name, words):
-    run(case, name, words, 100 * drawn.LOOPS, 40)
+    run(case, name, words, drawn.SLOW_EXAMPLES, 40)
 
 
 def masks_hold(case: Case, name: str, words: str, walks: int, dice: random.Random) -> None:
@@ -188,7 +190,7 @@ def test_masks_equal_brute_force(case, name):
 @pytest.mark.parametrize("words", ["awkward", "pocket", "trained"])
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
 def test_masks_equal_brute_force_in_many_places(case, name, words):
-    masks_hold(case, name, words, 6 * drawn.LOOPS, random.Random(drawn.SEED))
+    masks_hold(case, name, words, max(1, drawn.SLOW_EXAMPLES // 16), random.Random(drawn.SEED))
 
 
 def unique_path(at: Matcher, most: int) -> bytes:

@@ -28,6 +28,8 @@ from tests.runtime.grammar import drawn
 from tests.runtime.grammar.drawn import allowed
 from tests.runtime.grammar.drawn_cases import PAIRS, pair_id
 
+pytestmark = pytest.mark.drawn
+
 WORDS = drawn.vocabulary("awkward")
 TEXTS = drawn.texts_of(WORDS)
 EOS = min(WORDS.eos)
@@ -259,7 +261,7 @@ def test_steps_and_copies_are_exact(name):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", STARTS)
 def test_many_steps_and_copies_are_exact(name):
-    explore(name, 100 * drawn.LOOPS)
+    explore(name, drawn.SLOW_EXAMPLES)
 
 
 @pytest.mark.parametrize("name", STARTS)

@@ -1,0 +1,10 @@
+"""Which examples those tests try that draw them by chance: always the same ones, or with EXPLORE=NUMBER in
+the environment those of that number. `make explore` takes a new number each time and prints it."""
+
+from __future__ import annotations
+
+import os
+
+EXPLORING = bool(os.environ.get("EXPLORE"))
+EXPLORE = int(os.environ["EXPLORE"]) if EXPLORING else 0
+"""What examples are drawn from; 0 where nobody asked for new ones."""
