@@ -78,7 +78,8 @@ def test_anything_else_is_refused_and_never_a_crash(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        (b'{"a": 1,}', "line 1, column 9"),
+        (b'{"a": 1,}', "line 1, column "),  # 8 or 9, by the release of Python
+        (b'{"a" 1}', "line 1, column 6"),
         (b'{"a": 1\n "b": 2}', "line 2, column 2"),
         (b"", "line 1, column 1"),
         (b"text=hello", "line 1, column 1"),
