@@ -105,6 +105,7 @@ def _gen(
     logit_bias: Mapping[int, float] | None = None,
     typed: Any = None,
     timeout: float | None = None,
+    retries: int | None = None,
 ) -> Gen | Select:
     """Generate text here; `name` is the variable that will hold it.
 
@@ -121,7 +122,9 @@ def _gen(
     structural_tag  JSON text or a mapping: free text with parts that are kept to schemas or grammars
     choices         makes this a select
 
-    `timeout`: seconds this call may take. `whitespace`: what stands between the tokens of JSON, "compact"
+    `timeout`: seconds each call may take. `retries`, with a type: how often the model is shown why its text
+    is no such value, and asked again; the state's text and s.raw(name) then hold the last one alone, and the
+    meta's `rejected` the others. `whitespace`: what stands between the tokens of JSON, "compact"
     (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `schema_format`: what
     `format` does in a schema, "assertion" or "annotation" (nothing). `require_reasoning`: the model reasons
     first, and the text must match from where that has ended; after `max_thinking_tokens` tokens it must end.
@@ -168,6 +171,7 @@ def _gen(
     if len(given) > 1:
         raise BadProgram(f"gen takes one of {', '.join(forms)}; got {' and '.join(given)}")
     if choices is not None:
+        lower.retries(retries, None)
         lower.beside_choices(words, {"dtype": dtype})
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout=timeout)
     if choices_method is not None:
@@ -176,8 +180,14 @@ def _gen(
     for word in given:
         form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
     lower.check_json_words(words, form)
-    seconds = lower.timeout(timeout)
-    return Gen(name=lower.name(name), sampling=lower.sampling(words), timeout=seconds, src=caller(), **form)
+    return Gen(
+        name=lower.name(name),
+        sampling=lower.sampling(words),
+        timeout=lower.timeout(timeout),
+        retries=lower.retries(retries, typed),
+        src=caller(),
+        **form,
+    )
 
 
 # What a generation is read as, for type checkers: n > 1 gives a list; a type's words stand beside it; choices

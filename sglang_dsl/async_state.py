@@ -212,7 +212,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
             if error is not self._core.body_error:
                 raise
             return error
-        return None
+        return self._core.fault()
 
     async def __aenter__(self) -> AsyncProgramState:
         return self

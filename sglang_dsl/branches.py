@@ -83,7 +83,7 @@ class _Watch(Generic[B]):
         for index, (branch, mark) in list(self._left.items()):
             if mark.done:
                 del self._left[index]
-                found.append(Ended(index, branch, mark.error))
+                found.append(Ended(index, branch, mark.error or branch.core.fault()))
         return found
 
     def ready(self) -> bool:

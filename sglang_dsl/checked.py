@@ -65,6 +65,7 @@ class Words(TypedDict, total=False):
     token_healing: bool | None
     logit_bias: Mapping[int, float] | None
     timeout: float | None
+    retries: int | None
 
 
 class Forms(Words, total=False):

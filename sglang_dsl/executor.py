@@ -18,7 +18,7 @@ from typing import Any
 from sglang_dsl import lower
 from sglang_dsl.budgets import Budget, Meter
 from sglang_dsl.core import Checkpoint, Core, Glance
-from sglang_dsl.errors import BadProgram, MissingVariable, NoBackend, StateClosed, again
+from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.fold import Fold
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
@@ -78,6 +78,12 @@ class Executor:
     @property
     def body_error(self) -> BaseException | None:
         return None if self.body is None else self.body.error
+
+    def fault(self) -> BaseException | None:
+        for name, variable in list(self.variables.items()):
+            if isinstance(variable.error, InvalidValue) and self.inherited.get(name) is not variable:
+                return again(variable.error)
+        return None
 
     @property
     def feed(self) -> Feed:
@@ -265,7 +271,7 @@ class Executor:
         if timeout_s != 0 and not background().here:
             end = body.end if body is not None and body.elsewhere else self.mark()
             end.signal.wait_for(lambda: end.done, timeout_s)
-        error: BaseException | None = self._fold.error
+        error = self._fold.error or self.fault()
         if body is not None and body.error is not None:
             error = body.error
         return Glance(self._fold.transcript, error, self._active or (body is not None and not body.done))

@@ -16,9 +16,11 @@ from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
 from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Before, Where
 from sglang_dsl.choices import METHODS, told
-from sglang_dsl.errors import BackendError, BadProgram
+from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
 from sglang_dsl.feed import Feed
 from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
+from sglang_dsl.lower import Lowered
+from sglang_dsl.reads import corrected
 from sglang_dsl.reasoning import Split, Telling
 from sglang_dsl.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.speculation import Speculation
@@ -125,6 +127,9 @@ class Fold:
         assert item.ready is not None
         ready, run = item.ready, self.run
         ahead = self.ahead
+        if node.retries and not ready.peeks:
+            await self._until_it_fits(node, item, ready)
+            return
         if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
             done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
             self.settle(node, item, done, Telling.splits(node, done.texts))
@@ -144,6 +149,30 @@ class Fold:
         telling.end()
         self.settle(node, item, done, Telling.splits(node, done.texts), streamed=True)
 
+    async def _until_it_fits(self, node: Gen, item: Item, ready: Lowered) -> None:
+        """A generation with retries: asked for again, the error shown, until its text is read as a value. Of
+        what was tried only the last text is said; so it is told to streams when it is whole."""
+        assert node.typed is not None
+        if self.ahead is not None:
+            self.ahead.ahead.forget()
+        prompt, rejected = self.transcript.prompt(), []
+        for left in range(node.retries or 0, -1, -1):
+            where = self.where("gen", node.name, item, node.timeout)
+            done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self._before)
+            splits = Telling.splits(node, done.texts)
+            try:
+                for split in splits:
+                    at = split.answer
+                    typed_value(node, at, done.meta)
+            except InvalidValue as error:
+                if left:
+                    prompt = corrected(prompt, at, node.typed.name, str(error.__cause__), error.hint)
+                    rejected.append({"text": at, "error": str(error.__cause__)})
+                    continue
+            meta = dict(done.meta) | {"rejected": rejected}
+            self.settle(node, item, Completion(done.texts, meta), splits)
+            return
+
     def settle(
         self, node: Gen, item: Item, done: Completion, splits: Sequence[Split], streamed: bool = False
     ) -> None:
@@ -160,13 +189,14 @@ class Fold:
             thoughts = [split.reasoning for split in splits]
             item.thought.settle(thoughts[0] if one else thoughts, streamed=streamed)
         variable.meta = done.meta
-        if one:
-            variable.raw = first.answer
-            value: Any = first.answer if node.typed is None else typed_value(node, first.answer, done.meta)
-        else:
-            variable.raw = [split.answer for split in splits]
-            value = [typed_value(node, text, done.meta) for text in variable.raw]
-        variable.settle(value, done.meta, streamed=streamed)
+        texts = [split.answer for split in splits]
+        variable.raw = first.answer if one else texts
+        try:
+            values = [typed_value(node, text, done.meta) for text in texts]
+        except InvalidValue as error:
+            self._unfit(error, item)
+            return
+        variable.settle(values[0] if one else values, done.meta, streamed=streamed)
 
     def _settle_one(self, node: Gen, item: Item, text: str, meta: dict[str, Any]) -> None:
         """settle() of one text that was not streamed and is all answer."""
@@ -176,7 +206,18 @@ class Fold:
         if self.run.stream:
             self.feed.put(text)
         variable.raw, variable.meta = text, meta
-        variable.settle(text if node.typed is None else typed_value(node, text, meta), meta)
+        try:
+            value = text if node.typed is None else typed_value(node, text, meta)
+        except InvalidValue as error:
+            self._unfit(error, item)
+            return
+        variable.settle(value, meta)
+
+    def _unfit(self, cause: InvalidValue, item: Item) -> None:
+        """A text that is no value is an error of its variable alone: it was said, and the state goes on."""
+        assert item.variable is not None
+        item.variable.fail(self._placed(cause, item))
+        forget_frames(cause)
 
     async def _select(self, node: Select, item: Item) -> None:
         assert item.variable is not None
@@ -228,8 +269,12 @@ class Fold:
 
     def fail(self, cause: BaseException, item: Item) -> None:
         """Remember the failure, with its place. The first one stays."""
-        if self.error is not None:
-            return
+        if self.error is None:
+            self.error = self._placed(cause, item)
+            forget_frames(cause)
+
+    def _placed(self, cause: BaseException, item: Item) -> ProgramError:
+        """The failure as its readers get it."""
         place: dict[str, Any] = {
             "program": self.run.program,
             "source": item.src or self.src,
@@ -238,5 +283,4 @@ class Fold:
             "backend": self.run.backend.name if self.run.backend is not None else None,
         }
         timeout = getattr(item.node, "timeout", None)
-        self.error = placed(cause, place, self.run.timeout if timeout is None else timeout)
-        forget_frames(cause)
+        return placed(cause, place, self.run.timeout if timeout is None else timeout)

@@ -246,7 +246,8 @@ _words = operator.attrgetter(*_WORDS)
 class Gen(Node, Generic[V]):
     """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
     structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
-    others then follows from it. `reasoning`: how the model marks its thoughts, where they are to be kept
+    others then follows from it. `retries`: how often it is asked for again where its text is no such value.
+    `reasoning`: how the model marks its thoughts, where they are to be kept
     apart from the answer (a name of runtime.formats.reasoning_types, or "auto")."""
 
     KIND: ClassVar[str] = "gen"
@@ -260,6 +261,7 @@ class Gen(Node, Generic[V]):
     choices: tuple[str, ...] | None = None
     typed: Typed | None = None
     timeout: float | None = None
+    retries: int | None = None
     reasoning: str | None = None
     src: Source | None = field(default=None, compare=False, repr=False)
 

@@ -446,3 +446,14 @@ def timeout(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise BadProgram(f"timeout takes seconds above 0, got {value!r}")
     return float(value)
+
+
+def retries(value: object, typed: object) -> int | None:
+    """How often a generation is asked for again; None: never. Raises BadProgram."""
+    if value is None:
+        return None
+    if type(value) is not int or value < 0:
+        raise BadProgram(f"retries takes a number of at least 0, got {value!r}")
+    if value and typed is None:
+        raise BadProgram("retries goes with a type, gen(name, type, retries=...): other text is not read")
+    return value or None

@@ -163,7 +163,8 @@ class ProgramState(Face["Turn"]):
         self._core.settled()
 
     def error(self) -> BaseException | None:
-        """What went wrong, or None; waits. In a stream, also what the program's function raised."""
+        """What went wrong, or None; waits. In a stream, also what the program's function raised. A variable
+        whose text is no value of its type counts until it is set anew, though the state goes on."""
         try:
             self._core.settled()
         except ProgramError as error:
@@ -172,7 +173,7 @@ class ProgramState(Face["Turn"]):
             if error is not self._core.body_error:
                 raise
             return error
-        return None
+        return self._core.fault()
 
     def usage(self) -> dict[str, int]:
         """Tokens of this run with all its forks: calls, prompt_tokens, completion_tokens, cached_tokens,

@@ -224,6 +224,9 @@ class Tracer:
     def body_error(self) -> BaseException | None:
         return None
 
+    def fault(self) -> BaseException | None:
+        return None
+
     def body(self) -> Seq:
         """What was written so far, forks with all their branches."""
         nodes = [
