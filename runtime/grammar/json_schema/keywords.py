@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.grammar.json_schema.decimal_bounds import shorter_within
 from runtime.grammar.json_schema.ecma import spell, spellable
 from runtime.grammar.json_schema.finite import few_items
 from runtime.grammar.json_schema.formats import CHECKED, FORMATS, MAX_LENGTH
@@ -220,18 +221,25 @@ class KeywordRules:
         if self._widen.numbers or any(map(_is_beyond, map(self._node.get, words))):
             self.leave(*words)
             return
+        bounds: dict[str, Any] = {}
         for side in ("Minimum", "Maximum"):
             limit, exclusive = self._node.get(side.lower()), self._node.get(f"exclusive{side}")
             if isinstance(exclusive, bool):
                 if limit is not None:
-                    self._out[f"exclusive{side}" if exclusive else side.lower()] = limit
+                    bounds[f"exclusive{side}" if exclusive else side.lower()] = limit
                 continue
             if limit is not None:
-                self._out[side.lower()] = limit
+                bounds[side.lower()] = limit
             if exclusive is not None:
-                self._out[f"exclusive{side}"] = exclusive
-        if "multipleOf" in self._node:
-            self._out["multipleOf"] = self._node["multipleOf"]
+                bounds[f"exclusive{side}"] = exclusive
+        divisor = self._node.get("multipleOf")
+        shorter = [] if self._node.get("type") == "integer" else shorter_within(bounds, divisor)
+        if divisor is not None:
+            bounds["multipleOf"] = divisor
+        if shorter:
+            self._all.append({"anyOf": [bounds, {"enum": shorter}]})
+        else:
+            self._out.update(bounds)
 
     # -- objects
 
