@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from runtime.grammar.json_schema.refs import Place, mistake
+from runtime.grammar.json_schema.refs import KIND, Place, mistake, show
+from runtime.protocol.errors import UnsupportedConstraint
 
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
 
@@ -94,6 +95,8 @@ _SINCE = {
     "dependentSchemas": 2019, "minContains": 2019, "maxContains": 2019, "unevaluatedItems": 2019,
     "unevaluatedProperties": 2019, "prefixItems": 2020, "$dynamicRef": 2020, "$recursiveRef": 2019,
 }  # fmt: skip
+_DRAFT_3 = {"disallow": "not", "extends": "allOf", "divisibleBy": "multipleOf"}
+"""Keywords that no later draft knows, and what says the same now."""
 _UNTIL = {"additionalItems": 2019, "$recursiveRef": 2019}
 
 
@@ -107,8 +110,15 @@ def known(word: str, draft: int) -> bool:
 
 
 def check_shapes(place: Place, node: Mapping[str, Any], draft: int) -> None:
-    """Raises BadConstraint for the first keyword of `node` whose value is not of its kind."""
+    """Raises BadConstraint for the first keyword of `node` whose value is not of its kind, and
+    UnsupportedConstraint for one of draft 3."""
     for word, value in node.items():
+        if word in _DRAFT_3:
+            raise UnsupportedConstraint(
+                f"{word} is a keyword of draft 3, which is not supported",
+                where=f"{KIND} {show((*place, word))}",
+                hint=f"use {_DRAFT_3[word]}",
+            )
         shape = _SHAPES.get(word)
         if shape is None or not known(word, draft):
             continue

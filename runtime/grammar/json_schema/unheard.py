@@ -18,11 +18,14 @@ _ANNOTATIONS = frozenset(
     {
         "$schema", "$id", "id", "$anchor", "$dynamicAnchor", "$recursiveAnchor", "$recursiveRef", "$ref",
         "$dynamicRef", "$vocabulary", "$comment", "$defs", "definitions", "title", "description", "default",
-        "deprecated", "readOnly", "writeOnly", "examples", "example", "const", "contentEncoding",
-        "contentMediaType", "contentSchema", "discriminator", "externalDocs", "xml",
+        "deprecated", "readOnly", "writeOnly", "examples", "example", "const", "discriminator",
+        "externalDocs", "xml",
     }
 )  # fmt: skip
 """Of all drafts, and of OpenAPI, that say nothing of what is valid, or that are read elsewhere."""
+
+_CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")
+"""What a string holds: annotations since draft 2019-09, and optional before."""
 
 
 def unheard(place: Place, node: Mapping[str, Any], draft: int) -> Iterator[str]:
@@ -30,7 +33,9 @@ def unheard(place: Place, node: Mapping[str, Any], draft: int) -> Iterator[str]:
     for word in node:
         if word in _ANNOTATIONS or word.startswith("x-"):
             continue
-        if word not in KEYWORDS:
+        if word in _CONTENT:
+            yield f"{word} {str(node[word])[:80]!r} at {show(place)} (an annotation)"
+        elif word not in KEYWORDS:
             near = difflib.get_close_matches(word[:80], KEYWORDS, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             yield f"keyword {word[:80]!r} at {show(place)}{hint}"

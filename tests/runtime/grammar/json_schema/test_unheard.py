@@ -9,6 +9,7 @@ import pytest
 
 from runtime.grammar.byte_matcher import byte_matcher
 from runtime.grammar.json_schema.unheard import MAX_TOLD
+from runtime.protocol.errors import UnsupportedConstraint
 
 
 def ignored(schema: Any) -> tuple[str, ...]:
@@ -34,6 +35,13 @@ def ignored(schema: Any) -> tuple[str, ...]:
             ("keyword 'nullabel' at #/$defs/a",),
         ),
         ({"properties": {"propertis": {"type": "string"}}}, ()),
+        (
+            {"type": "string", "contentEncoding": "base64", "contentMediaType": "text/plain"},
+            (
+                "contentEncoding 'base64' at # (an annotation)",
+                "contentMediaType 'text/plain' at # (an annotation)",
+            ),
+        ),
     ],
 )
 def test_what_is_told(schema: Any, told: tuple[str, ...]) -> None:
@@ -45,3 +53,32 @@ def test_of_many_a_few_are_told() -> None:
     told = ignored(schema)
     assert len(told) == MAX_TOLD
     assert all(len(line) < 200 for line in told)
+
+
+@pytest.mark.parametrize("backend", ["auto", "llguidance", "outlines", "xgrammar"])
+@pytest.mark.parametrize("draft", [None, "http://json-schema.org/draft-03/schema#"])
+@pytest.mark.parametrize(
+    ("word", "value", "instead"),
+    [
+        ("disallow", "string", "not"),
+        ("extends", {"type": "object"}, "allOf"),
+        ("divisibleBy", 2, "multipleOf"),
+    ],
+)
+def test_keywords_of_draft_3_are_refused(
+    small: Any, backend: str, draft: str | None, word: str, value: object, instead: str
+) -> None:
+    """They said what is valid, and no later draft reads them. As names of properties they are names."""
+    part: dict[str, Any] = {"type": "integer", word: value}
+    whole: dict[str, Any] = {} if draft is None else {"$schema": draft}
+    places: list[dict[str, Any]] = [{"type": "object", "properties": {"a": part}}]
+    if backend != "xgrammar":  # it has neither of these
+        places += [{"type": "object", "not": part}, {"type": "array", "items": {"anyOf": [part]}}]
+    for inner in places:
+        with pytest.raises(UnsupportedConstraint, match=f"{word} is a keyword of draft 3") as caught:
+            small.matcher({**whole, **inner}, backend)
+        assert str(caught.value.where).startswith("json_schema #")
+        assert instead in str(caught.value)
+    named = {**whole, "type": "object", "properties": {word: {"type": "integer"}}, "required": [word],
+             "additionalProperties": False}  # fmt: skip
+    assert small.accepts(small.matcher(named, backend), f'{{"{word}": 3}}')
