@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.vocabulary import Vocabulary
+from tests.runtime.grammar import drawn
 
 EOS = 256
 VOCABULARY = Vocabulary(
@@ -86,6 +88,106 @@ def test_masks_say_what_advance_does(backend, pattern):
             break
         assert not matcher.is_terminated()
         assert matcher.advance(pick.choice(text_ids))
+
+
+WORDY = {"type": "string", "maxLength": 500, "minLength": 1, "pattern": r"^(?:\S+\s+){0,49}\S+$"}
+MEMBERS = {
+    "name": {"type": "string", "maxLength": 9},
+    "n": {"type": "integer"},
+    "k": {"enum": ["é", "ab", 3]},
+}
+TAGS = [{"begin": "<a>", "schema": {"properties": MEMBERS}, "end": "</a>"}]
+KINDS: dict[str, tuple[str, Any]] = {
+    "regex": ("regex", r"(?:[a-zé]+[0-9]{1,3} ?)*"),
+    "a long regex": ("regex", r"(?:\S+\s+){0,49}\S+"),
+    "choices": ("choices", ["Paris", "Pavia", "", "東京", "a.b*", "Paris, France"]),
+    "object": ("json_schema", {"type": "object", "properties": MEMBERS, "required": ["name"],
+                               "additionalProperties": False}),
+    "open object": ("json_schema", {"type": "object"}),
+    "words": ("json_schema", {"type": "object", "properties": {"a": WORDY}, "required": ["a"],
+                              "additionalProperties": False}),
+    "lists": ("json_schema", {"type": "array", "items": {"type": "array", "items": {"type": "number"}}}),
+    "unique items": ("json_schema", {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}),
+    "not": ("json_schema", {"type": "array", "items": {"type": "string", "not": {"enum": ["ab"]}}}),
+    "one of": ("json_schema", {"type": "array", "items": {"oneOf": [
+        {"type": "integer", "minimum": 3}, {"type": "integer", "maximum": 5}]}}),
+    "tree": ("json_schema", {"$ref": "#/$defs/t", "$defs": {"t": {
+        "type": "object", "properties": {"v": {"maxLength": 3}, "kids": {"items": {"$ref": "#/$defs/t"}}}}}}),
+    "format": ("json_schema", {"type": "array", "items": {"type": "string", "format": "date"}}),
+    "grammar": ("ebnf", 'root ::= item ("," item)*\nitem ::= [a-zé]+ | "(" root ")" | "20" [0-9]{2,6}'),
+    "tags": ("structural_tag", {"structures": TAGS, "triggers": ["<"]}),
+    "one tag": ("structural_tag", {"type": "structural_tag", "format": {
+        "type": "tag", "begin": "<t>", "end": "</t>",
+        "content": {"type": "json_schema", "json_schema": {"type": "object", "properties": MEMBERS}}}}),
+}  # fmt: skip
+
+
+def refused(matcher: Matcher, token: int) -> bool:
+    return not matcher.copy().advance(token)
+
+
+def walked(start: Matcher, pick: random.Random, vocabulary: Vocabulary, steps: int) -> int:
+    """Follow an output that is drawn from the masks; at each place advance() says what the mask says."""
+    matcher, taken = start.copy(), 0
+    eos = set(vocabulary.eos)
+    for step in range(steps):
+        ids = allowed(matcher)
+        inside = set(ids)
+        some = ids if len(ids) < 40 or step % 20 == 0 else pick.sample(ids, 12)
+        outside = [token for token in range(-1, len(vocabulary) + 1) if token not in inside]
+        others = outside if len(outside) < 60 or step % 20 == 0 else pick.sample(outside, 12)
+        assert not [token for token in some if refused(matcher, token)], (step, "in its mask, and refused")
+        assert not [token for token in others if not refused(matcher, token)], (
+            step,
+            "taken, not in its mask",
+        )
+        assert bool(eos & inside) == matcher.may_stop()
+        texts = [token for token in ids if token not in eos]
+        if not texts:
+            return taken
+        turn = pick.random()
+        if turn < 0.1:
+            back = pick.randint(0, min(taken, 5))
+            matcher.rollback(back)
+            taken -= back
+            continue
+        if turn < 0.2:
+            matcher = matcher.copy()
+        long = [token for token in texts if len(vocabulary.tokens[token]) > 1]
+        token = pick.choice(long if long and pick.random() < 0.6 else texts)
+        if turn < 0.3:
+            # Given text that was not sampled; a wider language may take it, too.
+            assert matcher.advance_bytes(vocabulary.tokens[token])
+        else:
+            assert matcher.advance(token)
+        taken += 1
+    return taken
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_of_every_kind_say_what_advance_does(backend, kind):
+    """Along outputs that are longer than what any limit between two masks allows for, on copies, after
+    rollbacks and given text: what is refused once may never have been offered."""
+    name, spec = KINDS[kind]
+    constraint = Constraint(name, spec if isinstance(spec, str) else json.dumps(spec))
+    try:
+        start = backend.compile(constraint)
+    except UnsupportedConstraint:
+        assert backend.name != "auto"
+        return
+    vocabulary = backend.vocabulary
+    for seed in range(3):
+        walked(start, random.Random(f"{kind}{seed}"), vocabulary, 60)
+
+
+@pytest.mark.parametrize("kind", ["words", "a long regex", "tree", "grammar", "tags"])
+def test_they_do_so_over_long_outputs_of_a_real_vocabulary(kind):
+    """With the checkpoint's own tokens, which spell many kinds of characters."""
+    vocabulary = drawn.vocabulary("pocket")
+    name, spec = KINDS[kind]
+    constraint = Constraint(name, spec if isinstance(spec, str) else json.dumps(spec))
+    start = make_backend("auto", vocabulary).compile(constraint)
+    assert max(walked(start, random.Random(seed), vocabulary, 150) for seed in range(2)) > 20
 
 
 @pytest.mark.parametrize("pattern", CORPUS)
