@@ -77,6 +77,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads; 1 gives the steadiest figures")
     parser.add_argument("--only", default="", help="run only workloads whose name contains this")
+    parser.add_argument("--append", action="store_true", help="write behind what the day's file has")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/<date>-engine.md")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -89,7 +90,7 @@ def main() -> int:
             peer.close()
     text = report(rows, peers[0].name, peers[1].name, options.threads, options.rounds)
     if options.write:
-        target = keep("engine", f"# Engine against transformers\n\n{text}")
+        target = keep("engine", f"# Engine against transformers\n\n{text}", append=options.append)
         print(f"written to {target.relative_to(HERE.parent)}")
     return 0
 
