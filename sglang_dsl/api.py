@@ -38,10 +38,9 @@ from sglang_dsl.tracebacks import exposed, trim
 from sglang_dsl.typed import is_type
 
 if TYPE_CHECKING:
-    import types
-    import typing
+    from typing_extensions import TypeForm
 
-    from sglang_dsl.checked import AllForms, Forms, Words
+    from sglang_dsl.checked import Forms, Words
 
 T = TypeVar("T")
 
@@ -191,31 +190,20 @@ def _gen(
 
 
 # What a generation is read as, for type checkers: n > 1 gives a list; a type's words stand beside it; choices
-# make it a select. The last two are for types that are no classes, and for what is only known at run time.
+# make it a select. The last is for what is only known at run time.
 
 
 @overload
 def gen(
-    name: str | None = None,
+    _name: str | None = None,
+    _max_tokens: int | None = None,
+    /,
     *,
     choices: Iterable[str],
     choices_method: Callable[..., ChoicesDecision] | str | None = None,
-    temperature: float | None = None,
-    seed: int | None = None,
-    timeout: float | None = None,
+    n: int | None = None,
+    **words: Unpack[Forms],
 ) -> Select: ...
-
-
-@overload
-def gen(
-    name: str | None, typed: type[T], /, *sampling: Any, n: Literal[1] | None = None, **words: Unpack[Words]
-) -> Gen[T]: ...
-
-
-@overload
-def gen(
-    name: str | None, typed: type[T], /, *sampling: Any, n: int, **words: Unpack[Words]
-) -> Gen[list[T]]: ...
 
 
 @overload
@@ -236,35 +224,37 @@ def gen(
 
 
 @overload
-def gen(
-    name: str | None,
-    typed: types.UnionType | typing._SpecialForm,
+def gen(  # type: ignore[overload-overlap]
+    _name: str | None,
+    typed: TypeForm[T],
     /,
-    *sampling: Any,
-    n: int | None = None,
+    *sampling: int | Iterable[str] | None,
+    n: Literal[1] | None = None,
     **words: Unpack[Words],
-) -> Gen[Any]: ...
+) -> Gen[T]: ...
 
 
 @overload
 def gen(
     _name: str | None,
-    _max_tokens: int | None,
-    _min_tokens: int | None,
+    typed: TypeForm[T],
     /,
-    *sampling: Any,
-    **words: Unpack[AllForms],
-) -> Gen[Any] | Select: ...
+    *sampling: int | Iterable[str] | None,
+    n: int,
+    **words: Unpack[Words],
+) -> Gen[list[T]]: ...
 
 
 @overload
 def gen(
-    name: str | None = None,
-    *,
-    choices: Iterable[str] | None,
-    temperature: float | None = None,
-    seed: int | None = None,
-    timeout: float | None = None,
+    _name: str | None = None,
+    _max_tokens: int | None = None,
+    /,
+    *sampling: Any,
+    choices: Iterable[str] | None = None,
+    choices_method: Callable[..., ChoicesDecision] | str | None = None,
+    n: int | None = None,
+    **words: Unpack[Forms],
 ) -> Gen[Any] | Select: ...
 
 

@@ -15,7 +15,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -67,7 +67,11 @@ class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
         self._state: AsyncProgramState | None = None
 
     def __await__(self) -> Generator[Any, Any, AsyncProgramState]:
-        return self._made.__await__()
+        try:
+            return (yield from self._made.__await__())
+        except BaseException as error:
+            trim(error)
+            raise
 
     def send(self, value: Any, /) -> Any:
         return self._made.send(value)
@@ -115,7 +119,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    def __iadd__(self, other: object) -> AsyncProgramState:
+    def __iadd__(self, other: object) -> Self:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
         # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
         if type(other) is Pending:

@@ -13,6 +13,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Generic,
     Literal,
     ParamSpec,
     Protocol,
@@ -23,15 +24,17 @@ from typing import (
 )
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.choices import ChoicesDecision
 
 if TYPE_CHECKING:
-    from sglang_dsl.async_state import AsyncProgramState
+    from sglang_dsl.async_state import AsyncProgramState, Starting
     from sglang_dsl.function import SglFunction
     from sglang_dsl.state import ProgramState
+else:
+    ProgramState = AsyncProgramState = object
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
+S = TypeVar("S")
 Made = TypeVar("Made", covariant=True)
 
 
@@ -79,10 +82,19 @@ class Forms(Words, total=False):
     structural_tag: str | Mapping[str, Any] | None
 
 
-class AllForms(Forms, total=False):
-    n: int | None
-    choices: Iterable[str] | None
-    choices_method: Callable[..., ChoicesDecision] | str | None
+class State(ProgramState, Generic[S]):
+    """The ProgramState of a program that returns S. For checkers alone: a program that takes its state as a
+    ProgramState, whatever it returns, is then told apart from one that takes anything."""
+
+    ret_value: S
+
+
+class AsyncState(AsyncProgramState, Generic[S]):
+    """And its AsyncProgramState."""
+
+    @property
+    def ret_value(self) -> S:
+        raise NotImplementedError
 
 
 class Runs(Protocol[P, Made]):
@@ -166,10 +178,34 @@ class Runs(Protocol[P, Made]):
     def __call__(self, *args: Any, whitespace: Any, **kwargs: Any) -> Made: ...
 
 
-class Method(Protocol[Made]):
-    """A method of a program that takes its function's parameters."""
+class Running(Protocol):
+    """run, stream: they take the function's parameters, and `ret_value` is what it returns."""
 
-    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, Made]: ...
+    @overload
+    def __get__(
+        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, State[R]]: ...
+    @overload
+    def __get__(self, program: SglFunction[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+
+
+class StreamingAsync(Protocol):
+    """astream."""
+
+    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, Starting]: ...
+
+
+class RunningAsync(Protocol):
+    """arun."""
+
+    @overload
+    def __get__(
+        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
+    @overload
+    def __get__(
+        self, program: SglFunction[P, R], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
 
 
 class Calling(Protocol):
@@ -177,10 +213,32 @@ class Calling(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[P, Coroutine[Any, Any, Any]], owner: object = None
-    ) -> Runs[P, Coroutine[Any, Any, AsyncProgramState]]: ...
+        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
     @overload
-    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, ProgramState]: ...
+    def __get__(self, program: SglFunction[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+
+
+class RunningBatches(Protocol):
+    """run_batch."""
+
+    @overload
+    def __get__(
+        self, program: SglFunction[..., Coroutine[Any, Any, R]], owner: object = None
+    ) -> Batches[R]: ...
+    @overload
+    def __get__(self, program: SglFunction[..., R], owner: object = None) -> Batches[R]: ...
+
+
+class RunningBatchesAsync(Protocol):
+    """arun_batch."""
+
+    @overload
+    def __get__(
+        self, program: SglFunction[..., Coroutine[Any, Any, R]], owner: object = None
+    ) -> AsyncBatches[R]: ...
+    @overload
+    def __get__(self, program: SglFunction[..., R], owner: object = None) -> AsyncBatches[R]: ...
 
 
 class Decorator(Protocol):
@@ -216,7 +274,7 @@ class BatchWords(RunWords, total=False):
     resume: str | PathLike[str] | None
 
 
-class Batches(Protocol):
+class Batches(Protocol[S]):
     @overload
     def __call__(
         self,
@@ -243,7 +301,7 @@ class Batches(Protocol):
         generator_style: Literal[True],
         on_error: Literal["raise"] = "raise",
         **words: Unpack[BatchWords],
-    ) -> Iterator[ProgramState]: ...
+    ) -> Iterator[State[S]]: ...
     @overload
     def __call__(
         self,
@@ -252,7 +310,7 @@ class Batches(Protocol):
         generator_style: Literal[True],
         on_error: Literal["return"],
         **words: Unpack[BatchWords],
-    ) -> Iterator[ProgramState | Exception]: ...
+    ) -> Iterator[State[S] | Exception]: ...
     @overload
     def __call__(
         self,
@@ -264,7 +322,7 @@ class Batches(Protocol):
     ) -> list[Any] | Iterator[Any]: ...
 
 
-class AsyncBatches(Protocol):
+class AsyncBatches(Protocol[S]):
     @overload
     def __call__(
         self,
@@ -272,7 +330,7 @@ class AsyncBatches(Protocol):
         *,
         on_error: Literal["raise"] = "raise",
         **words: Unpack[BatchWords],
-    ) -> AsyncIterator[AsyncProgramState]: ...
+    ) -> AsyncIterator[AsyncState[S]]: ...
     @overload
     def __call__(
         self,
@@ -280,13 +338,21 @@ class AsyncBatches(Protocol):
         *,
         on_error: Literal["return"],
         **words: Unpack[BatchWords],
-    ) -> AsyncIterator[AsyncProgramState | Exception]: ...
+    ) -> AsyncIterator[AsyncState[S] | Exception]: ...
 
 
 # What function.py decorates the methods of a program with; there they do nothing.
 
 
-def keeps_parameters(method: Callable[..., Made]) -> Method[Made]:
+def runs(method: Callable[..., Any]) -> Running:
+    raise NotImplementedError
+
+
+def runs_async(method: Callable[..., Any]) -> RunningAsync:
+    raise NotImplementedError
+
+
+def streams_async(method: Callable[..., Any]) -> StreamingAsync:
     raise NotImplementedError
 
 
@@ -294,9 +360,9 @@ def calls_as_it_runs(method: Callable[..., Any]) -> Calling:
     raise NotImplementedError
 
 
-def runs_batches(method: Callable[..., Any]) -> Batches:
+def runs_batches(method: Callable[..., Any]) -> RunningBatches:
     raise NotImplementedError
 
 
-def runs_batches_async(method: Callable[..., Any]) -> AsyncBatches:
+def runs_batches_async(method: Callable[..., Any]) -> RunningBatchesAsync:
     raise NotImplementedError

@@ -29,23 +29,26 @@ if TYPE_CHECKING:
         Decorator,
         RunWords,
         calls_as_it_runs,
-        keeps_parameters,
+        runs,
+        runs_async,
         runs_batches,
         runs_batches_async,
+        streams_async,
     )
     from sglang_dsl.planning import Plan
     from sglang_dsl.state import ProgramState
     from sglang_dsl.trace import Program
 
     P = typing_extensions.ParamSpec("P", default=...)
+    Q = ParamSpec("Q")
     R = typing_extensions.TypeVar("R", covariant=True, default=Any)
 else:
     P, R = ParamSpec("P"), TypeVar("R", covariant=True)
 
-    def keeps_parameters(method):
+    def runs(method):
         return method
 
-    calls_as_it_runs = runs_batches = runs_batches_async = keeps_parameters
+    calls_as_it_runs = runs_async = streams_async = runs_batches = runs_batches_async = runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,11 @@ class SglFunction(Generic[P, R]):
     def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
 
     @overload
-    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[..., R]: ...
+    def __get__(
+        self: SglFunction[Concatenate[Any, Q], R], instance: object, owner: type | None = None
+    ) -> SglFunction[Q, R]: ...
 
-    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[..., R]:
+    def __get__(self, instance: object, owner: type | None = None) -> SglFunction[..., Any]:
         return self if instance is None else self._copy(owner=(instance,))
 
     def __repr__(self) -> str:
@@ -255,7 +260,7 @@ class SglFunction(Generic[P, R]):
         being traced, traces."""
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
-    @keeps_parameters
+    @runs
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
         """Run the program. Takes the function's arguments, and: backend, stream, timeout (seconds per call of
         the backend), and gen's sampling words as defaults for all of its generations.
@@ -274,13 +279,13 @@ class SglFunction(Generic[P, R]):
         options, rest = self._split(kwargs)
         return self._launch(options, args, rest)
 
-    @keeps_parameters
+    @runs
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
         """run with stream=True."""
         options, rest = self._split(kwargs)
         return self._launch(replace(options, stream=True), args, rest)
 
-    @keeps_parameters
+    @runs_async
     async def arun(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
         """run() for async code, of any event loop: the body of an async function runs on that loop, that of
         an ordinary function beside it. Cancelling cancels the program."""
@@ -288,7 +293,7 @@ class SglFunction(Generic[P, R]):
         state = await _PARTS.load("launch_async")(self, options, args, rest)
         return cast("AsyncProgramState", state)
 
-    @keeps_parameters
+    @streams_async
     def astream(self, *args: Any, **kwargs: Any) -> Starting:
         """arun with stream=True: returns at once, the body runs beside the caller. To be awaited, or
         `async with program.astream(...) as s:`, which stops it at its end."""

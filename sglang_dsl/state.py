@@ -11,7 +11,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -64,7 +64,7 @@ class ProgramState(Face["Turn"]):
         """The state under the names that sglang's programs read from its executor."""
         return ExecutorView(self)
 
-    def __iadd__(self, other: object) -> ProgramState:
+    def __iadd__(self, other: object) -> Self:
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
         try:
             if type(other) is Seq:

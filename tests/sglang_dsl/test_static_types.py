@@ -22,7 +22,7 @@ PAGE = """
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Optional
 
 import sglang_dsl as sgl
 from sglang_dsl import AsyncProgramState, ProgramState, gen
@@ -61,18 +61,20 @@ def named(s: ProgramState, place: str) -> None:
 
 
 @sgl.function
-async def later(s: AsyncProgramState, question: str) -> None:
+async def later(s: AsyncProgramState, question: str) -> int:
     age = gen("age", int)
     s += age
     reveal_type(await s[age])  # int
     reveal_type(await s.value("age", int))  # int
     reveal_type(await s["age"])  # Any
+    return await s[age]
 
 
 class Guide:
     @sgl.function
-    def ask(self, s: ProgramState, question: str) -> None:
+    def ask(self, s: ProgramState, question: str) -> float:
         s += question
+        return 0.5
 
 
 def nodes(maybe: list[str] | None) -> None:
@@ -81,8 +83,12 @@ def nodes(maybe: list[str] | None) -> None:
     reveal_type(gen("c", Character, max_tokens=64))  # Gen[Character]
     reveal_type(gen("c", list[Character]))  # Gen[list[Character]]
     reveal_type(gen("age", int, n=3))  # Gen[list[int]]
-    reveal_type(gen("age", Literal["a", "b"]))  # Gen[Any]
-    reveal_type(gen("age", Annotated[int, "a comment"]))  # Gen[Any]
+    reveal_type(gen("age", Literal["a", "b"]))  # Gen[Literal['a'] | Literal['b']]
+    reveal_type(gen("age", Annotated[int, "a comment"]))  # Gen[int]
+    reveal_type(gen("age", Optional[int]))  # Gen[int | None]
+    reveal_type(gen("age", int | Character))  # Gen[int | Character]
+    reveal_type(gen("age", Annotated[int, "a comment"] | None, n=2))  # Gen[list[int | None]]
+    reveal_type(gen("age", tuple[int, str], 16))  # Gen[tuple[int, str]]
     told: Gen[Literal["a", "b"]] = gen("age", Literal["a", "b"])
     reveal_type(told)  # Gen[Literal['a'] | Literal['b']]
     reveal_type(gen())  # Gen[str]
@@ -98,11 +104,10 @@ def nodes(maybe: list[str] | None) -> None:
     reveal_type(sgl.gen_int("x"))  # Gen[str]
     reveal_type(sgl.image("cat.png"))  # Media
     reveal_type(sgl.user("a") + gen("x"))  # Seq
-    gen("x", "int")  # error: call-overload
     gen("x", temprature=0)  # error: call-overload
     gen("x", temperature="hot")  # error: call-overload
     gen("x", int, regex="[0-9]+")  # error: call-overload
-    gen("x", choices=["a"], max_tokens=3)  # error: call-overload
+    reveal_type(gen("x", choices=["a"], max_tokens=3))  # Select
     gen(3)  # error: call-overload
     sgl.select("x", choices=3)  # error: arg-type
     sgl.user(3)  # error: arg-type
@@ -110,17 +115,25 @@ def nodes(maybe: list[str] | None) -> None:
 
 def runs(backend: sgl.MockBackend) -> None:
     reveal_type(tell)  # SglFunction[[question: str, size: int =], str]
-    reveal_type(tell("Who?"))  # ProgramState
-    reveal_type(tell.run(question="Who?", size=3))  # ProgramState
-    reveal_type(tell.run(question="Who?", backend=backend, temperature=0))  # ProgramState
-    reveal_type(tell.stream("Who?"))  # ProgramState
+    reveal_type(tell("Who?"))  # State[str]
+    reveal_type(tell.run(question="Who?", size=3))  # State[str]
+    reveal_type(tell.run(question="Who?", backend=backend, temperature=0))  # State[str]
+    reveal_type(tell.stream("Who?"))  # State[str]
     reveal_type(tell.run("Who?").choice("mood").probability)  # float
     reveal_type(tell.run("Who?").usage()["calls"])  # int
-    reveal_type(named(place="Ostrel"))  # ProgramState
+    reveal_type(named(place="Ostrel"))  # State[None]
     reveal_type(tell.options(temperature=0))  # SglFunction[[question: str, size: int =], str]
-    reveal_type(tell.bind(size=3).run("Who?"))  # ProgramState
-    reveal_type(Guide().ask.run("Who?"))  # ProgramState
+    reveal_type(tell.bind(size=3).run("Who?"))  # State[str]
+    reveal_type(Guide().ask.run("Who?"))  # State[float]
     reveal_type(tell.trace().tree())  # str
+    reveal_type(tell.run("Who?").ret_value)  # str
+    reveal_type(later.run("Who?").ret_value)  # int
+    reveal_type(tell.run("Who?", backend=backend).ret_value)  # str
+    reveal_type(Guide().ask.run("Who?").ret_value)  # float
+    reveal_type(Guide().ask)  # SglFunction[[question: str], float]
+    reveal_type(Guide.ask)  # SglFunction[[s: ProgramState, question: str], float]
+    Guide().ask.run(3)  # error: call-overload
+    Guide().ask(query="Who?")  # error: call-overload
     tell()  # error: call-overload
     tell.run(query="Who?")  # error: call-overload
     tell.run("Who?", size="3")  # error: call-overload
@@ -136,9 +149,9 @@ def batches(backend: sgl.MockBackend, lazy: bool) -> None:
     items = [{"question": "Who?"}]
     reveal_type(tell.run_batch(items))  # list[ProgramState]
     reveal_type(tell.run_batch(items, on_error="return"))  # list[ProgramState | Exception]
-    reveal_type(tell.run_batch(items, generator_style=True, backend=backend))  # Iterator[ProgramState]
+    reveal_type(tell.run_batch(items, generator_style=True, backend=backend))  # Iterator[State[str]]
     both = tell.run_batch(items, generator_style=True, on_error="return")
-    reveal_type(both)  # Iterator[ProgramState | Exception]
+    reveal_type(both)  # Iterator[State[str] | Exception]
     reveal_type(tell.run_batch(items, generator_style=lazy))  # list[Any] | Iterator[Any]
     tell.run_batch(items, num_thread=3)  # error: call-overload
     tell.run_batch(items, on_error="ignore")  # error: call-overload
@@ -146,13 +159,13 @@ def batches(backend: sgl.MockBackend, lazy: bool) -> None:
 
 
 async def beside(backend: sgl.MockBackend) -> None:
-    reveal_type(await later("Who?"))  # AsyncProgramState
-    reveal_type(await later.arun(question="Who?", backend=backend))  # AsyncProgramState
-    reveal_type(await tell.arun("Who?"))  # AsyncProgramState
-    reveal_type(await tell.astream("Who?"))  # AsyncProgramState
-    reveal_type(later.run("Who?"))  # ProgramState
-    reveal_type(later.arun_batch([{}]))  # AsyncIterator[AsyncProgramState]
-    reveal_type(later.arun_batch([{}], on_error="return"))  # AsyncIterator[AsyncProgramState | Exception]
+    reveal_type(await later("Who?"))  # AsyncState[int]
+    reveal_type(await later.arun(question="Who?", backend=backend))  # AsyncState[int]
+    reveal_type(await tell.arun("Who?"))  # AsyncState[str]
+    reveal_type(await tell.astream("Who?"))  # AsyncState[str]
+    reveal_type(later.run("Who?"))  # State[int]
+    reveal_type(later.arun_batch([{}]))  # AsyncIterator[AsyncState[int]]
+    reveal_type(later.arun_batch([{}], on_error="return"))  # AsyncIterator[AsyncState[int] | Exception]
     await later.arun(query="Who?")  # error: call-overload
 """
 MARKED = re.compile(r"  # (error: )?(.+)$")
@@ -209,8 +222,8 @@ def test_mypy_knows_the_types(tmp_path: Path) -> None:
 
 def test_checkers_are_told_every_word() -> None:
     gen_words = set(inspect.signature(api._gen).parameters)
-    forms = set(typing.get_type_hints(checked.AllForms))
-    assert forms | {"typed"} == gen_words
+    forms = set(typing.get_type_hints(checked.Forms))
+    assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
     batch = set(typing.get_type_hints(checked.BatchWords))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
     assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "words"}) | RUN_WORDS
