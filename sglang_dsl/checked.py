@@ -29,13 +29,25 @@ if TYPE_CHECKING:
     from sglang_dsl.async_state import AsyncProgramState, Starting
     from sglang_dsl.function import SglFunction
     from sglang_dsl.state import ProgramState
-else:
-    ProgramState = AsyncProgramState = object
-
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
 Made = TypeVar("Made", covariant=True)
+
+if TYPE_CHECKING:
+
+    class State(ProgramState, Generic[S]):
+        """The ProgramState of a program that returns S. No parameter of ProgramState itself: mypy would then
+        find Any in each function that takes one, and give up on overloads that take functions."""
+
+        ret_value: S
+
+    class AsyncState(AsyncProgramState, Generic[S]):
+        """And its AsyncProgramState."""
+
+        @property
+        def ret_value(self) -> S:
+            raise NotImplementedError
 
 
 class Words(TypedDict, total=False):
@@ -80,21 +92,6 @@ class Forms(Words, total=False):
     json_schema: str | Mapping[str, Any] | type | None
     ebnf: str | None
     structural_tag: str | Mapping[str, Any] | None
-
-
-class State(ProgramState, Generic[S]):
-    """The ProgramState of a program that returns S. For checkers alone: a program that takes its state as a
-    ProgramState, whatever it returns, is then told apart from one that takes anything."""
-
-    ret_value: S
-
-
-class AsyncState(AsyncProgramState, Generic[S]):
-    """And its AsyncProgramState."""
-
-    @property
-    def ret_value(self) -> S:
-        raise NotImplementedError
 
 
 class Runs(Protocol[P, Made]):

@@ -1,9 +1,10 @@
-"""What a static checker knows of programs: mypy, strict, over the snippets below. A line's comment says what
-mypy must reveal there, or, behind "error", which error it must report."""
+"""What static checkers know of programs: mypy, strict, and pyright over the snippets below. A line's comment
+says what they must reveal there, or, behind "error", that they must report one, and which it is for mypy."""
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def nodes(maybe: list[str] | None) -> None:
     reveal_type(gen("age", Annotated[int, "a comment"]))  # Gen[int]
     reveal_type(gen("age", Optional[int]))  # Gen[int | None]
     reveal_type(gen("age", int | Character))  # Gen[int | Character]
-    reveal_type(gen("age", Annotated[int, "a comment"] | None, n=2))  # Gen[list[int | None]]
+    reveal_type(gen("age", int | None, n=2))  # Gen[list[int | None]]
     reveal_type(gen("age", tuple[int, str], 16))  # Gen[tuple[int, str]]
     told: Gen[Literal["a", "b"]] = gen("age", Literal["a", "b"])
     reveal_type(told)  # Gen[Literal['a'] | Literal['b']]
@@ -162,7 +163,7 @@ async def beside(backend: sgl.MockBackend) -> None:
     reveal_type(await later("Who?"))  # AsyncState[int]
     reveal_type(await later.arun(question="Who?", backend=backend))  # AsyncState[int]
     reveal_type(await tell.arun("Who?"))  # AsyncState[str]
-    reveal_type(await tell.astream("Who?"))  # AsyncState[str]
+    reveal_type(await tell.astream("Who?"))  # AsyncProgramState
     reveal_type(later.run("Who?"))  # State[int]
     reveal_type(later.arun_batch([{}]))  # AsyncIterator[AsyncState[int]]
     reveal_type(later.arun_batch([{}], on_error="return"))  # AsyncIterator[AsyncState[int] | Exception]
@@ -218,6 +219,37 @@ def test_mypy_knows_the_types(tmp_path: Path) -> None:
     found, right = said(lines), wanted()
     assert len(right) > 70
     assert found == right
+
+
+def revealed_by_pyright(text: str) -> str:
+    """A revealed type, as mypy writes it."""
+    text = re.sub(r"\[\((.*?)\)", r"[[\1]", text)
+    text = re.sub(r" = [^,\])]+", " =", text)
+    return re.sub(r"Literal\[('\w+'), ('\w+')\]", r"Literal[\1] | Literal[\2]", text)
+
+
+@pytest.mark.timeout(320)
+def test_pyright_knows_the_same(tmp_path: Path) -> None:
+    """By basedpyright, which brings its own node: pyright's package loads one when it is run."""
+    pytest.importorskip("basedpyright")
+    (tmp_path / "programs.py").write_text(PAGE, encoding="utf-8")
+    settings = {"include": ["programs.py"], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--outputjson"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    found: dict[int, str] = {}
+    for one in json.loads(done.stdout)["generalDiagnostics"]:
+        number, text = one["range"]["start"]["line"] + 1, one["message"].splitlines()[0]
+        if one["severity"] == "error":
+            found[number] = "error"
+        elif match := re.fullmatch(r'Type of ".*" is "(.*)"', text):
+            found.setdefault(number, revealed_by_pyright(match[1]))
+    assert found == {number: text.split("error ")[0] or "error" for number, text in wanted().items()}
 
 
 def test_checkers_are_told_every_word() -> None:
