@@ -20,6 +20,7 @@ from runtime.processes.gathering import Gathering, Outcome
 from runtime.processes.observe import Observer, Observers
 from runtime.processes.part import Facts
 from runtime.processes.prepare import RID_END, Job, Preparer
+from runtime.processes.prompt import size_of_turns
 from runtime.processes.ticket import Ticket, again
 from runtime.processes.tokenizer import LONG, Tokenizer
 from runtime.processes.waiting import Answer, Waiter
@@ -491,5 +492,5 @@ def _size(request: GenerateReqInput | SingleGenerateReq) -> int:
     """Characters to tokenise, roughly."""
     text = request.text or ""
     size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
-    size += sum(len(message.content) for message in request.messages or ())
+    size += size_of_turns(request.messages or ())
     return size * (1 + len(request.choices or ()))

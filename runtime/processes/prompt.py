@@ -6,7 +6,7 @@ the request goes on is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.tokenizer import Tokenizer
 from runtime.protocol.errors import BadRequest, PromptTooLong
-from runtime.protocol.messages import RAW_ROLE
+from runtime.protocol.messages import RAW_ROLE, Message
 from runtime.protocol.single_req import SingleGenerateReq
 
 _USUAL = 16
@@ -245,8 +245,13 @@ class PromptReader:
 
 def _size(request: SingleGenerateReq) -> int:
     """Characters of what the prompt is made of."""
-    size = len(request.text or "") + len(request.suffix or "")
-    for message in request.messages or ():
+    return len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
+
+
+def size_of_turns(messages: Iterable[Message]) -> int:
+    """Characters of a conversation's texts, wherever in it they stand."""
+    size = 0
+    for message in messages:
         size += len(message.reasoning_content or "") + sum(len(call.arguments) for call in message.tool_calls)
         content = message.content
         size += len(content) if isinstance(content, str) else sum(len(_text_of(part)) for part in content)
