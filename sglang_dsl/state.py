@@ -219,7 +219,8 @@ class ProgramState(Face["Turn"]):
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
         """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it: its
-        counters so far, the log-probabilities of this piece's tokens)."""
+        counters so far, the log-probabilities of this piece's tokens). What is said after the last text,
+        get_meta_info() tells."""
         if var_name is None:
             async with aclosing(self._core.pieces_async()) as texts:
                 async for text in texts:
@@ -229,10 +230,8 @@ class ProgramState(Face["Turn"]):
         # Closed here and now when a reader leaves early, not when the loop comes round to it.
         async with aclosing(variable.feed.read_async(variable.ended)) as pieces:
             async for piece in pieces:
-                if return_meta_data:
-                    yield piece.text, dict(piece.meta or {})
-                elif piece.text:
-                    yield piece.text
+                if piece.text:
+                    yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
         variable.result()
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:

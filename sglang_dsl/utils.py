@@ -241,9 +241,9 @@ async def async_stream_and_merge(
     """The pieces of an Engine's stream."""
     text = ""
     async for chunk in await llm.async_generate(prompt, sampling_params, stream=True):
-        piece = _new_in(chunk, text)
-        text += piece
-        yield piece
+        if piece := _new_in(chunk, text):  # the last chunk may bring the finish reason alone
+            text += piece
+            yield piece
 
 
 def _new_in(chunk: Any, text: str) -> str:

@@ -512,6 +512,7 @@ def test_stream_logprobs(pocket: Any) -> None:
         state = told.run(question="Who rules Ostrel?", stream=True)
         text, counts, before = "", [], 0
         async for piece, meta in state.text_async_iter(var_name="answer", return_meta_data=True):
+            assert piece
             text += piece
             if "completion_tokens" in meta:
                 now = meta["completion_tokens"]
@@ -523,7 +524,8 @@ def test_stream_logprobs(pocket: Any) -> None:
         text, counts, whole = asyncio.run(follow())
         assert text == "The ruler of Ostrel is Queen Ilva."
         assert all(logprobs == tokens for logprobs, tokens in counts), counts
-        assert sum(tokens for _, tokens in counts) == whole["completion_tokens"]
+        # The token that ended it has no text: by itself it is no piece.
+        assert 0 <= whole["completion_tokens"] - sum(tokens for _, tokens in counts) <= 1
         assert len(whole["output_token_logprobs"]) == whole["completion_tokens"]
         return counts
 

@@ -89,7 +89,7 @@ def test_async_readers_on_another_loop() -> None:
             await asyncio.sleep(0.001)
         return next(replies)
 
-    async def read() -> tuple[str, list[Any], str]:
+    async def read() -> tuple[str, list[Any], str, Any]:
         state = chat.run(backend=MockBackend(reply, split=2, chunk_delay_s=0.001), stream=True)
 
         async def tick() -> None:
@@ -101,12 +101,13 @@ def test_async_readers_on_another_loop() -> None:
         one = [piece async for piece in state.text_async_iter("a", return_meta_data=True)]
         all_pieces = [piece async for piece in state.text_async_iter()]
         await ticker
-        return "".join(all_pieces), one, state.text()
+        return "".join(all_pieces), one, state.text(), state.get_meta_info("a")
 
-    whole, one, text = asyncio.run(asyncio.wait_for(read(), 60))
+    whole, one, text, meta = asyncio.run(asyncio.wait_for(read(), 60))
     assert whole == text
     assert "".join(piece for piece, _ in one) == "abc def"
-    assert one[-1][1]["completion_tokens"] == 2
+    assert all(piece for piece, _ in one), "what is said after the last text is no piece"
+    assert meta["completion_tokens"] == 2
     assert one[0] == ("ab", {})
 
     async def plain() -> list[Any]:

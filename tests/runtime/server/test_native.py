@@ -454,3 +454,22 @@ def test_vectors_are_asked_for_properly(client: httpx.Client) -> None:
     answer = client.post("/classify", json={"text": "a"})
     assert answer.status_code == 400
     assert "no classifier" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+def test_every_event_says_how_many_log_probabilities_there_are_in_all(
+    client: httpx.Client, incremental: bool
+) -> None:
+    body = {"text": PROMPT, "sampling_params": {**GREEDY, "max_new_tokens": 8, "ignore_eos": True}}
+    body |= {"stream": True, "stream_output": incremental}
+    with client.stream("POST", "/generate", json={**body, "return_logprob": True}) as answer:
+        lines = [line for line in answer.iter_lines() if line and "DONE" not in line]
+    sent = 0
+    for line in lines:
+        meta = json.loads(line.removeprefix("data: "))["meta_info"]
+        count = len(meta["output_token_logprobs"])
+        sent = sent + count if incremental else count
+        assert meta["output_token_logprobs_length"] == sent == meta["completion_tokens"]
+    assert sent == 8
+    whole = client.post("/generate", json={**body, "stream": False}).json()["meta_info"]
+    assert "output_token_logprobs_length" not in whole
