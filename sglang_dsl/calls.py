@@ -4,6 +4,7 @@ to hooks and written into the ledger. Knows no nodes' meaning and no transcript.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import itertools
@@ -25,7 +26,7 @@ from sglang_dsl.backends.base import (
     Completion,
     Delta,
 )
-from sglang_dsl.budgets import Meter
+from sglang_dsl.budgets import Ask, Hold, Meter
 from sglang_dsl.deadlines import Deadline
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
@@ -37,11 +38,13 @@ from sglang_dsl.usage import CallRecord, Ledger
 T = TypeVar("T")
 Before: TypeAlias = "Callable[[Backend], Awaitable[None]] | None"
 _NUMBERS = itertools.count()
+_CHARACTERS = 4
+"""Of a token, as a rule of thumb."""
 
 
 class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Which call of a run this is. `meters`: those of the run and of the branches it stands in. `timeout`:
-    seconds it may take."""
+    seconds it may take. `fresh`: how many tokens of the prompt the backend does not know yet, about."""
 
     kind: str
     name: str | None
@@ -50,6 +53,7 @@ class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
     source: Source | None = None
     timeout: float | None = None
     meters: tuple[Meter, ...] = ()
+    fresh: int = 0
 
 
 class _Clock:
@@ -113,11 +117,17 @@ class Calls:
         return self._made(where, _Scoring(call, before, drawn), drawn)
 
     async def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
-        # All are asked before any counts. The calls of a run are made on one loop: none comes between.
-        for meter in where.meters:
-            meter.check()
-        for meter in where.meters:
-            meter.count()
+        holds = await _reserved(where, asked) if where.meters else ()
+        try:
+            return await self._within(where, asked, drawn, holds)
+        finally:
+            for hold in holds:
+                hold.meter.release(hold)
+
+    async def _within(self, where: Where, asked: _Asked[T], drawn: bool, holds: Sequence[Hold]) -> T:
+        """A call for which there is room."""
+        if holds:
+            asked = asked.within(min(hold.most for hold in holds))
         limit, budget = _limit(where) if where.meters else (where.timeout, None)
         clock, number = _Clock(), next(_NUMBERS)
         if hooks.listeners:
@@ -219,6 +229,14 @@ class _Asked(Protocol[T]):
     """One call, ready to be made or replayed. These are objects and not closures, because a failed frame
     keeps its function's closure alive as long as the error is kept."""
 
+    def ask(self, fresh: int) -> Ask:
+        """What it may use, its prompt about `fresh` tokens that are not cached."""
+        ...
+
+    def within(self, most: int) -> _Asked[T]:
+        """The same with at most so many tokens for each text."""
+        ...
+
     def request(self) -> dict[str, Any]: ...
     def make(self, backend: Backend, clock: _Clock) -> Coroutine[Any, Any, T]: ...
     def checked(self, done: T) -> T:
@@ -235,6 +253,20 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     call: Call
     before: Before
     piece: Callable[[Delta], None] | None
+    clamped: bool = False
+
+    def ask(self, fresh: int) -> Ask:
+        return Ask(fresh, self.call.sampling.max_new_tokens, self.call.n)
+
+    def within(self, most: int) -> _Generation:
+        sampling = self.call.sampling
+        if most >= sampling.max_new_tokens:
+            return self
+        fewer = msgspec.structs.replace(
+            sampling, max_new_tokens=most, min_new_tokens=min(most, sampling.min_new_tokens)
+        )
+        call = msgspec.structs.replace(self.call, sampling=fewer)
+        return _Generation(call, self.before, self.piece, clamped=True)
 
     def request(self) -> dict[str, Any]:
         return _plain(self.call)
@@ -255,6 +287,9 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
         if len(done.texts) != self.call.n:
             said = f"the backend answered {len(done.texts)} texts where {self.call.n} were asked for"
             raise BackendError(said)
+        if self.clamped:  # the reader sees why it is so short
+            meta = {**done.meta, "clamped_max_tokens": self.call.sampling.max_new_tokens}
+            return Completion(done.texts, meta)
         return done
 
     async def _streamed(self, backend: Backend, piece: Callable[[Delta], None], clock: _Clock) -> Completion:
@@ -293,6 +328,12 @@ class _Scoring(msgspec.Struct, frozen=True, eq=False):
     before: Before
     drawn: bool
 
+    def ask(self, fresh: int) -> Ask:
+        return Ask(fresh, sum(map(about, self.call.choices)), fixed=True)
+
+    def within(self, most: int) -> _Scoring:
+        return self
+
     def request(self) -> dict[str, Any]:
         return _plain(self.call)
 
@@ -316,6 +357,31 @@ class _Scoring(msgspec.Struct, frozen=True, eq=False):
 
     def read(self, reply: dict[str, Any], *, told: bool) -> ChoiceScores:
         return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
+
+
+async def _reserved(where: Where, asked: _Asked[Any]) -> list[Hold]:
+    """Room in all budgets, the innermost first: who waits for one keeps no other call from ending. Raises
+    BudgetExceeded."""
+    holds: list[Hold] = []
+    ask = asked.ask(where.fresh)
+    limit, meter = _limit(Where(where.kind, where.name, where.branch, where.step, meters=where.meters))
+    try:
+        async with asyncio.timeout(limit):
+            for one in reversed(where.meters):
+                holds.append(await one.reserve(ask))
+                ask = msgspec.structs.replace(ask, most=holds[-1].most)
+    except BaseException as error:
+        for hold in holds:
+            hold.meter.release(hold, made=False)
+        if meter is not None and isinstance(error, TimeoutError):
+            raise meter.late() from error
+        raise
+    return holds
+
+
+def about(text: str | int) -> int:
+    """How many tokens a text, or one of so many characters, has, about."""
+    return -(-(text if isinstance(text, int) else len(text)) // _CHARACTERS)
 
 
 def _named(raised: BaseException, deadline: Deadline | None, meter: Meter | None) -> BaseException:

@@ -14,7 +14,7 @@ from typing import Any
 
 from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
 from sglang_dsl.budgets import Meter
-from sglang_dsl.calls import Before, Where
+from sglang_dsl.calls import Before, Where, about
 from sglang_dsl.choices import METHODS, told
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
 from sglang_dsl.feed import Feed
@@ -32,8 +32,8 @@ class Fold:
     failure; nothing is done after it. `src`: where the branch was forked."""
 
     __slots__ = (
-        "_prefix", "_scopes", "_step", "ahead", "begun", "branch", "error", "feed", "meters", "run",
-        "src", "start", "transcript",
+        "_caches", "_prefix", "_scopes", "_sent", "_step", "ahead", "begun", "branch", "error", "feed",
+        "meters", "run", "src", "start", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,8 @@ class Fold:
         # Where the variable scopes that are open began, the innermost last; one name may be open twice.
         self._scopes: tuple[tuple[str, Transcript], ...] = ()
         self._step = 0
+        self._caches = run.backend is not None and not run.backend.speculates
+        self._sent = 0  # characters that the backend has seen
 
     async def begin(self) -> None:
         """Take over what the parent had said at the fork. Raises the parent's failure."""
@@ -61,6 +63,7 @@ class Fold:
         self.begun = True
         mark = await self._prefix.reached()
         self.transcript = self.start = mark.transcript
+        self._sent = self.start.length
         if self.run.stream:
             self.feed.put(self.transcript.text())
         if mark.error is not None:
@@ -183,6 +186,7 @@ class Fold:
         self.transcript = self.transcript.say(
             first.answer, chosen=node.name or "", hidden=first.head, thought=first.reasoning
         )
+        self._sent = self.transcript.length
         if self.run.stream and not streamed:
             self.feed.put(first.answer)
         if item.thought is not None:
@@ -203,6 +207,7 @@ class Fold:
         variable = item.variable
         assert variable is not None
         self.transcript = self.transcript.say(text, chosen=node.name or "")
+        self._sent = self.transcript.length
         if self.run.stream:
             self.feed.put(text)
         variable.raw, variable.meta = text, meta
@@ -239,6 +244,7 @@ class Fold:
         text = node.choices[decision.index]
         meta = dict(found.meta) | dict(decision.meta) | told(method, scores, decision)
         self.transcript = self.transcript.say(text, chosen=node.name or "")
+        self._sent = self.transcript.length
         if self.run.stream:
             self.feed.put(text)
         variable.settle(text, meta)
@@ -249,7 +255,11 @@ class Fold:
         step = max(item.step, self._step)
         self._step = step + 1
         limit = self.run.timeout if timeout is None else timeout
-        return Where(kind, name, self.branch, step, item.src, limit, self.meters)
+        if not self.meters:
+            return Where(kind, name, self.branch, step, item.src, limit)
+        # What a backend with a prefix cache was sent before, it knows.
+        fresh = self.transcript.length - (self._sent if self._caches else 0)
+        return Where(kind, name, self.branch, step, item.src, limit, self.meters, about(max(0, fresh)))
 
     @property
     def _before(self) -> Before:
