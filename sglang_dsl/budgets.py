@@ -22,7 +22,7 @@ class Budget:
     """Limits; None = none. A call reserves what it may use, its max_tokens included, and waits where that
     does not fit beside those under way. Alone, its max_tokens are clamped to what is left (the meta's
     clamped_max_tokens tells); when nothing is left it is refused with BudgetExceeded. A prompt's length is
-    an estimate until its call is answered, and a choice cannot be clamped: the last call may go over by these.
+    an estimate until its call is answered, and a choice cannot be clamped: the last call may go over these.
 
     tokens   prompt tokens that were not cached, and completion tokens
     calls    generations and choices
