@@ -156,6 +156,19 @@ def test_a_conversation_goes_on_until_the_user_leaves(capsys: pytest.CaptureFixt
     assert converse(mock, ask=end, out=out) == 0
 
 
+def test_a_refused_message_is_forgotten_and_an_empty_line_is_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    too_long = sgl.BackendError("the prompt has 9 tokens", status=400, hint="shorten it")
+    mock = MockBackend(["one", "two", "three"], errors={1: too_long})
+    asked = iter(["a", "", "  ", "b", "c", "/new", "d", "/exit"])
+    out = io.StringIO()
+    assert converse(mock, ask=lambda prompt: next(asked), out=out) == 0
+    assert capsys.readouterr().err == "\nrefused: the prompt has 9 tokens\n  shorten it\n"
+    prompts = [[m.content for m in call.prompt.messages] for call in mock.calls]
+    assert prompts == [["a", ""], ["a", "one", "b", ""], ["a", "one", "c", ""], ["d", ""]]
+
+
 def test_the_picture_says_who_kept_what() -> None:
     @sgl.function
     def program(s: Any) -> None:
