@@ -10,7 +10,17 @@ PIP := $(BIN)/python -m pip install --quiet
 JOBS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # What `make test-all` draws its examples from; printed, so that a failure can be repeated.
-EXPLORE ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+ifndef EXPLORE
+EXPLORE := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
+
+# How much of each `make slow` does; the tests' own defaults are several times as much.
+SOAK_REQUESTS ?= 1500
+FUZZ_SECONDS ?= 90
+PROGRAMS ?= 3000
+SLOW_EXAMPLES ?= 30
+LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
+LONG := -n $(JOBS) --dist worksteal --timeout 1800
 
 .PHONY: setup demo test test-all slow explore check lint types floors resolve bench clean
 setup: $(STAMP)
@@ -33,13 +43,13 @@ demo: $(DEMO_STAMP)  ## a multi-call program on the bundled checkpoint
 test: setup  ## unit + contract + architecture + e2e, CPU only, no network
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu and not slow"
 
-test-all: slow explore  ## what `make test` leaves out; SOAK_REQUESTS, FUZZ_SECONDS, ... say how much of it
+test-all: slow explore  ## what `make test` leaves out
 
 slow: setup  ## long tests: programs with faults, masks against brute force, the differential, soak, fuzz
-	EXPLORE=$(EXPLORE) $(PYTEST) -n $(JOBS) --dist worksteal --durations 10 -m "slow and not gpu"
+	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu"
 
 explore: setup  ## property tests on examples that were never tried
-	EXPLORE=$(EXPLORE) $(PYTEST) -n $(JOBS) --dist worksteal -m "(hypothesis or drawn) and not slow and not gpu"
+	EXPLORE=$(EXPLORE) $(PYTEST) $(LONG) -m "(hypothesis or drawn) and not slow and not gpu"
 
 check: lint types floors
 

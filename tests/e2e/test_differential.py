@@ -294,6 +294,6 @@ def test_every_way_gives_the_same_tokens(alone: Engine, url: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_every_way_gives_the_same_tokens_at_length(alone: Engine, url: str) -> None:
     compare(alone, url, requests(ALL, seed=EXPLORE + 2))

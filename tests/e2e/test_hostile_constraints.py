@@ -248,7 +248,7 @@ def memory(server: Any) -> float:
 @pytest.mark.parametrize(
     "names", [pytest.param(LIGHT, id="light"), pytest.param(list(HOSTILE), id="all", marks=pytest.mark.slow)]
 )
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_all_are_refused_or_answered_while_others_go_on(hostile_server, names):
     url = hostile_server.url
     slow: dict[str, float] = {}
@@ -280,6 +280,7 @@ def test_all_are_refused_or_answered_while_others_go_on(hostile_server, names):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_many_hostile_ones_at_once(hostile_server):
     """Those that take long to refuse, all at once and each time a new one, with free requests beside them."""
     names = [

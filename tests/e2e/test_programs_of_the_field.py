@@ -307,6 +307,7 @@ def test_min_tokens(shared_server: Any) -> None:
 
 
 @pytest.mark.slow  # transformers takes seconds to import
+@pytest.mark.timeout(1800)
 def test_the_tokenizer_of_a_server(shared_server: Any) -> None:
     backend = sgl.RuntimeEndpoint(shared_server.url)
     tokenizer = get_tokenizer(backend.get_server_info()["tokenizer_path"])

@@ -221,6 +221,7 @@ def test_tokens_are_the_tokenizer_s_own(made: dict[str, Trained], name: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(MAKERS))
 def test_thousands_of_times(name: str) -> None:
     trained = MAKERS[name]()
