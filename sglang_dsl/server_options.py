@@ -4,8 +4,11 @@ of a call, and of a command line. Knows no server.
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from runtime.formats.reasoning_types import REASONING_TYPES
@@ -83,3 +86,13 @@ def _model(words: Sequence[str]) -> str | None:
         if flag in ("--model", "--model-path"):
             return value if equals else "".join(words[at + 1 : at + 2])
     return None
+
+
+def server_command(*arguments: str) -> tuple[list[str], dict[str, str]]:
+    """`python -m runtime serve ARGUMENTS`, and its environment. It runs this distribution's `runtime`, also
+    where a module of that name lies in the working directory, which `-m` alone would look into first."""
+    environment, root = dict(os.environ), Path(__file__).resolve().parents[1]
+    if root.name not in ("site-packages", "dist-packages"):
+        paths = (environment.get("PYTHONPATH"), str(root))
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return [sys.executable, "-P", "-m", "runtime", "serve", *arguments], environment

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from runtime.protocol.registry import Registry
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.errors import BackendError
 from sglang_dsl.loop import background, running
-from sglang_dsl.server_options import own_options
+from sglang_dsl.server_options import own_options, server_command
 
 STOP_S = 20.0
 """Seconds a server has to end by itself before it is killed; it drains what runs."""
@@ -87,11 +86,16 @@ class Runtime:
         if api_key is not None:
             config["api_key"] = api_key
         (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
-        command = [sys.executable, "-m", "runtime", "serve", "--config", str(folder / "config.yaml")]
+        command, environment = server_command("--config", str(folder / "config.yaml"))
         with self._log.open("wb") as log:
             # Its stdin ends with this process, however that ends, and the server with its stdin.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
             )
         atexit.register(self.shutdown)
         try:

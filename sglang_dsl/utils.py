@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -22,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from runtime.protocol.registry import MissingExtra
-from sglang_dsl.server_options import flags_of, own_flags
+from sglang_dsl.server_options import flags_of, own_flags, server_command
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0
@@ -161,14 +160,14 @@ def launch_server_cmd(command: str, host: str = "127.0.0.1", port: int | None = 
     chosen = port if port is not None else free_port(host)
     if not any(flag.partition("=")[0] == "--host" for flag in flags):
         flags += ["--host", host]
-    own = [sys.executable, "-m", "runtime", "serve", *flags, "--port", str(chosen)]
-    return subprocess.Popen(own, start_new_session=True), chosen
+    own, environment = server_command(*flags, "--port", str(chosen))
+    return subprocess.Popen(own, start_new_session=True, env=environment), chosen
 
 
 def execute_shell_command(command: str) -> Any:
     """The same for a command that names its port; gives the process."""
-    own = [sys.executable, "-m", "runtime", "serve", *own_flags(flags_of(command))]
-    return subprocess.Popen(own, start_new_session=True)
+    own, environment = server_command(*own_flags(flags_of(command)))
+    return subprocess.Popen(own, start_new_session=True, env=environment)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -63,7 +63,7 @@ class Child:
         self.heard = time.monotonic()
         self._frames = Frames()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime.processes.child"],
+            [sys.executable, "-P", "-m", "runtime.processes.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

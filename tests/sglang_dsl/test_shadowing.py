@@ -64,3 +64,18 @@ def test_a_folder_of_that_name_is_no_module(tmp_path: Path) -> None:
     (tmp_path / "runtime" / "data.txt").write_text("x")
     done = python(tmp_path, "-c", "import sglang_dsl; print(sglang_dsl.gen('x'))")
     assert done.returncode == 0, done.stderr
+
+
+def test_a_server_of_the_program_s_own_is_never_the_other_one(tmp_path: Path) -> None:
+    """The program stands elsewhere; the other module only where it is started."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "program.py").write_text(
+        "import sglang_dsl as sgl\n"
+        "with sgl.Runtime('pocket') as served:\n"
+        "    sgl.set_default_backend(served)\n"
+        "    print(sgl.get_server_info()['model_path'].rpartition('/')[2])\n"
+    )
+    (tmp_path / "runtime.py").write_text("print('it ran')\n")
+    done = python(tmp_path, "home/program.py")
+    assert (done.returncode, done.stdout) == (0, "checkpoint\n"), done.stderr
