@@ -18,6 +18,7 @@ from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, NoBackend, warn
+from sglang_dsl.interpolation import KEPT, marked
 from sglang_dsl.ir import (
     Gen,
     Media,
@@ -398,7 +399,7 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
     src = caller()
     begin, end = _ends(role, src)
     kind = type(expr)
-    if kind is str:
+    if kind is str and not (KEPT and marked(cast(str, expr))):
         return Seq((begin, Text(cast(str, expr), src), end))
     if kind is Gen:
         # The same node at each pass through the same line (gen), so the same turn.
@@ -450,6 +451,7 @@ def tool(expr: Node | str | None = None) -> Seq:
 @exposed
 def role(name: str, expr: Node | str | None = None) -> Seq:
     """A turn of any role; the chat template, or the API, says which there are. Raises BadProgram."""
+    lower.no_nodes("a role's name", name)
     if name in ("", RAW_ROLE):
         raise BadProgram(f"a role's name is text, other than {RAW_ROLE!r}; got {name!r}")
     return turn(name, expr)

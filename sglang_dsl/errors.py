@@ -25,7 +25,7 @@ import traceback
 import warnings
 from typing import Any, NamedTuple, TypeVar
 
-from sglang_dsl.ir import Source, caller
+from sglang_dsl.places import Source, caller
 
 
 class Stack(NamedTuple):

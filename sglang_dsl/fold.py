@@ -18,6 +18,7 @@ from sglang_dsl.calls import Before, Where, about
 from sglang_dsl.choices import METHODS, told
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
 from sglang_dsl.feed import Feed
+from sglang_dsl.interpolation import KEPT, marked
 from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
 from sglang_dsl.lower import Lowered
 from sglang_dsl.reads import corrected
@@ -82,6 +83,10 @@ class Fold:
             kind = type(node)
             try:
                 if kind is Text:
+                    if KEPT and marked(node.text):
+                        raise BadProgram(
+                            "a text that nodes were formatted into was made a Text(...); add it as it is"
+                        )
                     at = at.say(node.text)
                 elif kind is RoleBegin:
                     at = at.open(node.role)

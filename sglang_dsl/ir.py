@@ -18,13 +18,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.interpolation import KEPT, mark, marked, parts
+from sglang_dsl.places import Source as Source
+from sglang_dsl.places import caller as caller
 from sglang_dsl.typed import Typed
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 else:
     V = TypeVar("V", covariant=True)
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_DEMO = _HERE + "demo.py"  # holds programs like a user's
 # Fields that may be pages long; so much of them is shown to people.
 _LONG = frozenset({"json_schema", "ebnf", "structural_tag"})
 _SHOWN = 80
@@ -45,53 +44,6 @@ _LINE = 320  # of a repr
 def cut(text: str, most: int = _SHOWN) -> str:
     """Its first `most` characters; for people."""
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-class Source(NamedTuple):
-    """File, line and function of the user's code that made a node."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
-
-
-# Programs run the same lines again and again: of each code object, by its address, the places in it that were
-# asked for, by instruction; None for this package's own code. The object is kept, so that nothing else gets
-# its address.
-_CODES: dict[int, tuple[CodeType, dict[int, Source] | None]] = {}
-_MOST_CODES = 4096
-
-
-def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
-    """The entry of code that is not known."""
-    file = code.co_filename
-    if len(_CODES) >= _MOST_CODES:
-        _CODES.clear()
-    made = _CODES[id(code)] = (code, None if file.startswith(_HERE) and file != _DEMO else {})
-    return made
-
-
-def caller() -> Source | None:
-    """Where the user's code stands now: the innermost frame outside this package. For functions of this
-    package to ask."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        known = _CODES.get(id(code))
-        if known is None:
-            known = _look(code)
-        places = known[1]
-        if places is not None:
-            found = places.get(frame.f_lasti)
-            if found is None:
-                found = Source(code.co_filename, frame.f_lineno, code.co_qualname)
-                places[frame.f_lasti] = found
-            return found
-        frame = frame.f_back
-    return None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -105,6 +57,17 @@ class Node:
 
     def __radd__(self, other: str) -> Seq:
         return concat(other, self)
+
+    def __str__(self) -> str:
+        """What stands for it in a text, and becomes the node again where that text is added; to look at it,
+        repr()."""
+        return mark(self)
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            what = f"{self!r:.80} cannot be formatted with {spec!r}"
+            raise BadProgram(f"{what}: its text is not known yet, at {caller()}")
+        return mark(self)
 
     def children(self) -> tuple[Node, ...]:
         return ()
@@ -352,10 +315,10 @@ class Join(Node):
 
 
 def as_node(value: object, src: Source | None = None) -> Node:
-    """A node from what a user may add: text or a node. Anything else is a TypeError that says so, None (often
-    what a function forgot to return) a ValueError."""
+    """A node from what a user may add: text, in which nodes may have been formatted, or a node. Anything else
+    is a TypeError that says so, None (often what a function forgot to return) a ValueError."""
     if isinstance(value, str):
-        return Text(value, src=src)
+        return interpolated(value, src) if KEPT and marked(value) else Text(value, src=src)
     if isinstance(value, Node):
         return value
     if value is None:
@@ -364,10 +327,32 @@ def as_node(value: object, src: Source | None = None) -> Node:
     raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {shown}")
 
 
-def concat(*parts: Node | str) -> Seq:
+def interpolated(text: str, src: Source | None = None) -> Seq:
+    """The nodes of a text that was made with nodes in it. Raises BadProgram."""
+    flat: list[Node] = []
+    try:
+        for part in parts(text):
+            if isinstance(part, Node):
+                flat.extend(leaves(part))
+            elif part:
+                flat.append(Text(part, src=src))
+    except LookupError as error:
+        raise BadProgram(
+            f"a text holds a gen, or another node, that was formatted too long ago, at {src or caller()}; "
+            "add the text soon after it is made, or join them with +"
+        ) from error
+    except ValueError as error:
+        raise BadProgram(
+            "a text in which a gen, or another node, was formatted has been cut or changed inside of it, at "
+            f"{src or caller()}; change the text before, or join them with +"
+        ) from error
+    return Seq(tuple(flat))
+
+
+def concat(*given: Node | str) -> Seq:
     """Nodes in order, flattened."""
     flat: list[Node] = []
-    for part in parts:
+    for part in given:
         flat.extend(leaves(as_node(part)))
     return Seq(tuple(flat))
 

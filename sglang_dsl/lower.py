@@ -23,7 +23,8 @@ from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import typed as types
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.errors import BadProgram, warn
-from sglang_dsl.ir import Gen, Sampling
+from sglang_dsl.interpolation import KEPT, marked
+from sglang_dsl.ir import Gen, Sampling, caller
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 # Words of a program and of a generation -> the field of Sampling.
@@ -150,6 +151,8 @@ def _checked(name: str, word: str, value: Any) -> Any:
         if not isinstance(value, Iterable):
             raise BadProgram(f"{word} takes one value or a list, got {value!r}")
         values = tuple(value)
+        for one in values:
+            no_nodes(word, one)
         kind: type = int if name == "stop_token_ids" else str
         if any(type(one) is not kind for one in values):
             raise BadProgram(f"{word} takes {kind.__name__} values, got {values!r}")
@@ -324,6 +327,7 @@ def regex(value: object) -> str:
                 f"a compiled regex must have no flags, got {value!r}; write (?i:...) in the text"
             )
         value = value.pattern
+    no_nodes("regex", value)
     if not isinstance(value, str):
         raise BadProgram(f"regex takes text, got {value!r}")
     if not value:
@@ -354,12 +358,28 @@ def structural_tag(value: object) -> str:
 
 def ebnf(value: object) -> str:
     """A grammar: EBNF as GBNF writes it (root ::= ...), or Lark. Raises BadProgram."""
+    no_nodes("ebnf", value)
     if not isinstance(value, str) or not value.strip():
         raise BadProgram(f"ebnf takes the text of a grammar, got {value!r:.80}")
     return value
 
 
 def _json_text(word: str, value: object, kinds: tuple[type, ...]) -> str:
+    text = _as_json(word, value, kinds)
+    no_nodes(word, text)
+    return text
+
+
+def no_nodes(word: str, value: object) -> None:
+    """Raises BadProgram for a text in which a node was formatted."""
+    if KEPT and isinstance(value, str) and marked(value):
+        raise BadProgram(
+            f"{word} holds a gen, or another node, formatted into a text, at {caller()}: what is not "
+            "generated yet can only be added to the state's text"
+        )
+
+
+def _as_json(word: str, value: object, kinds: tuple[type, ...]) -> str:
     if isinstance(value, Mapping) or (isinstance(value, bool) and bool in kinds):
         plain = value if isinstance(value, bool) else dict(value)
         try:
@@ -427,6 +447,7 @@ def choices(value: object) -> tuple[str, ...]:
     if not options:
         raise BadProgram("choices is empty: there is nothing to choose from")
     for option in options:
+        no_nodes("choices", option)
         if not isinstance(option, str) or not option:
             raise BadProgram(f"choices must be texts that are not empty, got {option!r}")
     return options
@@ -434,6 +455,7 @@ def choices(value: object) -> tuple[str, ...]:
 
 def name(value: object) -> str | None:
     """A variable's name. Raises BadProgram."""
+    no_nodes("a variable's name", value)
     if value is not None and not isinstance(value, str):
         raise BadProgram(f"a variable's name is text, got {value!r}")
     return value if value is None else str(value)

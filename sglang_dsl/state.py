@@ -36,6 +36,7 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.joins import GATHER, join_mode
 from sglang_dsl.loop import in_thread
+from sglang_dsl.lower import no_nodes
 from sglang_dsl.partial import Reading
 from sglang_dsl.reads import checked, choice_of, name_of
 from sglang_dsl.tracebacks import public, trim
@@ -266,6 +267,7 @@ class ProgramState(Face["Turn"]):
 
     def role(self, role: str, expr: Node | str | None = None) -> Turn:
         """A turn: added at once with `expr`; without, use it in a `with`."""
+        no_nodes("a role's name", role)
         turn = Turn(self, role)
         if expr is not None:
             src = caller()
@@ -278,6 +280,7 @@ class ProgramState(Face["Turn"]):
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
         """Record the text added inside into the variable `name`."""
+        no_nodes("a variable's name", name)
         src = caller()
         self._core.submit(ScopeBegin(name, src=src), src)
         try:
