@@ -169,7 +169,7 @@ class EngineConfig:
         "own, at temperature 1, as the prompt's always are",
     )
     max_top_logprobs: int = option(32, "top_logprobs_num of a request, at most; each costs memory per token")
-    max_token_ids_logprob: int = option(128, "ids in token_ids_logprob of a request, at most")
+    max_token_ids_logprob: int = option(64, "ids in token_ids_logprob of a request, at most")
     profile_folder: str | None = option(
         None, "profiles are written below this folder; None: a fresh one in the system's temporary folder"
     )

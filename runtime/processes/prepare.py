@@ -45,7 +45,7 @@ class Limits:
     slots: int
     auto_truncate: bool = False
     top_logprobs: int = 32
-    token_ids_logprob: int = 128
+    token_ids_logprob: int = 64
 
     @property
     def prompt(self) -> int:

@@ -122,7 +122,7 @@ def test_a_prompt_of_thirty_megabytes_is_refused_by_its_size(
         ({"top_logprobs_num": 1280}, "top_logprobs_num"),
         ({"top_logprobs_num": 33, "return_logprob": True, "logprob_start_len": 0}, "top_logprobs_num"),
         ({"token_ids_logprob": list(range(1280))}, "token_ids_logprob"),
-        ({"token_ids_logprob": [5] * 129, "stream": True}, "token_ids_logprob"),
+        ({"token_ids_logprob": [5] * 65, "stream": True}, "token_ids_logprob"),
     ],
 )
 def test_log_probabilities_of_the_whole_vocabulary_are_not_told(
