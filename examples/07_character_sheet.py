@@ -14,39 +14,32 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sglang_dsl import BackendError, Engine, ProgramState, assistant, function, gen, system, user
-
-
-@dataclass
-class Item:
-    name: Annotated[str, Field(max_length=12)]
-    weight: Annotated[int, Field(ge=1, le=20)]
+from sglang_dsl import BackendError, Engine, ProgramState, assistant, function, gen, user
 
 
 @dataclass
 class Sheet:
     name: Annotated[str, Field(max_length=12)]
-    town: Literal["Ostrel", "Karsk", "Hesper"]
-    level: Annotated[int, Field(ge=1, le=9)]
-    items: Annotated[list[Item], Field(min_length=1, max_length=2)]
+    age: Annotated[int, Field(ge=1, le=99)]
+    city: Annotated[str, Field(max_length=12)]
+    job: Literal["baker", "potter", "sailor"]
 
 
-@function(temperature=0, max_tokens=150, whitespace="compact")
-def fill_in(s: ProgramState, wish: str) -> None:
-    s += system("You answer questions.")
-    s += user(wish)
+@function(temperature=0, max_tokens=60)
+def fill_in(s: ProgramState, note: str) -> None:
+    s += user(f"Extract name, age, city and job as JSON: {note}")
     s += assistant(gen("sheet", Sheet))
 
 
 @function(temperature=0)
 def misspelt(s: ProgramState) -> None:
     s += "The sheet: "
-    s += gen("sheet", json_schema={"type": "object", "properties": {"level": {"type": "integr"}}})
+    s += gen("sheet", json_schema={"type": "object", "properties": {"age": {"type": "integr"}}})
 
 
 def main() -> None:
     with Engine("pocket") as engine:
-        state = fill_in.run("Who lives in Ostrel?", backend=engine, stream=True)
+        state = fill_in.run("Mobi, 42, is a potter from Caturn.", backend=engine, stream=True)
         lines = ""
         for sheet in state.object_iter("sheet"):
             # What is not written yet is None.
@@ -56,7 +49,7 @@ def main() -> None:
                 print(lines)
 
         sheet = state["sheet"]
-        print(f"\n{sheet.name!r} of {sheet.town}, level {sheet.level}, carries {len(sheet.items)} things")
+        print(f"\n{sheet.name} of {sheet.city}, {sheet.age} years old, works as a {sheet.job}")
         print("as text:", state.raw("sheet"))
         print("kept by", state.get_meta_info("sheet")["grammar"]["backend"])
 

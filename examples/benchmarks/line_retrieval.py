@@ -1,7 +1,8 @@
 """A line to be found in a long text that four branches put together.
 
-The bundled model is too small to look up a number in a list; the figure to watch is how much of the text came
-from the prefix cache when the same lines are asked about again.
+The lines are questions about pocket's own world with their answers, and one of them is asked again; numbers
+under other numbers, as the benchmark of this name has them, are more than so small a model can look up. The
+figure to watch is how much of the text came from the prefix cache.
 
     python examples/benchmarks/line_retrieval.py --num-lines 60
 """
@@ -30,37 +31,36 @@ def line_retrieval(s, prefix, suffix, body_0, body_1, body_2, body_3):
     forks += lambda i: contexts[i] + "\n"
     forks.join(mode="concate_and_append")
 
-    s += "\n" + suffix
-    s += sgl.gen("answer", max_tokens=8)
+    s += suffix + sgl.gen("answer", max_tokens=24, stop="\n")
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     args = tasks.arguments(__doc__, argv, questions=4, num_lines=24)
-    rng = random.Random(0)
-    values = [str(rng.randint(10, 99)) for _ in range(args.num_lines)]
-    lines = [f"line {number}: {value}" for number, value in enumerate(values)]
+    asked = tasks.lands(args.num_lines)
+    lines = [f"Q: {question.text}\nA: {tasks.sentence(place, question)}" for question, place in asked]
     size = len(lines) // PARTS
     parts = [lines[at * size : (at + 1) * size if at + 1 < PARTS else None] for at in range(PARTS)]
     bodies = {f"body_{at}": "\n".join(part) for at, part in enumerate(parts)}
-    wanted = [rng.randrange(len(lines)) for _ in range(args.num_questions)]
+    wanted = random.Random(0).sample(asked, args.num_questions)
 
     clock = tasks.Clock()
     states = line_retrieval.run_batch(
-        [{"prefix": "Remember these lines.", "suffix": f"line {at}:", **bodies} for at in wanted],
+        [{"prefix": "Examples:", "suffix": f"Q: {question.text}\nA:", **bodies} for question, _ in wanted],
         temperature=0,
         backend=args.chosen,
         num_threads=args.parallel,
     )
-    found = [str(tasks.last_number(state["answer"])) for state in states]
+    found = [state["answer"].strip() for state in states]
     metas = [state.get_meta_info("answer") for state in states]
     return tasks.tell(
         "line_retrieval",
         args,
         clock,
-        accuracy=tasks.accuracy(found, [values[at] for at in wanted]),
+        accuracy=tasks.accuracy(found, [tasks.sentence(place, question) for question, place in wanted]),
         prompt_tokens=sum(meta["prompt_tokens"] for meta in metas),
         cached_tokens=sum(meta["cached_tokens"] for meta in metas),
         in_order=["\n".join(lines) in state.text() for state in states],
+        shown=f"Q: {wanted[0][0].text}\nA:{states[0]['answer']}",
     )
 
 

@@ -59,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
             num_threads=args.parallel,
         )
     parts = [part["type"] for part in states[0].messages()[0]["content"]]
-    return tasks.tell("llava_bench", args, clock, answered=sum(bool(s["answer"]) for s in states), sent=parts)
+    return tasks.tell(
+        "llava_bench", args, clock, answered=sum(bool(s["answer"]) for s in states), sent=parts, own=False
+    )
 
 
 if __name__ == "__main__":

@@ -62,11 +62,17 @@ class Clock:
         return round(time.perf_counter() - self._began, 3)
 
 
-def tell(task: str, args: argparse.Namespace, clock: Clock, **figures: Any) -> dict[str, Any]:
-    """Print one line of results, append it to --result-file where one is named, and give it back."""
+def tell(
+    task: str, args: argparse.Namespace, clock: Clock, *, shown: str = "", own: bool = True, **figures: Any
+) -> dict[str, Any]:
+    """Print one line of results, append it to --result-file where one is named, and give it back. `shown`:
+    what was asked and answered, printed below it. `own`: whether the questions come from here."""
     seconds = clock.seconds()
-    shown = ", ".join(f"{name} {value}" for name, value in figures.items() if not isinstance(value, list))
-    print(f"{task}: {shown} ({args.num_questions} questions, {args.backend}, {seconds:.2f} s)")
+    found = ", ".join(f"{name} {value}" for name, value in figures.items() if not isinstance(value, list))
+    whose = "of pocket's own questions" if own else "questions"
+    print(f"{task}: {found} ({args.num_questions} {whose}, {args.backend}, {seconds:.2f} s)")
+    if shown:
+        print("  " + shown.replace("\n", "\n  "))
     told = {"task": task, "backend": args.backend, "parallel": args.parallel, "latency": seconds, **figures}
     if args.result_file:
         with open(args.result_file, "a", encoding="utf-8") as out:
@@ -118,6 +124,12 @@ def lands(count: int, attributes: Sequence[str] = ATTRIBUTES) -> list[tuple[Ques
         place, attribute = PLACES[number % len(PLACES)], attributes[number % len(attributes)]
         made.append((Question(asked[attribute].format(place.name), place.value(attribute)), place))
     return made
+
+
+def sentence(place: Place, question: Question) -> str:
+    """The answer to a question of `lands` as the bundled model says it."""
+    attribute = next(name for name in ATTRIBUTES if place.value(name) == question.answer)
+    return f"The {attribute} of {place.name} is {question.answer}."
 
 
 def reviews(count: int, seed: int = 0) -> list[Question]:

@@ -1,6 +1,8 @@
 """The five things one meets first: branching on a choice, forks, a regular expression, batches, streams.
 
-python examples/usage/readme_examples.py
+The questions are pocket's own; it knows no addresses, so the expression keeps the form of one and no more.
+
+    python examples/usage/readme_examples.py
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from sglang_dsl.patterns import REGEX_IPV4
 
 @sgl.function
 def tool_use(s, question):
-    s += "To answer this question: " + question + ". "
-    s += "I need to use a " + sgl.gen("tool", choices=["calculator", "search engine"]) + ". "
+    s += "Q: What is 10 + 12?\nTool: calculator\nA: 10 + 12 = 22\n"
+    s += "Q: What is 35 + 7?\nTool: calculator\nA: 35 + 7 = 42\n"
+    s += "Q: " + question + "\nTool: " + sgl.gen("tool", choices=["calculator", "search engine"]) + "\n"
     if s["tool"] == "calculator":
-        s += "Q: " + question + "\nA:" + sgl.gen("expression", max_tokens=24, stop="\n")
+        s += "A:" + sgl.gen("expression", max_tokens=24, stop="\n")
     elif s["tool"] == "search engine":
-        s += "The key word to search is" + sgl.gen("word", max_tokens=8, stop="\n")
+        s += "A:" + sgl.gen("fact", max_tokens=24, stop="\n")
 
 
 @sgl.function
@@ -71,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     print()
     return {
         "tool": used["tool"],
-        "known": [name for name in ("expression", "word") if name in used],
+        "known": {name: used[name] for name in ("expression", "fact") if name in used},
         "summary": facts.text(),
         "address": found["answer"],
         "answers": [state["answer"] for state in states],

@@ -1,6 +1,8 @@
 """An expression beyond ASCII: Chinese keys and values, kept to byte by byte whatever the model's vocabulary.
 
-python examples/usage/unicode_regex.py
+Pocket knows no Chinese: the form is kept, and what fills it is made up.
+
+    python examples/usage/unicode_regex.py
 """
 
 from __future__ import annotations

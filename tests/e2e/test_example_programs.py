@@ -78,6 +78,7 @@ def documents(told: dict[str, Any]) -> None:
 
 
 def lines(told: dict[str, Any]) -> None:
+    at_least(accuracy=0.75)(told)
     assert told["in_order"] == [True] * 4
     assert told["cached_tokens"] > told["prompt_tokens"] / 2
 
@@ -200,7 +201,8 @@ def completed(told: dict[str, Any]) -> None:
 
 
 def readme(told: dict[str, Any]) -> None:
-    assert told["known"] == ["expression" if told["tool"] == "calculator" else "word"]
+    assert list(told["known"]) == ["expression" if told["tool"] == "calculator" else "fact"]
+    assert told["known"].get("expression", " = 55").endswith("= 55")
     assert "Fact 2: The ruler of Ostrel is Queen Ilva.\n" in told["summary"]
     assert [int(part) <= 255 for part in told["address"].split(".")] == [True] * 4
     assert told["answers"][0] == " The capital of Karsk is Hollin."
@@ -279,7 +281,7 @@ def api(told: dict[str, Any]) -> None:
 
 
 def lengths(told: dict[str, Any]) -> None:
-    assert 64 <= told["long_answer"] <= 96
+    assert 24 <= told["long_answer"] <= 32
     assert told["short_answer"] < 20
 
 

@@ -24,7 +24,7 @@ SAID = {
     "04_regex_fields": "'job': ",
     "05_batch_and_stream": "BackendError: prompt",
     "06_remote": "refused (400): ",
-    "07_character_sheet": "refused (400): json_schema #/properties/level/type",
+    "07_character_sheet": "Mobi of Caturn, 42 years old, works as a potter",
     "08_async_and_branches": "no winner: none of 6 branches was accepted: 6 were refused",
     "09_record_and_replay": "the same again: True\nreplayed: True - 4 calls\nnot there: this call is not in",
 }
