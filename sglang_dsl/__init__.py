@@ -116,7 +116,7 @@ _LATE: Registry[Any] = Registry(
         "ServerArgs": "runtime.config.server_args:ServerArgs",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
     },
-    extras={"Engine": "runtime", "ServerArgs": "runtime"},
+    extras={"Engine": "runtime", "ServerArgs": "server"},
 )
 
 __all__ = [

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
 from sglang_dsl.backends.openai import TAKES, wire
 from sglang_dsl.backends.openai_stream import Reply
@@ -36,7 +38,7 @@ class LiteLLM(Backend):
     timeout      seconds a call may take that has no deadline of its own
     max_retries  how often litellm tries again
 
-    token_usage counts what was charged.
+    token_usage counts what was charged. Raises MissingExtra where the litellm package is not installed.
     """
 
     name = "litellm"
@@ -55,6 +57,9 @@ class LiteLLM(Backend):
     ) -> None:
         if chat_template is not None:
             raise Unsupported("messages are sent as such: the API renders them; leave chat_template out")
+        # Looked for, not loaded: that takes seconds.
+        if importlib.util.find_spec("litellm") is None:
+            raise MissingExtra("LiteLLM needs the package 'litellm': pip install 'sglang-dsl[litellm]'")
         self.model_name, self.timeout = model_name, timeout
         self.token_usage = TokenUsage()
         given = {
@@ -171,12 +176,7 @@ class LiteLLM(Backend):
     async def _loaded(self) -> Any:
         """The package, which takes seconds to import: beside the loop, once."""
         if self._package is None:
-            try:
-                self._package = await asyncio.to_thread(importlib.import_module, "litellm")
-            except ImportError as error:
-                raise Unsupported(
-                    "the litellm package is not installed", backend=self.name, hint="pip install litellm"
-                ) from error
+            self._package = await asyncio.to_thread(importlib.import_module, "litellm")
         return self._package
 
     @contextmanager

@@ -34,17 +34,17 @@ def raises(s):
 LANGUAGE, RUNTIME = "sglang_dsl", "runtime"
 # A light installation: what only the extras bring cannot be imported.
 LIGHT = """
-import sys
+from importlib.machinery import PathFinder
 
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {absent!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+found = PathFinder.find_spec
 
-sys.meta_path.insert(0, Absent())
+def find_spec(name, path=None, target=None):
+    return None if name.partition(".")[0] in {absent!r} else found(name, path, target)
+
+PathFinder.find_spec = find_spec
 """
 ABSENT = (
-    "torch", "numpy", "transformers", "tokenizers", "safetensors", "llguidance", "xgrammar", "jinja2", "idna",
+    "torch", "numpy", "transformers", "tokenizers", "safetensors", "llguidance", "xgrammar", "jinja2",
     "jsonschema", "referencing", "regex", "prometheus_client", "yaml", "zmq", "starlette", "uvicorn",
     "pydantic", "litellm", "opentelemetry",
 )  # fmt: skip
@@ -160,6 +160,11 @@ def test_a_light_installation_names_the_extra(folder: Path, words: str) -> None:
     done = called(folder, LANGUAGE, *words.split(), light=True)
     refused(done, f"pip install 'sglang-dsl[{extra}]'")
     assert words != "serve" or called(folder, RUNTIME, "serve", light=True).stderr == done.stderr
+
+
+def test_a_light_installation_without_a_providers_package(folder: Path) -> None:
+    words = "run p.py:ask question=x --backend litellm --model a/b"
+    refused(called(folder, LANGUAGE, *words.split(), light=True), "pip install 'sglang-dsl[litellm]'")
 
 
 def test_a_light_installation_runs_and_traces(folder: Path) -> None:
