@@ -41,7 +41,7 @@ from sglang_dsl.typed import is_type
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from sglang_dsl.checked import Forms, Words
+    from sglang_dsl.checked import Forms, TypedWords
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ def gen(  # type: ignore[overload-overlap]
     /,
     *sampling: int | Iterable[str] | None,
     n: Literal[1] | None = None,
-    **words: Unpack[Words],
+    **words: Unpack[TypedWords],
 ) -> Gen[T]: ...
 
 
@@ -242,7 +242,7 @@ def gen(
     /,
     *sampling: int | Iterable[str] | None,
     n: int,
-    **words: Unpack[Words],
+    **words: Unpack[TypedWords],
 ) -> Gen[list[T]]: ...
 
 
