@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, cast, overload
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast, overload
 
 from sglang_dsl import branches
 from sglang_dsl.branches import Vote
@@ -33,8 +34,13 @@ from sglang_dsl.tracebacks import public, trim
 T = TypeVar("T")
 
 
+class _Unawaited(BadProgram, AttributeError):
+    """Of an attribute: hasattr() takes it for the answer that it is."""
+
+
 class Pending(Awaitable[T], Generic[T]):
-    """A value to come: `await` it, as often as you like."""
+    """A value to come: `await` it, as often as you like. All else done with it is a forgotten `await`,
+    a silent mistake in a comparison or a prompt: BadProgram, with the line."""
 
     __slots__ = ("_make", "_what")
 
@@ -51,12 +57,30 @@ class Pending(Awaitable[T], Generic[T]):
     def __repr__(self) -> str:
         return f"<{self._what}, to be awaited>"
 
-    def __str__(self) -> str:
-        # In a prompt this would be a silent mistake.
-        raise BadProgram(f"{self._what} must be awaited in an async program: await {self._what}")
+    def _told(self) -> str:
+        return f"{self._what} must be awaited in an async program: await {self._what}, at {caller()}"
 
-    def __format__(self, spec: str) -> str:
-        return str(self)
+    def _unawaited(self, *_: object) -> NoReturn:
+        raise BadProgram(self._told())
+
+    def __hash__(self) -> int:
+        # gather() and its like keep what they wait for in a dict or set.
+        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "asyncio":
+            self._unawaited()
+        return object.__hash__(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _Unawaited(self._told())
+
+    __str__ = __format__ = _unawaited
+    __eq__ = __ne__ = _unawaited
+    __lt__ = __le__ = __gt__ = __ge__ = _unawaited
+    __bool__ = __len__ = __int__ = __float__ = __index__ = _unawaited
+    __contains__ = __iter__ = __getitem__ = __call__ = _unawaited
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unawaited
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __abs__ = __round__ = _unawaited
 
 
 class Starting(Coroutine[Any, Any, "AsyncProgramState"]):

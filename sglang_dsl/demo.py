@@ -64,7 +64,7 @@ def _conversation(console: Console, state: ProgramState) -> None:
     for message in state.messages():
         role = str(message["role"])
         body = Text(str(message["content"]), style=styles.get(role, ""))
-        console.print(Panel(body, title=role, title_align="left", border_style=styles.get(role, "")))
+        console.print(Panel(body, title=Text(role), title_align="left", border_style=styles.get(role, "")))
         if message["content"] == state["ruler"]:
             fork = Table.grid(padding=(0, 2))
             for question, answer in zip(BRANCHES.values(), state["answers"], strict=True):
@@ -112,7 +112,7 @@ def main() -> int:
         _conversation(console, state)
         _costs(console, rows)
         card = json.loads(state["card"])
-        console.print(f"card as Python: {card!r}")
+        console.print(f"card as Python: {card!r}", markup=False, emoji=False)
     finally:
         engine.close()
     return 0

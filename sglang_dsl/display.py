@@ -53,7 +53,7 @@ def render(state: ProgramState) -> RenderableType:
     joined = core.joined if isinstance(core, Executor) else []
     parts = _parts(outline(core.so_far(), joined=joined))
     if error is not None:
-        parts.append(Panel(str(error), title=type(error).__name__, border_style="red"))
+        parts.append(Panel(RichText(str(error)), title=RichText(type(error).__name__), border_style="red"))
     if isinstance(core, Executor):
         parts.append(usage_table(core))
     return Group(*parts)
@@ -72,7 +72,7 @@ def _parts(parts: Sequence[Block | Branches]) -> list[RenderableType]:
             if entry.chosen:
                 text.append(f" ⟵ {entry.chosen}", style="dim")
         style = _ROLES.get(part.role or "", "white")
-        framed = Panel(text, title=part.role, title_align="left", border_style=style)
+        framed = Panel(text, title=RichText(part.role or ""), title_align="left", border_style=style)
         made.append(text if part.role is None else framed)
     return made
 
@@ -87,7 +87,7 @@ def _branches(fork: Branches) -> Tree:
 def usage_table(core: Executor) -> Table:
     """One line per call of the backend, then the sums. Where calls had constraints, a column says who kept
     each; "jumped" are the tokens of text that a constraint forced."""
-    table = Table(title=f"{core.run.program}: calls", title_justify="left")
+    table = Table(title=RichText(f"{core.run.program}: calls"), title_justify="left")
     for column in ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds"):
         table.add_column(column, justify="left" if column in ("call", "branch") else "right")
     records = core.run.ledger.records()
@@ -98,7 +98,8 @@ def usage_table(core: Executor) -> Table:
         branch = ".".join(map(str, record.branch)) or "-"
         counts = (str(record.count(key)) for key in COUNTED)
         last = [keeper] if any(kept) else []
-        table.add_row(record.name or record.kind, branch, *counts, f"{record.seconds:.3f}", *last)
+        name = RichText(record.name or record.kind)
+        table.add_row(name, branch, *counts, f"{record.seconds:.3f}", *map(RichText, last))
     total = core.run.ledger.total()
     table.add_section()
     seconds = sum(record.seconds for record in records)

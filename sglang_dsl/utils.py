@@ -214,8 +214,9 @@ def print_highlight(text: object) -> None:
     """Print so that it stands out, in a terminal and in a notebook."""
     from rich import print as show
     from rich.panel import Panel
+    from rich.text import Text
 
-    show(Panel(str(text), border_style="yellow"))
+    show(Panel(Text(str(text)), border_style="yellow"))  # as it is: "[/INST]" is no markup
 
 
 def trim_overlap(existing_text: str, new_chunk: str) -> str:

@@ -150,7 +150,11 @@ def main() -> int:
     console.print(_table(figures, given.seed, given.items))
     for item, reply in wrong[: given.show]:
         context = item.turn.user if len(item.prompt) > 600 else item.prompt
-        console.print(f"{item.task}: {context!r}\n  want {item.turn.reply!r}\n  got  {reply!r}", markup=False)
+        console.print(
+            f"{item.task}: {context!r}\n  want {item.turn.reply!r}\n  got  {reply!r}",
+            markup=False,
+            emoji=False,
+        )
     if given.json:
         record = {"seed": given.seed, "items": given.items, "engine": given.engine, "figures": figures}
         given.json.write_text(json.dumps(record, indent=2) + "\n")

@@ -375,3 +375,58 @@ def test_tracing_follows_async_bodies_without_a_loop() -> None:
 
     with pytest.raises(BadProgram, match=r"cannot be traced without a run: .* no running event loop"):
         later.trace()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda v: v == "yes",
+        lambda v: "yes" == v,  # noqa: SIM300
+        lambda v: v != "yes",
+        lambda v: v < "z",
+        lambda v: "a" >= v,  # noqa: SIM300
+        lambda v: bool(v),
+        lambda v: not v,
+        lambda v: v and 1,
+        lambda v: "ye" in v,
+        lambda v: v in ["yes", "no"],
+        lambda v: v in {"yes", "no"},
+        lambda v: {"yes": 1}.get(v),
+        lambda v: {v: 1},
+        lambda v: hash(v),
+        lambda v: list(v),
+        lambda v: v[0],
+        lambda v: len(v),
+        lambda v: int(v) + float(v),
+        lambda v: v + "!",
+        lambda v: "!" + v,
+        lambda v: v * 2,
+        lambda v: v.strip(),
+        lambda v: f"{v}",
+        lambda v: "%s" % v,  # noqa: UP031
+        lambda v: str(v),
+        lambda v: range(3)[v],
+        lambda v: sgl.gen("x") + str(v),
+    ],
+)
+def test_a_value_that_is_not_awaited_is_told_with_its_line(use: Any) -> None:
+    async def program(s: Any) -> None:
+        s += sgl.gen("a")
+        with pytest.raises(BadProgram, match=r"await s\['a'\], at .*test_async\.py:\d+"):
+            use(s["a"])
+        assert await s["a"] == "yes"
+
+    assert asyncio.run(sgl.function(program).arun(backend=sgl.MockBackend(["yes"]))) is not None
+
+
+def test_values_can_be_gathered_and_asked_what_they_are() -> None:
+    async def program(s: Any) -> None:
+        s += sgl.gen("a") + sgl.gen("b")
+        one = s["a"]
+        assert await asyncio.gather(one, s["b"], one) == ["yes", "no", "yes"]
+        assert [await each for each in asyncio.as_completed([s["a"]])] == ["yes"]
+        assert await asyncio.wait_for(s["b"], 60) == "no"
+        assert not hasattr(one, "strip")
+        assert "to be awaited" in repr(one)
+
+    asyncio.run(sgl.function(program).arun(backend=sgl.MockBackend(["yes", "no"])))

@@ -207,3 +207,26 @@ def test_a_constraint_that_cannot_be_kept_is_told_plainly(capsys: pytest.Capture
     told = capsys.readouterr().err
     assert "Unsupported: the mock backend cannot make up text for ebnf\n  script the reply" in told
     assert "program" not in told
+
+
+MARKUP = "[/INST] list[int] [bold]x[/bold] :smile: [link=a]"
+
+
+def test_text_of_models_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are names, roles and errors."""
+    sgl.utils.print_highlight(MARKUP)
+    assert MARKUP in capsys.readouterr().out
+
+    def program(s: Any) -> None:
+        s += sgl.role("[/x]", MARKUP) + gen("[/name]")
+        s.fork(1).join()
+        raise_in = gen("[red]", regex="[/]")
+        s += raise_in
+
+    program.__qualname__ = "[/program]"
+    backend = MockBackend([MARKUP, MARKUP])
+    out = io.StringIO()
+    show(sgl.function(program).run(backend=backend), Console(file=out, width=400))
+    for said in (MARKUP, "[/x]", "[/name]", "[/program]"):
+        assert said in out.getvalue()
+    assert "does not match" in out.getvalue()
