@@ -116,15 +116,19 @@ class Calls:
         that a replay draws the same one."""
         return self._made(where, _Scoring(call, before, drawn), drawn)
 
-    async def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
-        holds = await _reserved(where, asked) if where.meters else ()
+    def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> Coroutine[Any, Any, T]:
+        return (self._metered if where.meters else self._within)(where, asked, drawn)
+
+    async def _metered(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
+        """A call that budgets are charged for."""
+        holds = await _reserved(where, asked)
         try:
             return await self._within(where, asked, drawn, holds)
         finally:
             for hold in holds:
                 hold.meter.release(hold)
 
-    async def _within(self, where: Where, asked: _Asked[T], drawn: bool, holds: Sequence[Hold]) -> T:
+    async def _within(self, where: Where, asked: _Asked[T], drawn: bool, holds: Sequence[Hold] = ()) -> T:
         """A call for which there is room."""
         if holds:
             asked = asked.within(min(hold.most for hold in holds))
