@@ -198,7 +198,7 @@ class _Beside(Backend):
 
     def __init__(self, inner: BaseBackend) -> None:
         self._inner, self.name = inner, type(inner).__name__
-        self._threads = Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
+        self._threads = self._pool()
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -255,6 +255,10 @@ class _Beside(Backend):
     async def aclose(self) -> None:
         await self._call(self._inner.shutdown)
         self._threads.close(wait=False)
+        self._threads = self._pool()  # without a thread until somebody calls again
+
+    def _pool(self) -> Threads:
+        return Threads(MOST_AT_ONCE, f"sglang-dsl-{self.name}")
 
     def _asked(self, prompt: Prompt) -> Asked:
         template, text = self._inner.get_chat_template(), prompt.plain_text

@@ -396,6 +396,14 @@ def test_a_base_backend_streams_fails_and_says_what_it_lacks() -> None:
         run(Whole(), lambda s: s.__iadd__("x" + sgl.gen("a", ebnf='root ::= "a"')))
 
 
+def test_a_base_backend_that_was_closed_answers_again() -> None:
+    parrot = Parrot()
+    program = sgl.function(lambda s: s.__iadd__("x" + sgl.gen("a")))
+    for count in (1, 2):
+        assert program.run(backend=parrot)["a"] == f"<{count}>"
+        parrot.endpoint.close()
+
+
 def test_sampling_parameters_as_programs_make_them() -> None:
     params = SglSamplingParams(max_new_tokens=3, top_k=-1, stop=["a"])
     assert params.to_anthropic_kwargs() == {
