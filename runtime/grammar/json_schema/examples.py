@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from runtime.grammar.automaton import Limits
@@ -21,14 +22,16 @@ from runtime.grammar.closing import PAUSE
 from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import compile_node
 from runtime.grammar.json_schema import text_nodes
+from runtime.grammar.json_schema.common_text import shortest_of_all
 from runtime.grammar.json_schema.ecma import spell
 from runtime.grammar.json_schema.formats import FORMATS
-from runtime.grammar.json_schema.lower import lower
+from runtime.grammar.json_schema.lower import FREE_LADDER, lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.shapes import known
 from runtime.grammar.json_schema.source import read_document
-from runtime.grammar.json_schema.widen import Widen
+from runtime.grammar.json_schema.widen import Unspelled, Widen
 from runtime.grammar.regex_syntax import Node
 from runtime.grammar.shortest_end import ShortestEnds
 from runtime.protocol.constraint import Constraint
@@ -52,6 +55,8 @@ _KINDS = {
 _DAYS = ("2000-01-01", "1970-01-01", "2024-02-29", "2038-12-31")
 _TIMES = {"date": "", "date-time": "T00:00:00Z"}
 _NOTHING = object()
+_AHEAD = re.compile(r"\^\(\?([=!])((?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*)\)")
+"""A condition on what comes, at the begin of a pattern."""
 
 
 def examples(document: SchemaDocument) -> Iterator[Any]:
@@ -77,7 +82,11 @@ class Examples:
 
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
-        self._residual = Residual(lower(document, Widen()))
+        try:
+            plan = lower(document, Widen())
+        except Unspelled:  # for a part, which need not be in all values
+            plan = lower(document, FREE_LADDER[0])
+        self._residual = Residual(plan)
         self._work = _WORK
 
     def values(self) -> Iterator[Any]:
@@ -96,7 +105,7 @@ class Examples:
             if node is False:
                 return
             if isinstance(node, Mapping) and not self._document.alone(node):
-                nodes[place] = node
+                nodes[place] = {word: node[word] for word in node if known(word, self._document.draft)}
         for step, options in self._ways(nodes):
             if step not in chosen:
                 for option in options:
@@ -119,8 +128,7 @@ class Examples:
     def _plain(self, nodes: Mapping[Place, Mapping[str, Any]], depth: int) -> Iterator[Any]:
         """Values by what is said without choices; not all of them match."""
         lists = [node["enum"] for node in nodes.values() if "enum" in node]
-        if self._document.draft > 4:
-            lists += [[node["const"]] for node in nodes.values() if "const" in node]
+        lists += [[node["const"]] for node in nodes.values() if "const" in node]
         if lists:
             yield from min(lists, key=len)[:_LISTED]
             return
@@ -163,23 +171,31 @@ class Examples:
         }
         spare = sorted((name for name in known if name not in required), key=lambda name: name not in telling)
         spare.append("a0")  # nobody's name
+        told = [name for name in required if name in telling]
+        met: set[str] = set()
         for more in ((), *((name,) for name in spare[: _FEW - 1])):
-            yield from self._object(nodes, known, [*required, *more], min(fewest, _LONGEST), depth)
+            for skip in ({}, *({name: number} for name in told[:_FEW] for number in (1, 2, 3))):
+                needed = [*required, *more]
+                for value in self._object(nodes, known, needed, min(fewest, _LONGEST), depth, skip):
+                    if value is PAUSE or _key(value) not in met:
+                        yield value
+                        met.add(_key(value) if value is not PAUSE else "")
 
     def _object(
         self, nodes: Mapping[Place, Mapping[str, Any]], known: list[str], needed: list[str], fewest: int,
-        depth: int,
+        depth: int, skip: Mapping[str, int],
     ) -> Iterator[Any]:  # fmt: skip
-        """At most one, with the `needed` members, what they need in turn, and others up to `fewest`."""
+        """At most one, with the `needed` members, what they need in turn, and others up to `fewest`.
+        skip: how many of a member's values are passed over."""
         names = dict.fromkeys(needed)
-        others = iter([*known, *(f"a{number}" for number in range(fewest))])
+        others = chain(known, self._others(nodes, fewest), (f"a{number}" for number in range(fewest)))
         extra: list[Place] = []
         waiting = list(names)
         while waiting or len(names) < fewest:
-            name = waiting.pop() if waiting else next(others, None)
+            name = waiting.pop() if waiting else next((one for one in others if one not in names), None)
             if name is None:
                 return
-            if self._places(nodes, name) is None and name not in needed:
+            if name not in needed and not self._may_be(nodes, name):
                 continue
             names[name] = None
             for place, node in nodes.items():
@@ -202,14 +218,38 @@ class Examples:
             if places is None:
                 return
             value: Any = _NOTHING if places else 0
-            for value in self._of(places, frozenset(), depth + 1) if places else ():
-                if value is not PAUSE:
+            spare = skip.get(name, 0)
+            for one in self._of(places, frozenset(), depth + 1) if places else ():
+                if one is PAUSE:
+                    yield PAUSE
+                elif spare:
+                    spare -= 1
+                else:
+                    value = one
                     break
-                yield PAUSE
-            if value is _NOTHING or value is PAUSE:
+            if value is _NOTHING:
                 return
             made[name] = value
         yield made
+
+    def _others(self, nodes: Mapping[Place, Mapping[str, Any]], count: int) -> Iterator[str]:
+        """Names that an object may have besides those that are named: by `propertyNames` and patterns."""
+        rules = [(*place, "propertyNames") for place, node in nodes.items() if "propertyNames" in node]
+        if rules and count:
+            for name in _few(self._of(tuple(rules), frozenset(), 1), count):
+                if isinstance(name, str):
+                    yield name
+        for node in nodes.values():
+            for pattern in node.get("patternProperties", ()) if count else ():
+                for low in (0, 4, 8):
+                    yield from islice(_strings([{"pattern": pattern, "minLength": low}]), count)
+
+    def _may_be(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> bool:
+        rules = [(*place, "propertyNames") for place, node in nodes.items() if "propertyNames" in node]
+        places = self._places(nodes, name)
+        if places is None or any(self._residual.node(place) is False for place in places):
+            return False
+        return self._matches(tuple(rules), name)
 
     def _places(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> tuple[Place, ...] | None:
         """The schemas of the member `name`; None where it may not be."""
@@ -323,6 +363,7 @@ def _numbers(nodes: list[Mapping[str, Any]], *, whole: bool) -> Iterator[int | f
         if isinstance(step, int | float):
             ideas += [step, -step, 2 * step]
     ideas += [-1, *range(2, 12)] if whole else [0.5, -1, 1.5, *range(2, 12)]
+    ideas += [*range(12, 65), *(sign * 10**size + sign for size in (2, 3, 4, 6, 9) for sign in (1, -1))]
     met: set[float] = set()
     for idea in ideas:
         if (not whole or idea == int(idea)) and idea not in met and math.isfinite(idea):
@@ -337,6 +378,10 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
     sources = [f"^(?:{FORMATS[node['format']]})$" for node in nodes if _is_spelt(node.get("format"))]
     for form in {str(node.get("format")) for node in nodes} & _TIMES.keys():
         yield from (f"{day}{_TIMES[form]}" for day in _DAYS)
+    spelled = [*sources, *(one for pattern in patterns for one in _conditions(pattern))]
+    if spelled:
+        high = min((node["maxLength"] for node in nodes if "maxLength" in node), default=_LONGEST)
+        yield from shortest_of_all(tuple(dict.fromkeys(spelled)), low, int(min(high, _LONGEST)))
     for pattern in (*sources, *patterns):
         text = shortest(pattern, ecma=pattern in patterns)
         if text is not None:
@@ -351,6 +396,22 @@ def _strings(nodes: list[Mapping[str, Any]]) -> Iterator[str]:
 
 def _is_spelt(form: Any) -> bool:
     return form in FORMATS and form not in _TIMES
+
+
+def _conditions(pattern: str) -> Iterator[str]:
+    """What a text in which `pattern` is found must hold, in the syntax of lowered schemas; not always all of
+    it: what must not come ahead is left out."""
+    rest = pattern
+    while ahead := _AHEAD.match(rest):
+        if ahead[1] == "=":
+            yield from _conditions(f"^{ahead[2]}")
+        rest = "^" + rest[ahead.end() :]
+    try:
+        spelled = spell(rest).rust
+    except BadConstraint:
+        return
+    if spelled is not None:
+        yield spelled
 
 
 @lru_cache(maxsize=256)

@@ -167,7 +167,7 @@ class Residual:
             place = waiting.pop()
             if place not in found:
                 found[place] = None
-                waiting.extend(self._same(place))
+                waiting.extend(reversed(self._same(place)))
         return tuple(found)
 
     def few(self, places: tuple[Place, ...]) -> Values | None:

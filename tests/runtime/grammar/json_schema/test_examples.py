@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,3 +180,47 @@ def test_work_is_bounded(small):
 def test_a_guess_never_fails(text):
     for _ in examples(SchemaDocument(json.loads(text))):
         pass
+
+
+COMPLETED = [
+    {"type": "string", "format": "json-pointer", "minLength": 1},
+    {"type": "string", "format": "email", "pattern": "a{2}"},
+    {"type": "string", "format": "uri", "pattern": "\\.(png|jpg)$"},
+    {"type": "string", "pattern": "^(?=.*[A-Z])(?=.*[0-9])(?=.*[a-z]).{8,}$"},
+    {"type": "string", "pattern": "^(?!.*--)[a-z][a-z-]{5,}[a-z]$"},
+    {"type": "string", "allOf": [{"pattern": "[A-Z]"}, {"pattern": "[!@#$]"}, {"minLength": 8}]},
+    {"type": "string", "pattern": "[0-9]$", "minLength": 30, "maxLength": 30},
+    {"type": "integer", "not": {"minimum": -100, "maximum": 100}},
+    {"type": "number", "not": {"enum": list(range(-1, 20))}},
+    {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 30}, "uniqueItems": True,
+     "minItems": 25},
+    {"type": "array", "items": {"type": "string", "pattern": "^[a-c]{2}$"}, "uniqueItems": True,
+     "minItems": 6},
+    {"type": "object", "minProperties": 1, "propertyNames": {"format": "uuid"}},
+    {"type": "object", "minProperties": 3, "propertyNames": {"pattern": "^x-[a-z]+$"}},
+    {"type": "object", "minProperties": 2, "propertyNames": {"enum": ["a", "b", "c"]},
+     "additionalProperties": {"type": "integer", "minimum": 5}},
+    {"type": "object", "minProperties": 3, "additionalProperties": False,
+     "patternProperties": {"^S_": {"type": "string"}, "^I_": {"type": "integer"}}},
+    {"type": "object", "unevaluatedProperties": False, "minProperties": 2, "allOf": [
+        {"properties": {"a": {"type": "integer"}}},
+        {"properties": {"b": {"type": "string", "minLength": 1}}}]},
+    {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"],
+     "if": {"properties": {"kind": {"const": "a"}}}, "then": {"required": ["x"]}, "else": {"required": ["y"]},
+     "not": {"required": ["x"]}},
+    {"$schema": "http://json-schema.org/draft-04/schema#", "type": "object", "required": ["v"],
+     "properties": {"v": {"type": "string", "if": {"maxLength": 5}, "then": {"type": "null"},
+                          "else": {"type": "number"}}}},
+    {"type": "object", "required": ["x"], "properties": {
+        "x": {"type": "number"}, "o": {"type": "object", "properties": {"p": {"enum": ["\u007f"]}}}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", COMPLETED, ids=lambda schema: json.dumps(schema)[:60])
+def test_an_example_completes_what_parts_say_together(schema):
+    """Conditions on one text, on names, between members: each alone is met by what the others refuse."""
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)(schema)
+    assert any(validator.is_valid(value) for value in of(schema)), "of its examples"
+    ids = first_completion(AUTO.compile(Constraint("json_schema", json.dumps(schema)))).ids
+    assert ids is not None
+    assert len(ids) <= 200
