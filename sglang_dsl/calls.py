@@ -26,12 +26,12 @@ from sglang_dsl.backends.base import (
     Completion,
     Delta,
 )
-from sglang_dsl.budgets import Ask, Hold, Meter
 from sglang_dsl.deadlines import Deadline
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.ir import Source
 from sglang_dsl.loop import background
+from sglang_dsl.metering import Ask, Hold, Meter
 from sglang_dsl.record import Record, key_of
 from sglang_dsl.usage import CallRecord, Ledger
 

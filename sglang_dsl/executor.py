@@ -16,7 +16,7 @@ from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl import lower
-from sglang_dsl.budgets import Budget, Meter
+from sglang_dsl.budgets import Budget
 from sglang_dsl.core import Checkpoint, Core, Glance
 from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
@@ -24,6 +24,7 @@ from sglang_dsl.fold import Fold
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
 from sglang_dsl.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.loop import background
+from sglang_dsl.metering import Meter
 from sglang_dsl.passes import merge_text, role_after, sets, simple
 from sglang_dsl.run import Body, Item, Prefix, RunInfo, WeakBag
 from sglang_dsl.transcript import Transcript

@@ -13,7 +13,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
-from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Before, Where, about
 from sglang_dsl.choices import METHODS, told
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
@@ -21,6 +20,7 @@ from sglang_dsl.feed import Feed
 from sglang_dsl.interpolation import KEPT, marked
 from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
 from sglang_dsl.lower import Lowered
+from sglang_dsl.metering import Meter
 from sglang_dsl.reads import corrected
 from sglang_dsl.reasoning import Split, Telling
 from sglang_dsl.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value

@@ -31,7 +31,7 @@ from sglang_dsl.async_state import AsyncProgramState
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.batch import Job, in_order
-from sglang_dsl.budgets import Budget, Meter, Price
+from sglang_dsl.budgets import Budget, Price
 from sglang_dsl.compiling import follow, following, leading
 from sglang_dsl.core import AsyncCore
 from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
@@ -39,6 +39,7 @@ from sglang_dsl.executor import Executor
 from sglang_dsl.feed import Mark
 from sglang_dsl.ir import Sampling
 from sglang_dsl.loop import background, in_thread
+from sglang_dsl.metering import Meter
 from sglang_dsl.planning import Plan, planned
 from sglang_dsl.precompile import constraints_of, send
 from sglang_dsl.record import Record, records

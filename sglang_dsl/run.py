@@ -17,7 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.budgets import Meter
 from sglang_dsl.calls import Calls
 from sglang_dsl.errors import (
     BackendError,
@@ -35,6 +34,7 @@ from sglang_dsl.feed import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
 from sglang_dsl.loop import background
 from sglang_dsl.lower import Lowered
+from sglang_dsl.metering import Meter
 from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
 

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl.budgets import Budget, Meter, price_per_million
+from sglang_dsl.budgets import Budget, price_per_million
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, subscribe, subscribed
+from sglang_dsl.metering import Meter
 from sglang_dsl.record import Record, key_of, records
 
 
