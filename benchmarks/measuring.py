@@ -140,10 +140,13 @@ def _own_clock(pid: int) -> float | None:
 
 
 def _commit() -> str:
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    """The tree's, with a word where it is not as committed, reports aside."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=False).stdout
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!results")
+    return (git("describe", "--always").strip() or "unknown") + (" and changes" if changed else "")
 
 
 def _processor() -> str:
