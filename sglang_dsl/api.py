@@ -373,7 +373,7 @@ def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
 
 
 @exposed
-def separate_reasoning(expr: Node, model_type: str = "auto") -> Node:
+def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
     """`expr` with its generations taken apart: a variable x then holds the answer, x_reasoning_content the
     thoughts before it, also in streams. `model_type`: how the model marks them ("qwen3", "deepseek-r1", ...;
     "auto": by whatever known mark the text shows). Finished turns go to the model without the thoughts, or as
@@ -385,6 +385,8 @@ def separate_reasoning(expr: Node, model_type: str = "auto") -> Node:
     match expr:
         case Gen():
             return dataclasses.replace(expr, reasoning=model_type)
+        case str() if marked(expr):
+            return separate_reasoning(as_node(expr, caller()), model_type)
         case Seq(nodes=nodes):
             return Seq(tuple(separate_reasoning(node, model_type) for node in nodes))
         case Node():

@@ -327,6 +327,9 @@ class AsyncTurn:
     def __init__(self, state: AsyncProgramState, turn: Turn) -> None:
         self._state, self.turn = state, turn
 
+    def __str__(self) -> str:
+        return str(self.turn)
+
     def __enter__(self) -> AsyncProgramState:
         self.turn.__enter__()
         return self._state

@@ -39,7 +39,7 @@ class PlannedCall:
 
     prompt_tokens      of its prompt, generated text before it counted as long as it may be
     cached_tokens      of these, what an earlier call of the same text has computed already
-    completion_tokens  at most
+    completion_tokens  at most, with all retries
     wave               its place in Program.waves(); None for a warm-up
     """
 
@@ -198,7 +198,8 @@ class _Walk:
                 case Gen():
                     ready = lower(node, self._defaults)
                     most = ready.sampling.max_new_tokens
-                    steps.append(self._step("gen", node, branch, at, 0, most * ready.n))
+                    tries = 1 + (node.retries or 0)
+                    steps.append(self._step("gen", node, branch, at, 0, most * ready.n * tries))
                     at.cached += most
                     at.made += most
                 case Select(choices=choices):

@@ -356,6 +356,11 @@ class Turn:
         self._state, self._role = state, role
         self.added = False
 
+    def __str__(self) -> str:
+        # In a text this would be a silent mistake.
+        word = f"s.{self._role}(...)"
+        raise BadProgram(f"{word} adds its turn by itself and is no text, at {caller()}; leave the s. out")
+
     def add_to(self, state: ProgramState) -> None:
         """`s += s.user(...)`: what was added stays added once; an unused turn is added empty."""
         if state is not self._state:

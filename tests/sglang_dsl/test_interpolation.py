@@ -151,3 +151,22 @@ def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     if first not in (f"{one}" for one in list(interpolation.KEPT.values())):
         with pytest.raises(BadProgram, match="too long ago"):
             user(first)
+
+
+def test_thoughts_of_a_formatted_gen_are_taken_apart() -> None:
+    made = sgl.separate_reasoning(f"A: {gen('x')}")
+    assert made == Seq((Text("A: "), sgl.separate_reasoning(gen("x"))))
+
+
+def test_a_turn_of_a_state_is_no_text() -> None:
+    def program(s: Any) -> None:
+        s += f"{s.user('hi')}"
+
+    with pytest.raises(BadProgram, match=r"is no text, at .*test_interpolation\.py:\d+"):
+        sgl.function(program).run(backend=MockBackend())
+
+    async def program_async(s: Any) -> None:
+        s += f"{s.user('hi')}"
+
+    with pytest.raises(BadProgram, match="is no text"):
+        asyncio.run(sgl.function(program_async).arun(backend=MockBackend()))

@@ -199,3 +199,10 @@ def test_options_and_whole_numbers() -> None:
     kind = Literal["seventeen", "seven"]
     program = sgl.function(lambda s: s.__iadd__(gen("x", kind, max_tokens=6, retries=1)))
     assert program.run(backend=backend)["x"] == "seven"
+
+
+def test_a_plan_counts_them() -> None:
+    program = sgl.function(lambda s: s.__iadd__(gen("n", Even, max_tokens=5, retries=2)))
+    assert program.plan().completion_tokens == 15
+    assert [node.retries for node in program.trace().nodes if isinstance(node, sgl.ir.Gen)] == [2]
+    assert sgl.Program.from_json(program.trace().to_json()).body == program.trace().body
