@@ -56,7 +56,8 @@ def test_words_that_are_equal_are_not_the_same() -> None:
     with pytest.raises(sgl.BadProgram):
         sgl.gen("a", max_tokens=True)
     with pytest.raises(sgl.BadProgram):
-        sgl.gen("a", max_tokens=1.0)
+        sgl.gen("a", max_tokens=1.5)
+    assert type(sgl.gen("a", max_tokens=1.0).sampling.max_tokens) is int  # whole floats are numbers
     assert sgl.gen("a", temperature=1).sampling.temperature == 1.0
     assert sgl.gen("a", ignore_eos=True).sampling.ignore_eos is True
     with pytest.raises(sgl.BadProgram):
