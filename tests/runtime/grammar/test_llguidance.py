@@ -6,12 +6,15 @@ import json
 import random
 from typing import Any
 
+import jsonschema
 import pytest
 
+from runtime.api import Engine
 from runtime.grammar.llguidance_backend import LLGuidanceBackend, LLGuidanceLimits
 from runtime.grammar.llguidance_parser import Parser, _Start
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
+from runtime.protocol.io_struct import GenerateReqInput
 from tests.runtime.grammar import drawn
 
 WORDS = {
@@ -48,6 +51,21 @@ def test_tokens_of_masks_are_taken_however_long_the_output():
 
 def walk_all(start: Any, walks: int, steps: int) -> list[int]:
     return [walk(start, random.Random(number), steps) for number in range(walks)]
+
+
+def test_a_constraint_answers_request_after_request():
+    """Through the engine: an output drawn at a high temperature comes to each of them, and matches."""
+    with Engine("pocket", max_total_tokens=4096) as engine:
+        for seed in range(4):
+            params = {
+                "json_schema": json.dumps(WORDS),
+                "temperature": 2.0,
+                "seed": seed,
+                "max_new_tokens": 120,
+            }
+            answer = engine.generate(GenerateReqInput(text="Once", sampling_params=params))
+            assert answer.meta["finish_reason"]["type"] == "stop", answer.meta["finish_reason"]
+            assert jsonschema.Draft202012Validator(WORDS).is_valid(json.loads(answer.text))
 
 
 TEXT = " ".join(f"wé{number}日" for number in range(48)).encode()
