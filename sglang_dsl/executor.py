@@ -284,7 +284,7 @@ class Executor:
             return
         end = self._stream_end()
         yield from (piece.text for piece in self.feed.read(lambda: end.index) if piece.text)
-        end.result()
+        self._ended_well(end)
 
     async def pieces_async(self) -> AsyncGenerator[str, None]:
         if not self.run.stream:
@@ -297,7 +297,13 @@ class Executor:
             async for piece in pieces:
                 if piece.text:
                     yield piece.text
+        self._ended_well(end)
+
+    def _ended_well(self, end: Mark) -> None:
+        """Raises what went wrong before `end`, and what the body raised, whenever that was."""
         end.result()
+        if (error := self.body_error) is not None:
+            raise again(error)
 
     def _stream_end(self) -> Mark:
         body = self.body

@@ -259,3 +259,21 @@ def test_a_reader_that_leaves_stops_nothing(idle: Callable[[], int]) -> None:
     assert state["b"] == "x"
     assert idle() == 0
     assert background().task_count == 0
+
+
+def test_a_reader_who_comes_late_gets_what_the_function_raised() -> None:
+    @sgl.function
+    def breaks(s: Any) -> None:
+        s += "text"
+        raise LookupError("of the function")
+
+    state = breaks.stream(backend=MockBackend())
+    with pytest.raises(LookupError):
+        state.sync()
+    for read in (lambda: list(state.text_iter()), lambda: asyncio.run(_all(state))):
+        with pytest.raises(LookupError):
+            read()
+
+
+async def _all(state: sgl.ProgramState) -> list[str]:
+    return [piece async for piece in state.text_async_iter()]
