@@ -8,3 +8,5 @@ import os
 EXPLORING = bool(os.environ.get("EXPLORE"))
 EXPLORE = int(os.environ["EXPLORE"]) if EXPLORING else 0
 """What examples are drawn from; 0 where nobody asked for new ones."""
+SLOW_EXAMPLES = int(os.environ.get("SLOW_EXAMPLES", "100"))
+"""How many of them each slow test of grammars and jumps tries, about."""

@@ -3,7 +3,6 @@ is awkward in real ones, for the property tests of grammars. It knows no test.
 
     EXPLORE=NUMBER         draws other examples, the same for the same number
     PROPERTY_LOOPS=10      ten times as many of them
-    SLOW_EXAMPLES=20       how many each of the slow tests draws (100)
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import EXPLORE, EXPLORING
 
 LOOPS = int(os.environ.get("PROPERTY_LOOPS", "1"))
-SLOW_EXAMPLES = int(os.environ.get("SLOW_EXAMPLES", "100"))
 SEED = EXPLORE if EXPLORING else 5
 
 # -- regular expressions -------------------------------------------------------------------------------------

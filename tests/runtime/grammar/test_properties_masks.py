@@ -15,6 +15,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import SLOW_EXAMPLES
 from tests.runtime.grammar import drawn
 from tests.runtime.grammar.drawn import VOCABULARIES, allowed
 from tests.runtime.grammar.drawn_cases import PAIRS, Case, pair_id
@@ -149,7 +150,7 @@ def test_walks_finish_and_validate(case, name):
 @pytest.mark.parametrize("words", VOCABULARIES)
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
 def test_a_thousand_walks_finish_and_validate(case, name, words):
-    run(case, name, words, drawn.SLOW_EXAMPLES, 40)
+    run(case, name, words, SLOW_EXAMPLES, 40)
 
 
 def masks_hold(case: Case, name: str, words: str, walks: int, dice: random.Random) -> None:
@@ -190,7 +191,7 @@ def test_masks_equal_brute_force(case, name):
 @pytest.mark.parametrize("words", ["awkward", "pocket", "trained"])
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
 def test_masks_equal_brute_force_in_many_places(case, name, words):
-    masks_hold(case, name, words, max(1, drawn.SLOW_EXAMPLES // 16), random.Random(drawn.SEED))
+    masks_hold(case, name, words, max(1, SLOW_EXAMPLES // 16), random.Random(drawn.SEED))
 
 
 def unique_path(at: Matcher, most: int) -> bytes:

@@ -24,6 +24,7 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import SLOW_EXAMPLES
 from tests.runtime.grammar import drawn
 from tests.runtime.grammar.drawn import allowed
 from tests.runtime.grammar.drawn_cases import PAIRS, pair_id
@@ -261,7 +262,7 @@ def test_steps_and_copies_are_exact(name):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", STARTS)
 def test_many_steps_and_copies_are_exact(name):
-    explore(name, drawn.SLOW_EXAMPLES)
+    explore(name, SLOW_EXAMPLES)
 
 
 @pytest.mark.parametrize("name", STARTS)

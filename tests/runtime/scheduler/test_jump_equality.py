@@ -21,6 +21,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import step
 from runtime.scheduler.scheduler import Scheduler
+from tests.exploring import EXPLORE, SLOW_EXAMPLES
 from tests.runtime.grammar.conftest import MAKERS, Trained
 
 LITERALS = [
@@ -226,7 +227,7 @@ def test_tokens_are_the_tokenizer_s_own(made: dict[str, Trained], name: str) -> 
 def test_thousands_of_times(name: str) -> None:
     trained = MAKERS[name]()
     backend = OutlinesGrammarBackend(trained.vocabulary)
-    for seed in range(40):
+    for seed in range(EXPLORE, EXPLORE + max(1, SLOW_EXAMPLES * 2 // 5)):
         check_equal(trained, backend, seed, 25)
         check_canonical(trained, backend, seed, 25)
 
