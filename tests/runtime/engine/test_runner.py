@@ -357,6 +357,7 @@ def test_slots_come_from_memory_unless_given(load: Any, tiny: Any, monkeypatch: 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("device", "warp"),
         ("dtype", "int3"),
         ("max_total_tokens", 0),
         ("memory_fraction", 0.0),
@@ -369,6 +370,6 @@ def test_settings_are_checked(tiny: Any, load: Any, field: str, value: Any) -> N
         load(tiny("llama").path, **{field: value})
 
 
-def test_an_unknown_device_is_a_typed_error(tiny: Any, load: Any) -> None:
-    with pytest.raises(ModelLoadError, match="warp"):
-        load(tiny("llama").path, device="warp")
+def test_a_device_that_is_not_there_is_a_typed_error(tiny: Any, load: Any) -> None:
+    with pytest.raises(ModelLoadError, match="cuda:99"):
+        load(tiny("llama").path, device="cuda:99")
