@@ -73,20 +73,19 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         self.__dict__["items"] = {}
 
     def _count(self) -> Spread:
+        if self.is_cross_encoder_request:
+            return self._count_pairs()
         if self.text is None and self.input_ids is None:
             media = (self.image_data, self.video_data, self.audio_data)
             first = next(one for one in media if one is not None)
             many = isinstance(first, list) and len(first) > 0
             return Spread(len(first) if many else 1, 1, not many)
-        if not self.is_cross_encoder_request:
-            count, single = batching.count_prompts(self.text, self.input_ids, None)
-            if isinstance(self.text, list) and not all(isinstance(one, str) for one in self.text):
-                raise BadRequest(
-                    "text should be a string or a list of strings; pairs are for cross-encoders.",
-                    where="text",
-                )
-            return Spread(count, 1, single)
-        return self._count_pairs()
+        count, single = batching.count_prompts(self.text, self.input_ids, None)
+        if isinstance(self.text, list) and not all(isinstance(one, str) for one in self.text):
+            raise BadRequest(
+                "text should be a string or a list of strings; pairs are for cross-encoders.", where="text"
+            )
+        return Spread(count, 1, single)
 
     def _count_pairs(self) -> Spread:
         if not isinstance(self.text, list) or not self.text:

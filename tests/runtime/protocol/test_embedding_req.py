@@ -29,6 +29,8 @@ def normal(**fields: Any) -> EmbeddingReqInput:
         ({"text": ["a", "b"], "rid": ["x", "x"]}, "Duplicate request IDs detected within the request: ['x']"),
         ({"text": [["a", "b"]]}, "cross-encoder"),
         ({"text": "a", "is_cross_encoder_request": True}, "pair"),
+        ({"video_data": [[None]], "is_cross_encoder_request": True}, "pair"),
+        ({"image_data": "a.png", "is_cross_encoder_request": True}, "pair"),
         ({"text": [["a", "b"], ["c"]], "is_cross_encoder_request": True}, "text[1]"),
         ({"text": ["a", "b"], "lora_path": ["l"]}, "batch size"),
     ],
