@@ -41,7 +41,8 @@ UNDO = {
 }
 """What would stop or slow all that follows, and what ends it; None: left out of the mix."""
 ARGUMENTS = (
-    "--log-level", "error", "--context-length", "256", "--request-timeout-s", "20", "--control-timeout-s", "100",
+    "--log-level", "error", "--context-length", "256", "--request-timeout-s", "20",
+    "--control-timeout-s", "100",
 )  # fmt: skip
 MIB = 1 << 20
 LONG_S = float(os.environ.get("FUZZ_SECONDS", "600"))
