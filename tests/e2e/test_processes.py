@@ -269,7 +269,7 @@ def test_a_port_in_use_is_said_at_once(start_server: Callable[..., Any]) -> None
 
 def test_a_model_that_is_not_there_is_said_at_once(start_server: Callable[..., Any]) -> None:
     server = start_server("--model", "/nowhere/model")
-    assert server.end(0) == 1
+    assert server.end(0) == 2
     assert "error: /nowhere/model: there is no such directory" in server.log
     assert len(server.log.splitlines()) == 1
 
