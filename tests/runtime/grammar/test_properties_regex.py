@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.byte_matcher import BYTES, ByteMatcher, byte_matcher
+from runtime.grammar.closing import WORK
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -128,7 +129,14 @@ def test_bytes_that_may_follow(engine, one, seed):
         assert face.advance(byte)
         text += bytes([byte])
     ending = face.matcher.closing(1500)
-    assert ending is not None, (one.pattern, text)
+    if ending is None:
+        # Where the engine has no automaton the search looks at a bounded number of places, here one a byte.
+        assert engine == "llguidance", (one.pattern, text)
+        exact = compiled("outlines", one.pattern)
+        assert exact is None or (
+            all(exact.advance(byte) for byte in text) and len(exact.matcher.closing(1500) or ()) > WORK // 2
+        ), (one.pattern, text)
+        return
     whole = (text + bytes(ending)).decode()
     if len(whole) < 40:
         assert re.fullmatch(one.pattern, whole), (one.pattern, whole)
