@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from typing import TextIO
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 DISTRIBUTION = "sglang-dsl"
@@ -20,7 +21,17 @@ def complain(error: object, code: int) -> int:
 
 def run(command: Callable[[], int]) -> int:
     """The exit code of `command`. Standard output that is closed before its end (`| head`) and Ctrl-C end it
-    without a traceback."""
+    without a traceback; lines for standard error that cannot be written change nothing."""
+    try:
+        return _ran(command)
+    finally:
+        try:
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            _discard(sys.stderr)
+
+
+def _ran(command: Callable[[], int]) -> int:
     try:
         code = command()
         sys.stdout.flush()
@@ -40,10 +51,15 @@ def run(command: Callable[[], int]) -> int:
     return code
 
 
-def _closed() -> int:
-    # What is left in the buffer goes nowhere; else the interpreter would tell of it at its end.
+def _discard(stream: TextIO) -> None:
+    """What is left in its buffer goes nowhere; else the interpreter would tell of it at its end, by an exit
+    code of its own."""
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _closed() -> int:
+    _discard(sys.stdout)
     return complain("standard output was closed before all was written", USAGE_ERROR)
 
 
