@@ -9,6 +9,7 @@ import select
 import stat
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ CTRL_C, CTRL_D, UP, LEFT = "\x03", "\x04", "\x1b[A", "\x1b[D"
 WORDS = 600
 LONG = ["--regex", f"([a-z]{{9}} ){{{WORDS}}}", "--max-tokens", "1900", "--temperature", "0"]
 FEW = 64
+LOCAL_FLAGS = 3  # their place among a terminal's settings
 
 
 class Terminal:
@@ -84,6 +86,10 @@ class Terminal:
 @contextlib.contextmanager
 def chat(home: Path, *words: str) -> Iterator[Terminal]:
     master, slave = os.openpty()
+    # Else Ctrl-C also throws away what was written and not yet read, the answer to it included.
+    settings = termios.tcgetattr(slave)
+    settings[LOCAL_FLAGS] |= termios.NOFLSH
+    termios.tcsetattr(slave, termios.TCSANOW, settings)
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm", "HOME": str(home),
         "XDG_STATE_HOME": str(home / "state"), "INPUTRC": "/dev/null",
