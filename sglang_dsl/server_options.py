@@ -58,7 +58,7 @@ def own_flags(words: Sequence[str], tell: Callable[[str], None] = warn) -> list[
             made.append(words[at - 1])
             continue
         values = [value] if equals else []
-        many = server_names.is_idle(name)
+        many = server_names.is_idle(name) or name in server_names.ANYWAY
         while at < len(words) and not words[at].startswith("--") and (many or not values):
             values.append(words[at])
             at += 1

@@ -85,19 +85,30 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "kv_cache_dtype": ("auto",),
     "revision": (None,),
     "stream_interval": (1,),
+    "constrained_json_whitespace_pattern": (None,),
+    "default_chat_template_kwargs": (None, {}),
+    "enable_lora": (None, False),
+    "json_model_override_args": (None, "", "{}"),
+    "lora_paths": (None, [], ()),
+    "modelopt_quant": (None,),
+    "preferred_sampling_params": (None, ""),
+    "quantization_param_path": (None,),
+    "tool_call_parser": (None,),
+    "tool_server": (None,),
+    "torchao_config": (None, ""),
 }
 # What says how another engine computes, keeps or logs, and changes no answer.
 IDLE: Final[frozenset[str]] = frozenset({
     "attention_backend", "bucket_e2e_request_latency", "bucket_inter_token_latency",
-    "bucket_time_to_first_token", "collect_tokens_histogram", "constrained_json_whitespace_pattern",
+    "bucket_time_to_first_token", "collect_tokens_histogram",
     "cpu_offload_gb", "crash_dump_folder", "decode_attention_backend", "decode_log_interval",
-    "default_chat_template_kwargs", "default_reasoning_parser", "delete_ckpt_after_loading",
+    "default_reasoning_parser", "delete_ckpt_after_loading",
     "disable_chunked_prefix_cache", "disable_fast_image_processor", "disable_flashinfer",
     "disable_flashinfer_sampling", "disable_hicache_numa_detect", "disable_mla", "disable_nan_detection",
     "disable_shared_experts_fusion", "dist_init_addr", "dist_timeout", "download_dir", "dp_attention",
     "enable_cudagraph_gc", "enable_double_sparsity", "enable_dp_attention", "enable_dp_lm_head",
     "enable_ep_moe", "enable_expert_distribution_metrics", "enable_flashinfer_allreduce_fusion",
-    "enable_fused_moe_sum_all_reduce", "enable_hierarchical_cache", "enable_lmcache", "enable_lora",
+    "enable_fused_moe_sum_all_reduce", "enable_hierarchical_cache", "enable_lmcache",
     "enable_memory_saver", "enable_metrics_for_all_schedulers", "enable_mla", "enable_mscclpp",
     "enable_multimodal", "enable_nan_detection", "enable_nccl_nvls", "enable_overlap_schedule",
     "enable_pdmux", "enable_piecewise_cuda_graph", "enable_profile_cuda_graph",
@@ -106,18 +117,18 @@ IDLE: Final[frozenset[str]] = frozenset({
     "enable_torch_symm_mem", "enable_trace", "enable_two_batch_overlap", "enable_weights_cpu_backup",
     "export_metrics_to_file", "file_storage_path", "flashinfer_mla_disable_ragged", "forward_hooks",
     "fp8_gemm_backend", "gc_warning_threshold_secs", "generation_tokens_buckets", "hooks",
-    "json_model_override_args", "keep_mm_feature_on_device", "kv_events_config", "load_balance_method",
+    "keep_mm_feature_on_device", "kv_events_config", "load_balance_method",
     "log_level_http", "log_requests", "log_requests_format", "log_requests_level", "log_requests_target",
-    "lora_backend", "lora_eviction_policy", "lora_paths", "lora_target_modules", "mamba_ssm_dtype",
+    "lora_backend", "lora_eviction_policy", "lora_target_modules", "mamba_ssm_dtype",
     "max_loaded_loras", "max_lora_rank", "max_loras_per_batch", "max_mamba_cache_size",
-    "max_micro_batch_size", "max_torch_compile_bs", "mm_attention_backend", "modelopt_quant",
+    "max_micro_batch_size", "max_torch_compile_bs", "mm_attention_backend",
     "moe_a2a_backend", "moe_dense_tp_size", "moe_runner_backend", "multi_item_scoring_delimiter",
     "nccl_port", "num_continuous_decode_steps", "num_reserved_decode_tokens", "otlp_traces_endpoint",
-    "page_first", "preferred_sampling_params", "prefill_attention_backend", "prefill_max_requests",
-    "prompt_tokens_buckets", "quantization_param_path", "reasoning_tokens_buckets",
+    "page_first", "prefill_attention_backend", "prefill_max_requests",
+    "prompt_tokens_buckets", "reasoning_tokens_buckets",
     "remote_instance_weight_loader_seed_instance_ip", "sampling_backend", "sampling_defaults",
     "scheduler_recv_interval", "show_time_cost", "sleep_on_idle", "swa_full_tokens_ratio",
-    "tbo_token_distribution_threshold", "tool_call_parser", "tool_server", "torchao_config",
+    "tbo_token_distribution_threshold",
     "tp_comm_overlap", "triton_attention_num_kv_splits", "triton_attention_reduce_in_fp32",
     "triton_attention_split_tile_size", "weight_loader_disable_mmap", "weight_version",
 })  # fmt: skip
@@ -132,6 +143,7 @@ _WHY: Final[Mapping[str, str]] = {
     "skip_tokenizer_init": "requests may give input_ids all the same",
 }
 _ONE: Final = "one model on one device: leave it out"
+_CHANGES: Final = "the answers would be others than with it: leave it out"
 
 
 def own_options(
@@ -152,7 +164,9 @@ def own_options(
                 continue
             if not lenient or name == "tokenizer_path":
                 raise NotSupported(
-                    f"the bundled runtime has no {name}={value!r}", where=name, hint=_WHY.get(name, _ONE)
+                    f"the bundled runtime has no {name}={value!r}",
+                    where=name,
+                    hint=_WHY.get(name, _CHANGES if None in ANYWAY.get(name, ()) else _ONE),
                 )
             idle.append(f"{name}={value}")
         elif is_idle(name) or value in _LEFT.get(name, ()):

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 import sglang_dsl as sgl
 from runtime.config.flags import read_options
 from runtime.protocol import server_names
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.server_names import IDLE
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
 from sglang_dsl.errors import BadProgram, Unsupported
@@ -309,6 +309,17 @@ def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine(
                 "page_size": 2
             }
         assert make({"attention_backend": None, "log_requests": False}) == {}
+
+
+def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by_a_command() -> None:
+    with pytest.raises(NotSupported, match="lora_paths"):
+        server_names.own_options({"lora_paths": ["a=b"]})
+    with pytest.raises(Unsupported, match="json_model_override_args"):
+        own_options({"json_model_override_args": '{"rope_theta": 1}'})
+    assert own_options({"lora_paths": None, "enable_lora": False, "json_model_override_args": "{}"}) == {}
+    told: list[str] = []
+    assert own_flags(["--lora-paths", "a=b", "c=d", "--port", "1"], told.append) == ["--port", "1"]
+    assert told == ["without effect on the bundled runtime: lora_paths=a=b c=d"]
 
 
 def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.CaptureFixture[str]) -> None:
