@@ -51,7 +51,7 @@ _PARTS: Registry[Any] = Registry(
     {
         "loop": "sglang_dsl.loop:background",
         "part_of": "sglang_dsl.media:part_of",
-        "reasoning_type": "runtime.formats.reasoning_types:reasoning_type",
+        "reasoning_type": "runtime.formats.reasoning.types:reasoning_type",
     },
 )
 # More words that programs written for sglang import from this module.

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.formats.reasoning_types import ReasoningSplitter, Split, reasoning_type, split_reasoning
+from runtime.formats.reasoning.types import ReasoningSplitter, Split, reasoning_type, split_reasoning
 from sglang_dsl.backends.base import Delta
 from sglang_dsl.feed import Feed, Variable
 from sglang_dsl.ir import Gen

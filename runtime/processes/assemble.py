@@ -13,7 +13,7 @@ from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.pooling import Pooling
-from runtime.formats.reasoning import Thoughts
+from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
@@ -21,8 +21,8 @@ from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint import Model
 from runtime.processes.loading import Loaded
+from runtime.processes.reasoning import model_reasoning
 from runtime.processes.scheduler import SchedulerProcess
-from runtime.processes.thoughts import model_thoughts
 from runtime.processes.vectors import Vectors
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.scheduler.scheduler import Scheduler
@@ -96,7 +96,7 @@ def _generating(
         cache_size=config.grammar_cache_size,
         cache_bytes=config.grammar_cache_mb << 20,
     )
-    thoughts = model_thoughts(config, model)
+    marks = model_reasoning(config, model)
     scheduler = Scheduler(
         config.scheduler(spec, beside=loaded.beside),
         slots=runner.slots,
@@ -104,7 +104,7 @@ def _generating(
         encode=model.tokenizer.encode_plain,
         grammar=grammar,
         verify_params=runner.verify,
-        reasoning=None if thoughts is None else _reasoning(model, thoughts),
+        reasoning=None if marks is None else _reasoning(model, marks),
     )
     vectors = Vectors(pooling, width=spec.hidden_size)
     made = SchedulerProcess(
@@ -113,9 +113,9 @@ def _generating(
     return made, runner.slots
 
 
-def _reasoning(model: Model, thoughts: Thoughts) -> Reasoning:
-    if thoughts.close_ids:
-        end = ReasoningEnd(ids=(thoughts.close_ids,), inside=thoughts.inside_ids)
+def _reasoning(model: Model, marks: ReasoningMarks) -> Reasoning:
+    if marks.close_ids:
+        end = ReasoningEnd(ids=(marks.close_ids,), inside=marks.inside_ids)
     else:
-        end = ReasoningEnd(texts=(thoughts.close,), inside=thoughts.inside_ids)
+        end = ReasoningEnd(texts=(marks.close,), inside=marks.inside_ids)
     return Reasoning(model.tokenizer.vocabulary, end)

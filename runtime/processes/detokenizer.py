@@ -128,8 +128,8 @@ def failed_output(rid: str, fault: RuntimeFault, http_worker_ipc: str | None = N
 
 
 def join(sooner: StrOutput, later: StrOutput) -> StrOutput:
-    """Two outputs of one request as one, by the rules of JOIN: whoever adds it up (Part) comes to the same as
-    with the two."""
+    """Two outputs of one request as one, by the rules of JOIN: an OutputAccumulator comes to the same as with
+    the two."""
     if sooner.news.finish is not None:  # an end is never followed
         return sooner
     first, then = sooner.news, later.news

@@ -16,7 +16,7 @@ from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint import Model
 from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.thoughts import left_on, model_thoughts
+from runtime.processes.reasoning import left_on, model_reasoning
 from runtime.protocol.model_info import ModelInfo
 
 SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -41,15 +41,15 @@ def make_door(
         top_logprobs=config.max_top_logprobs,
         token_ids_logprob=config.max_token_ids_logprob,
     )
-    thoughts = model_thoughts(config, model) if isinstance(model.spec, ModelSpec) else None
+    marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
     preparer = Preparer(
         model.tokenizer,
         model.template_choice.renderer,
         limits,
         allow_control_tokens=config.allow_control_tokens,
         completion_template=config.completion_template,
-        thoughts=thoughts,
-        thinks=left_on(model, thoughts),
+        marks=marks,
+        thinks=left_on(model, marks),
     )
     info = describe(config, model, limits, served_name)
     return TokenizerManager(preparer, outbox, name=name, model=info)

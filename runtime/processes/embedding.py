@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.processes.observe import NOBODY, Begun, Observer
 from runtime.processes.prepare import RID_END, Limits, Preparer
-from runtime.processes.ticket import GRACE_S, again
+from runtime.processes.request_state import GRACE_S, again
 from runtime.processes.tokenizer import LONG
 from runtime.processes.waiting import Waiter
 from runtime.protocol.errors import (

@@ -1,5 +1,5 @@
 """TokenizerManager: the front door. A request comes in, its text goes out; in between it is a rid and a
-ticket.
+state.
 
 Usable from any thread and any event loop. A caller that goes away takes its request with it; when the engine
 dies, everybody who waits is told why. It knows mailboxes, not what is behind them.
@@ -13,15 +13,15 @@ from contextlib import aclosing, closing, contextmanager
 
 import msgspec
 
-from runtime.formats.reasoning import Thoughts
+from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
+from runtime.processes.batch_request import BatchRequest, Outcome
 from runtime.processes.embedding import Embedded, EmbeddingDesk
-from runtime.processes.gathering import Gathering, Outcome
 from runtime.processes.observe import Observer, Observers
-from runtime.processes.part import Facts
+from runtime.processes.output_accumulator import Facts
 from runtime.processes.prepare import RID_END, Job, Preparer
 from runtime.processes.prompt import size_of_turns
-from runtime.processes.ticket import Ticket, again
+from runtime.processes.request_state import RequestState, again
 from runtime.processes.tokenizer import LONG, Tokenizer
 from runtime.processes.waiting import Answer, Waiter
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
@@ -66,9 +66,9 @@ class TokenizerManager:
         self._max_live = max_live
         self._facts = _facts(preparer, model)
         self._lock = threading.Lock()
-        self._tickets: dict[str, Ticket] = {}
-        self._requests: dict[str, Ticket] = {}
-        self._gatherings: dict[int, Gathering] = {}
+        self._states: dict[str, RequestState] = {}
+        self._requests: dict[str, RequestState] = {}
+        self._batches: dict[int, BatchRequest] = {}
         self._controls: dict[str, Answer] = {}
         self._observers = Observers(observers)
         self._desk = EmbeddingDesk(
@@ -93,9 +93,9 @@ class TokenizerManager:
         return self._preparer.tokenizer
 
     @property
-    def thoughts(self) -> Thoughts | None:
+    def reasoning(self) -> ReasoningMarks | None:
         """How the model marks its reasoning; None where it has none that is known."""
-        return self._preparer.thoughts
+        return self._preparer.marks
 
     @property
     def model(self) -> ModelInfo:
@@ -127,41 +127,41 @@ class TokenizerManager:
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         """The whole answer. Cancelling the task aborts the request."""
         waiter = Waiter()
-        ticket = await self._begin_async(self._single(request, False), waiter)
+        state = await self._begin_async(self._single(request, False), waiter)
         try:
-            while (output := ticket.take()) is None:
-                if not await waiter.wait(ticket.time_left()):
-                    raise ticket.overdue()
+            while (output := state.take()) is None:
+                if not await waiter.wait(state.time_left()):
+                    raise state.overdue()
             return output
         finally:
-            self.leave(ticket)
+            self.leave(state)
 
     async def stream(self, request: GenerateReqInput) -> AsyncGenerator[GenerateOutput, None]:
         """The text so far, again and again; the last one has a `finish_reason` in its meta. Leaving early
         (aclose) aborts the request."""
         waiter = Waiter()
-        ticket = await self._begin_async(self._single(request, True), waiter)
+        state = await self._begin_async(self._single(request, True), waiter)
         try:
             while True:
-                output = ticket.take()
+                output = state.take()
                 if output is None:
-                    if not await waiter.wait(ticket.time_left()):
-                        raise ticket.overdue()
+                    if not await waiter.wait(state.time_left()):
+                        raise state.overdue()
                     continue
                 yield output
                 if output.meta["finish_reason"] is not None:
                     return
         finally:
-            self.leave(ticket)
+            self.leave(state)
 
-    def begin(self, request: GenerateReqInput, notify: Callable[[], None]) -> Ticket:
+    def begin(self, request: GenerateReqInput, notify: Callable[[], None]) -> RequestState:
         """Send a request, to be waited for as a whole. Raises BadRequest and its kinds, EngineDead."""
         single = self._single(request, False)
         return self.open(single, self.prepare(single), notify)
 
-    def wait(self, ticket: Ticket, event: threading.Event) -> GenerateOutput:
-        """Block until `ticket` is answered; `event` is what its notify sets."""
-        with closing(self._taken(ticket, event)) as outputs:
+    def wait(self, state: RequestState, event: threading.Event) -> GenerateOutput:
+        """Block until `state` is answered; `event` is what its notify sets."""
+        with closing(self._taken(state, event)) as outputs:
             return next(outputs)
 
     def texts(self, request: GenerateReqInput) -> Generator[GenerateOutput, None, None]:
@@ -173,18 +173,18 @@ class TokenizerManager:
                 if output.meta["finish_reason"] is not None:
                     return
 
-    def _taken(self, ticket: Ticket, event: threading.Event) -> Generator[GenerateOutput, None, None]:
+    def _taken(self, state: RequestState, event: threading.Event) -> Generator[GenerateOutput, None, None]:
         try:
             while True:
-                output = ticket.take()
+                output = state.take()
                 if output is not None:
                     yield output
-                elif not event.wait(ticket.time_left()):
-                    raise ticket.overdue()
+                elif not event.wait(state.time_left()):
+                    raise state.overdue()
                 else:
                     event.clear()
         finally:
-            self.leave(ticket)
+            self.leave(state)
 
     # -- several ---------------------------------------------------------------------------------------------
 
@@ -203,40 +203,40 @@ class TokenizerManager:
     def batch(self, request: GenerateReqInput | Sequence[GenerateReqInput]) -> list[Outcome]:
         """submit_batch for threads: blocks. A sequence is a batch of single requests."""
         event = threading.Event()
-        with self._gathering(request, False) as gathering:
-            gathering.prepare()
-            gathering.begin(event.set)
+        with self._batch(request, False) as batch:
+            batch.prepare()
+            batch.begin(event.set)
             found: dict[int, Outcome] = {}
             while True:
-                found.update(gathering.take())
-                if gathering.done:
+                found.update(batch.take())
+                if batch.done:
                     return [found[index] for index in range(len(found))]
-                if not event.wait(gathering.time_left()):
-                    gathering.expire()
+                if not event.wait(batch.time_left()):
+                    batch.expire()
                 event.clear()
 
     async def _stream_batch(
         self, request: GenerateReqInput, stream: bool
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
-        with self._gathering(request, stream) as gathering:
+        with self._batch(request, stream) as batch:
             if _size(request) > LONG:
-                await waiter.loop.run_in_executor(None, gathering.prepare)
+                await waiter.loop.run_in_executor(None, batch.prepare)
             else:
-                gathering.prepare()
-            gathering.begin(waiter.teller(gathering.leave))
+                batch.prepare()
+            batch.begin(waiter.teller(batch.leave))
             while True:
-                for pair in gathering.take():
+                for pair in batch.take():
                     yield pair
-                if gathering.done:
+                if batch.done:
                     return
-                if not await waiter.wait(gathering.time_left()):
-                    gathering.expire()
+                if not await waiter.wait(batch.time_left()):
+                    batch.expire()
 
     @contextmanager
-    def _gathering(
+    def _batch(
         self, request: GenerateReqInput | Sequence[GenerateReqInput], stream: bool
-    ) -> Iterator[Gathering]:
+    ) -> Iterator[BatchRequest]:
         self._check_alive()
         self._check_generates()
         if isinstance(request, GenerateReqInput):
@@ -247,15 +247,15 @@ class TokenizerManager:
             items, prompts = list(request), len(request)
         for item in items:
             item.http_worker_ipc = self._name
-        gathering = Gathering.of(self, items, prompts, stream)
+        batch = BatchRequest.of(self, items, prompts, stream)
         with self._lock:
-            self._gatherings[id(gathering)] = gathering
+            self._batches[id(batch)] = batch
         try:
-            yield gathering
+            yield batch
         finally:
             with self._lock:
-                self._gatherings.pop(id(gathering), None)
-            gathering.leave()
+                self._batches.pop(id(batch), None)
+            batch.leave()
 
     # -- vectors ---------------------------------------------------------------------------------------------
 
@@ -278,12 +278,12 @@ class TokenizerManager:
             return rid is None or (own.startswith(rid) if prefix else own == rid)
 
         with self._lock:
-            tickets = [ticket for own, ticket in self._requests.items() if matches(own)]
-            gatherings = list(self._gatherings.values())
-        for gathering in gatherings:
-            gathering.abort(matches)
-        for ticket in tickets:
-            self._cancel(ticket)
+            states = [state for own, state in self._requests.items() if matches(own)]
+            batches = list(self._batches.values())
+        for batch in batches:
+            batch.abort(matches)
+        for state in states:
+            self._cancel(state)
         self._abort_all(self._desk.matching(matches))
         if self._name is not None:
             # Requests of other front doors.
@@ -336,30 +336,30 @@ class TokenizerManager:
                 self.fail_all(EngineDead(item.message, where=item.where, hint="send the request again"))
 
     def _handle_texts(self, item: BatchStrOutput) -> None:
-        changed: dict[int, Ticket] = {}
+        changed: dict[int, RequestState] = {}
         with self._lock:
-            found = [(self._tickets.get(output.rid), output) for output in item.outputs]
-        for ticket, output in found:
-            if ticket is not None:
-                ticket.put(output)
-                changed[id(ticket)] = ticket
-        for ticket in changed.values():
-            ticket.notify()
+            found = [(self._states.get(output.rid), output) for output in item.outputs]
+        for state, output in found:
+            if state is not None:
+                state.put(output)
+                changed[id(state)] = state
+        for state in changed.values():
+            state.notify()
 
     def fail_all(self, fault: RuntimeFault) -> None:
         """The engine is gone: tell everybody who waits, and everybody who comes."""
         with self._lock:
             self._dead = self._dead or fault
-            tickets = list(self._requests.values())
+            states = list(self._requests.values())
             answers = list(self._controls.values())
-        for ticket in tickets:
-            ticket.fail(fault)
-            ticket.notify()
+        for state in states:
+            state.fail(fault)
+            state.notify()
         self._desk.fail_all(fault)
         for answer in answers:
             answer.give(None)
 
-    # -- for gatherings --------------------------------------------------------------------------------------
+    # -- for batches --------------------------------------------------------------------------------------
 
     def prepare(self, request: SingleGenerateReq) -> Job:
         return self._preparer.prepare(request)
@@ -370,35 +370,35 @@ class TokenizerManager:
     def wire_rid(self, request: SingleGenerateReq) -> str:
         return self._preparer.wire_rid(request)
 
-    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> Ticket:
+    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> RequestState:
         """Register the request and send it. Raises BadRequest, QueueFull, EngineDead."""
-        ticket = Ticket(request, job, notify, self._facts, self._observers)
+        state = RequestState(request, job, notify, self._facts, self._observers)
         with self._lock:
             self._check_alive()
             if request.rid in self._requests:
                 raise BadRequest(f"a request with the id {request.rid!r} is still running", where="rid")
-            if len(self._tickets) + len(ticket.index) > self._max_live:
+            if len(self._states) + len(state.index) > self._max_live:
                 raise QueueFull(
-                    f"The request queue is full. {len(self._tickets)} requests are being waited for here, "
+                    f"The request queue is full. {len(self._states)} requests are being waited for here, "
                     f"at most {self._max_live}",
                     hint="try again later",
                 )
-            self._requests[request.rid] = ticket
-            self._tickets.update(dict.fromkeys(ticket.index, ticket))
-        ticket.start()
-        self._send(ticket)
-        return ticket
+            self._requests[request.rid] = state
+            self._states.update(dict.fromkeys(state.index, state))
+        state.start()
+        self._send(state)
+        return state
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, state: RequestState) -> None:
         """The caller does not wait any more: forget the request, and cancel what is not finished."""
         with self._lock:
-            if self._requests.get(ticket.request.rid) is ticket:
-                del self._requests[ticket.request.rid]
-            for rid in ticket.index:
-                self._tickets.pop(rid, None)
-        ticket.leave()
+            if self._requests.get(state.request.rid) is state:
+                del self._requests[state.request.rid]
+            for rid in state.index:
+                self._states.pop(rid, None)
+        state.leave()
         # What failed here may still be running there.
-        self._abort_all(list(ticket.open) if ticket.fault is None else list(ticket.index))
+        self._abort_all(list(state.open) if state.fault is None else list(state.index))
 
     # -- within ----------------------------------------------------------------------------------------------
 
@@ -412,18 +412,18 @@ class TokenizerManager:
         single.stream, single.http_worker_ipc = stream, self._name
         return single
 
-    async def _begin_async(self, request: SingleGenerateReq, waiter: Waiter) -> Ticket:
+    async def _begin_async(self, request: SingleGenerateReq, waiter: Waiter) -> RequestState:
         """Send it; a long prompt is tokenised in a thread of the loop's pool."""
         if _size(request) > LONG:
             job = await waiter.loop.run_in_executor(None, self.prepare, request)
         else:
             job = self.prepare(request)
         # The caller's loop is closed: nobody will ever take the answer.
-        ticket = self.open(request, job, waiter.teller(lambda: self._cancel(ticket)))
-        return ticket
+        state = self.open(request, job, waiter.teller(lambda: self._cancel(state)))
+        return state
 
-    def _send(self, ticket: Ticket) -> None:
-        requests = ticket.job.requests
+    def _send(self, state: RequestState) -> None:
+        requests = state.job.requests
         try:
             if len(requests) == 1:
                 self._post(requests[0])
@@ -434,14 +434,14 @@ class TokenizerManager:
                     )
                 )
         except RuntimeFault:
-            self.leave(ticket)
+            self.leave(state)
             raise
-        if ticket.cancelled:  # an order that overtook the request
-            self._cancel(ticket)
+        if state.cancelled:  # an order that overtook the request
+            self._cancel(state)
 
-    def _cancel(self, ticket: Ticket) -> None:
-        ticket.cancelled = True
-        self._abort_all(list(ticket.open))
+    def _cancel(self, state: RequestState) -> None:
+        state.cancelled = True
+        self._abort_all(list(state.open))
 
     def _abort_all(self, rids: Sequence[str]) -> None:
         for rid in rids:
@@ -484,8 +484,8 @@ def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
         return b"".join(table.bytes_of(ids, skip_special_tokens)).decode("utf-8", "replace")
 
     if model is None:
-        return Facts(text_of, decode, preparer.thoughts)
-    return Facts(text_of, decode, preparer.thoughts, model.force_reasoning, model.weight_version)
+        return Facts(text_of, decode, preparer.marks)
+    return Facts(text_of, decode, preparer.marks, model.force_reasoning, model.weight_version)
 
 
 def _size(request: GenerateReqInput | SingleGenerateReq) -> int:

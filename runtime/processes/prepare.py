@@ -15,7 +15,7 @@ import msgspec
 
 from runtime.formats.chat.render import Rendered, TextTemplate
 from runtime.formats.chat.template import ChatTemplate
-from runtime.formats.reasoning import SWITCHES, Thoughts
+from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
 from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.prompt import Prompt, PromptReader
 from runtime.processes.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ class Job:
 
 class Preparer:
     """Thread safe; holds no state of requests. The words after `clock` are those of PromptReader, and
-    thoughts: how the model marks its reasoning; thinks: whether a chat template with these variables leaves
+    marks: how the model marks its reasoning; thinks: whether a chat template with these variables leaves
     it on where its text does not show it."""
 
     def __init__(
@@ -88,11 +88,11 @@ class Preparer:
         allow_control_tokens: bool = False,
         takes_media: Collection[str] = frozenset(),
         completion_template: str | None = None,
-        thoughts: Thoughts | None = None,
+        marks: ReasoningMarks | None = None,
         thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
     ) -> None:
         self.tokenizer, self.limits = tokenizer, limits
-        self.thoughts, self._thinks = thoughts, thinks
+        self.marks, self._thinks = marks, thinks
         self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
         self._prompts = PromptReader(
             tokenizer,
@@ -225,13 +225,13 @@ class Preparer:
     def _reasons(self, request: SingleGenerateReq, ids: Sequence[int]) -> bool:
         """Whether the output begins with reasoning. Raises BadRequest where the request contradicts itself,
         its prompt or the model."""
-        asked, budget, thoughts = request.require_reasoning, request.max_thinking_tokens, self.thoughts
+        asked, budget, marks = request.require_reasoning, request.max_thinking_tokens, self.marks
         if budget is not None:
             if budget < 0:
                 raise BadRequest(f"must be 0 or more, got {budget}", where="max_thinking_tokens")
             if asked is False:
                 raise BadRequest("goes with require_reasoning", where="max_thinking_tokens")
-        if thoughts is None:
+        if marks is None:
             if asked or budget is not None:
                 raise BadRequest(
                     "it is not known how this model ends its reasoning",
@@ -244,7 +244,7 @@ class Preparer:
         for name in SWITCHES:
             if asked and (request.template_kwargs or {}).get(name) is False:
                 raise BadRequest(f"is asked for, and {name} switches it off", where="require_reasoning")
-        opened, closed = self._left_open(thoughts, ids)
+        opened, closed = self._left_open(marks, ids)
         if closed and asked:
             raise BadRequest(
                 "the prompt has ended the reasoning already",
@@ -255,16 +255,16 @@ class Preparer:
             return not closed
         return request.messages is not None and self._thinks(request.template_kwargs or {})
 
-    def _left_open(self, thoughts: Thoughts, ids: Sequence[int]) -> tuple[bool, bool]:
+    def _left_open(self, marks: ReasoningMarks, ids: Sequence[int]) -> tuple[bool, bool]:
         """Whether the prompt's end opens the reasoning, or closes it."""
         tail = list(ids[-_TAIL:])
         texts = self._tokenizer.text_table.bytes_of(tail, False)
-        if not thoughts.close_ids:
+        if not marks.close_ids:
             text = b"".join(texts).decode("utf-8", "replace")
-            return thoughts.opened_by(text), thoughts.closed_by(text)
+            return marks.opened_by(text), marks.closed_by(text)
         while tail and not texts[len(tail) - 1].strip():
             del tail[-1]
-        opens, closes = thoughts.open_ids, thoughts.close_ids
+        opens, closes = marks.open_ids, marks.close_ids
         return bool(opens) and _ends_with(tail, opens), _ends_with(tail, closes)
 
     def _turn(self, request: SingleGenerateReq) -> dict[str, Any] | None:

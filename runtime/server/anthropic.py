@@ -21,13 +21,13 @@ from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.server.anthropic_messages import messages_of, tools_of
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
+from runtime.server.error_mapping import mapped_errors
 from runtime.server.errors import NotSupported, json_response
 from runtime.server.openai_params import check_model, follow, ready, run
 from runtime.server.openapi import Operation
 from runtime.server.reasoning import Splitter, split
 from runtime.server.sse import closing_stream, event
 from runtime.server.tokens import beside
-from runtime.server.wording import in_words
 
 PREFIXES = ("/v1/messages",)
 """Paths whose errors look as Anthropic's clients expect."""
@@ -167,10 +167,10 @@ def routes(ctx: ServerContext) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body = await read_struct(request, ctx.config, Prompting)
-        with in_words(_WORDS):
+        with mapped_errors(_WORDS):
             made = GenerateReqInput(**_prompt(ctx, body))
         size = sum(len(str(message)) for message in body.messages)
-        with in_words(_WORDS):
+        with mapped_errors(_WORDS):
             ids = await beside(size, ctx.door.prompt_ids, made)
         return json_response(TokenCount(len(ids)))
 
@@ -208,7 +208,7 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
         case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
             if budget < 1:
                 raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
-            if ctx.door.thoughts is None:
+            if ctx.door.reasoning is None:
                 raise NotSupported(
                     "it is not known how this model marks its thoughts",
                     where="thinking",
@@ -287,14 +287,14 @@ class _Job:
     async def whole(self) -> MessageReply:
         (output,) = await run(self._ctx, self._request, self._words)
         reason, sequence = self._stop(output)
-        said = split(output, self._ctx.door.thoughts)
+        said = split(output, self._ctx.door.reasoning)
         content = [] if said.reasoning is None else [_thought(said.reasoning)]
         if said.content or said.reasoning is None:
             content.append({"type": "text", "text": said.content})
         return self._message(output, content, reason, sequence)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        last, cut, blocks = None, Splitter(self._ctx.door.thoughts), _Blocks()
+        last, cut, blocks = None, Splitter(self._ctx.door.reasoning), _Blocks()
         async with closing_stream(follow(self._ctx, self._request, self._words)) as outputs:
             async for _, output in outputs:
                 if last is None:

@@ -195,7 +195,7 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
     name = "separate_reasoning" if body.separate_reasoning else "stream_reasoning"
-    if getattr(body, name) and ctx.door.thoughts is None:
+    if getattr(body, name) and ctx.door.reasoning is None:
         raise NotSupported(
             "this model marks no reasoning that could be kept apart",
             where=name,
@@ -236,7 +236,7 @@ class ChatJob:
     def _choice(self, index: int, output: GenerateOutput) -> ChatChoice:
         reason, matched = finish_of(output)
         logprobs = self._logprobs().news(output) if self._body.logprobs else None
-        said = split(output, self._ctx.door.thoughts)
+        said = split(output, self._ctx.door.reasoning)
         content = said.content or (None if said.reasoning else "")
         message = ChatMessage("assistant", content, reasoning_content=said.reasoning)
         return ChatChoice(index, message, logprobs, reason, matched, **extras_of(output))
@@ -244,7 +244,7 @@ class ChatJob:
     async def stream(self) -> AsyncGenerator[bytes, None]:
         samples = self._body.samples
         latest: list[GenerateOutput | None] = [None] * samples
-        cuts = [Splitter(self._ctx.door.thoughts) for _ in range(samples)]
+        cuts = [Splitter(self._ctx.door.reasoning) for _ in range(samples)]
         logprobs = [self._logprobs() for _ in range(samples)]
         async with closing_stream(
             follow(self._ctx, self._request, self._words, keep_aborted=True)

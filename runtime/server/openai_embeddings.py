@@ -17,11 +17,11 @@ from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
+from runtime.server.error_mapping import mapped_errors
 from runtime.server.errors import json_response
 from runtime.server.native import check_items
 from runtime.server.openai_params import DEFAULT_MODEL, check_model, prompts_of
 from runtime.server.openapi import Operation
-from runtime.server.wording import in_words
 
 
 class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +82,7 @@ async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
     check_model(ctx, body.model)
     fields = {name: value for name in ("dimensions", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
-    with in_words(_WORDS):
+    with mapped_errors(_WORDS):
         made = ctx.with_deadline(EmbeddingReqInput(**prompts_of(body.input, "input"), **fields))
         made.normalize_batch_and_arguments()
         check_items(made, ctx)

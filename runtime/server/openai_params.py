@@ -14,10 +14,10 @@ import msgspec
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.server.context import ServerContext
+from runtime.server.error_mapping import FieldNames, mapped_errors
 from runtime.server.errors import ModelNotFound, NotSupported
 from runtime.server.output_format import OutputFields, asked
 from runtime.server.sse import closing_stream
-from runtime.server.wording import Words, in_words
 
 DEFAULT_MODEL = "default"
 NO_EFFECT = frozenset(
@@ -168,7 +168,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     return {"sampling_params": sampling, **fields}
 
 
-def words_of(body: Generating) -> Words:
+def words_of(body: Generating) -> FieldNames:
     """What the runtime's fields are called in this body. Raises BadRequest."""
     return {**WORDS, **asked(body).words}
 
@@ -194,9 +194,9 @@ def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
 # -- running -------------------------------------------------------------------------------------------------
 
 
-def ready(ctx: ServerContext, request: GenerateReqInput, words: Words = WORDS) -> GenerateReqInput:
+def ready(ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS) -> GenerateReqInput:
     """The request, normalised and with the server's limits. Raises BadRequest."""
-    with in_words(words, ctx.model.max_prompt_length):
+    with mapped_errors(words, ctx.model.max_prompt_length):
         request = ctx.with_deadline(request)
         request.normalize_batch_and_arguments()
         limit = ctx.config.max_batch_items
@@ -210,20 +210,20 @@ def ready(ctx: ServerContext, request: GenerateReqInput, words: Words = WORDS) -
 
 
 async def run(
-    ctx: ServerContext, request: GenerateReqInput, words: Words = WORDS, *, keep_aborted: bool = False
+    ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS, *, keep_aborted: bool = False
 ) -> list[GenerateOutput]:
     """All items' answers; the first one's error when there is one, after all are done. keep_aborted: what an
     operator cancelled is an answer as well, with the finish_reason "abort"."""
-    with in_words(words, ctx.model.max_prompt_length):
+    with mapped_errors(words, ctx.model.max_prompt_length):
         outcomes = await ctx.door.submit_batch(request)
         return [_output(outcome, keep_aborted) for outcome in outcomes]
 
 
 async def follow(
-    ctx: ServerContext, request: GenerateReqInput, words: Words = WORDS, *, keep_aborted: bool = False
+    ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS, *, keep_aborted: bool = False
 ) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
     """Each item's text so far, as it grows. An item's error ends the stream. keep_aborted: see run."""
-    with in_words(words, ctx.model.max_prompt_length):
+    with mapped_errors(words, ctx.model.max_prompt_length):
         async with closing_stream(ctx.door.stream_batch(request)) as outputs:
             async for index, outcome in outputs:
                 yield index, _output(outcome, keep_aborted)

@@ -389,7 +389,7 @@ class _Job:
     def _finish(self, output: GenerateOutput) -> None:
         cut = (output.meta.get("finish_reason") or {}).get("type") == "length"
         self.response.status = "incomplete" if cut else "completed"
-        said = split(output, self._ctx.door.thoughts)
+        said = split(output, self._ctx.door.reasoning)
         self.response.output = [self._item(said.content, self.response.status, self._logprobs(output))]
         if said.reasoning is not None:
             self.response.output.insert(0, self._thought(said.reasoning, self.response.status))
@@ -415,7 +415,7 @@ class _Job:
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
-        cut, told, last = Splitter(self._ctx.door.thoughts), 0, None
+        cut, told, last = Splitter(self._ctx.door.reasoning), 0, None
         async with closing_stream(follow(self._ctx, self._request, _WORDS)) as outputs:
             async for _, output in outputs:
                 if last is None:
@@ -440,7 +440,7 @@ class _Job:
             return
         self._finish(last)
         self._keep(None)
-        logprobs, said = self._logprobs(last), split(last, self._ctx.door.thoughts)
+        logprobs, said = self._logprobs(last), split(last, self._ctx.door.reasoning)
         if said.reasoning is not None:
             within = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
             yield self._event("response.reasoning_text.done", **within, text=said.reasoning)

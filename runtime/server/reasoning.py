@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from runtime.formats.reasoning import Thoughts
+from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.protocol.io_struct import GenerateOutput
 
 
@@ -19,7 +19,7 @@ class Said(NamedTuple):
     content: str
 
 
-def split(output: GenerateOutput, thoughts: Thoughts | None) -> Said:
+def split(output: GenerateOutput, thoughts: ReasoningMarks | None) -> Said:
     """The output so far. What it gives of an output that goes on is the beginning of what it will give of a
     later one: blanks and letters that may belong to a mark are held back."""
     meta, text = output.meta, output.text
@@ -38,7 +38,7 @@ def split(output: GenerateOutput, thoughts: Thoughts | None) -> Said:
     return Said(_certain(_opened(text, thoughts), thoughts.close), "")
 
 
-def _opened(text: str, thoughts: Thoughts) -> str:
+def _opened(text: str, thoughts: ReasoningMarks) -> str:
     return text.lstrip().removeprefix(thoughts.open).lstrip()
 
 
@@ -51,7 +51,7 @@ def _certain(text: str, close: str) -> str:
 class Splitter:
     """The same as news: what each output adds to both."""
 
-    def __init__(self, thoughts: Thoughts | None) -> None:
+    def __init__(self, thoughts: ReasoningMarks | None) -> None:
         self._thoughts = thoughts
         self._reasoning = self._content = 0
 

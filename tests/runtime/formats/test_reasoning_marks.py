@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from runtime.formats.reasoning import KNOWN, Thoughts, find, thoughts_of
+from runtime.formats.reasoning.marks import KNOWN, ReasoningMarks, find, marks_of
 from runtime.protocol.errors import BadRequest
 
 
@@ -32,8 +32,8 @@ class Words:
         return "".join(names.get(token, chr(token) if token < 1000 else "") for token in ids)
 
 
-def marks(tokenizer: Words, asked: str = "auto", templates: Sequence[str] = ()) -> Thoughts | None:
-    return thoughts_of(asked, tokenizer.added_id, tokenizer.encode, templates)
+def marks(tokenizer: Words, asked: str = "auto", templates: Sequence[str] = ()) -> ReasoningMarks | None:
+    return marks_of(asked, tokenizer.added_id, tokenizer.encode, templates)
 
 
 @pytest.mark.parametrize("known", KNOWN[:-1], ids=lambda known: known.close)
@@ -95,9 +95,9 @@ def test_find(ids, wanted, end):
 
 
 def test_prompts_and_stripping():
-    found = Thoughts("<think>", "</think>")
+    found = ReasoningMarks("<think>", "</think>")
     assert found.opened_by("a<think>\n")
     assert not found.opened_by("a<think>\nb")
     assert found.closed_by("<think>\n\n</think>\n\n")
     assert found.stripped("<think>\n so\n</think>") == "so"
-    assert Thoughts("", "</think>").stripped(" so</think>") == "so"
+    assert ReasoningMarks("", "</think>").stripped(" so</think>") == "so"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.formats.reasoning_types import (
+from runtime.formats.reasoning.types import (
     REASONING_TYPES,
     ReasoningSplitter,
     ReasoningType,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from runtime.grammar.search import Search
 from runtime.processes.detokenize import IncrementalText, TextTable
 from runtime.processes.detokenizer import JOIN, DetokenizerManager, failed_output, join
-from runtime.processes.part import Part
+from runtime.processes.output_accumulator import OutputAccumulator
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,
@@ -56,7 +56,7 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
     batches.append(news([], FinishReason(type="length")))
     manager = DetokenizerManager(table)
     manager.handle([BatchTokenIDOutput(outputs=[], begun=[TextRequest(rid="r", stream=stream)])])
-    part = Part(TokenizedGenerateReqInput(input_ids=[1], sampling_params=SamplingParams()))
+    part = OutputAccumulator(TokenizedGenerateReqInput(input_ids=[1], sampling_params=SamplingParams()))
     shown = [""]
     while batches:
         count = data.draw(st.integers(1, 3))
@@ -218,7 +218,7 @@ def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], 
             input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, logprob_start_len=0,
             top_logprobs_num=1, token_ids_logprob=[1],
         )  # fmt: skip
-        part = Part(request)
+        part = OutputAccumulator(request)
         for output in outputs:
             part.add(output)
         made = {name: getattr(part, name) for name in ("text", "ids", "hidden_states", "grammar")}

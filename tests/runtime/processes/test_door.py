@@ -16,7 +16,7 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec, RopeSpec
-from runtime.formats.reasoning import thoughts_of
+from runtime.formats.reasoning.marks import marks_of
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint import Model
 from runtime.processes.frontdoor import TokenizerManager
@@ -494,7 +494,7 @@ def test_questions_have_a_deadline(door: TokenizerManager, sent: Sent) -> None:
 def test_a_request_nobody_answers_ends_after_its_deadline(
     door: TokenizerManager, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.processes.ticket.GRACE_S", 0.01)
+    monkeypatch.setattr("runtime.processes.request_state.GRACE_S", 0.01)
     outcomes = door.batch(GenerateReqInput(text=["a"], timeout_s=0.01))
     assert isinstance(outcomes[0], DeadlineExceeded)
     assert isinstance(sent.items[-1], AbortReq)
@@ -690,8 +690,8 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
     opening, closing = tokenizer.added_id("<think>"), tokenizer.added_id("</think>")
     assert opening is not None
     assert closing is not None
-    marks = thoughts_of("auto", tokenizer.added_id, tokenizer.encode)
-    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), thoughts=marks), sent)
+    marks = marks_of("auto", tokenizer.added_id, tokenizer.encode)
+    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), marks=marks), sent)
     cases = [([opening, 7, closing, 8], 3), ([opening, 7, 8], 3), ([7, closing], 0), ([], 0)]
     for ids, count in cases:
         event = threading.Event()

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.formats.reasoning import Thoughts
+from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.protocol.io_struct import GenerateOutput
 from runtime.server.reasoning import Splitter, split
 
-MARKS = Thoughts("<think>", "</think>")
+MARKS = ReasoningMarks("<think>", "</think>")
 
 
 def output(text: str, start: int | None, *, ended: bool, constrained: bool = True) -> GenerateOutput:

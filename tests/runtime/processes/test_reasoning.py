@@ -9,11 +9,11 @@ import pytest
 
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation
-from runtime.formats.reasoning import thoughts_of
+from runtime.formats.reasoning.marks import marks_of
 from runtime.processes.checkpoint import Model
 from runtime.processes.prepare import Limits, Preparer
+from runtime.processes.reasoning import left_on
 from runtime.processes.templates import TemplateChoice
-from runtime.processes.thoughts import left_on
 from runtime.processes.tokenizer import Tokenizer
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
@@ -48,11 +48,11 @@ def preparer(files: dict[str, Any], template: str, *, as_text: bool = False) -> 
     made = JinjaChatTemplate({"default": template}, {})
     choice = TemplateChoice("checkpoint jinja", None, "", made)
     sources = [*made.sources.values(), "<think></think>"]
-    thoughts = thoughts_of("auto", tokenizer.added_id, tokenizer.encode, sources)
-    assert bool(thoughts.close_ids) != as_text
+    marks = marks_of("auto", tokenizer.added_id, tokenizer.encode, sources)
+    assert bool(marks.close_ids) != as_text
     model = Model(None, None, tokenizer, choice)  # type: ignore[arg-type]
     limits = Limits(VOCAB, 256, 256)
-    return Preparer(tokenizer, made, limits, thoughts=thoughts, thinks=left_on(model, thoughts))
+    return Preparer(tokenizer, made, limits, marks=marks, thinks=left_on(model, marks))
 
 
 def reasons(made: Preparer, **fields: Any) -> bool:

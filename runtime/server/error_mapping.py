@@ -10,13 +10,13 @@ from contextlib import contextmanager
 
 from runtime.protocol.errors import ContextExceeded, PromptTooLong, RuntimeFault
 
-Words = Mapping[str, str]
+FieldNames = Mapping[str, str]
 """The runtime's name of a field -> the client's."""
 _PLACE = re.compile(r"(?:sampling_params(?:\[\d+\])?\.)?(\w+)(.*)", re.DOTALL)
 _OWN_ONLY = re.compile(r"\b(?:max_new_tokens|min_new_tokens|sampling_params)\b")
 
 
-def said(fault: RuntimeFault, words: Words, context: int | None = None) -> RuntimeFault:
+def mapped(fault: RuntimeFault, words: FieldNames, context: int | None = None) -> RuntimeFault:
     """The same fault with the client's names in its place, its message and its hint. `context`: tokens that
     a request may have, for clients that look for them when it has more."""
     where, message = fault.where, fault.message
@@ -33,15 +33,15 @@ def said(fault: RuntimeFault, words: Words, context: int | None = None) -> Runti
     return type(fault)(message, where=where, hint=hint)
 
 
-def _renamed(text: str, words: Words) -> str:
+def _renamed(text: str, words: FieldNames) -> str:
     """Only names that are nothing but names are looked for in prose."""
     return _OWN_ONLY.sub(lambda found: words.get(found[0], found[0]), text)
 
 
 @contextmanager
-def in_words(words: Words, context: int | None = None) -> Iterator[None]:
-    """Faults that leave the block are said in the client's words (see `said`)."""
+def mapped_errors(words: FieldNames, context: int | None = None) -> Iterator[None]:
+    """Faults that leave the block are told in the client's names (see `mapped`)."""
     try:
         yield
     except RuntimeFault as fault:
-        raise said(fault, words, context) from fault
+        raise mapped(fault, words, context) from fault

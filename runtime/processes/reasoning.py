@@ -10,17 +10,17 @@ from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.reasoning import KNOWN, SWITCHES, Thoughts, thoughts_of
+from runtime.formats.reasoning.marks import KNOWN, SWITCHES, ReasoningMarks, marks_of
 from runtime.processes.checkpoint import Model
 from runtime.processes.templates import choose_template
 from runtime.protocol.errors import TemplateError
 
 
-def model_thoughts(config: EngineConfig, model: Model) -> Thoughts | None:
+def model_reasoning(config: EngineConfig, model: Model) -> ReasoningMarks | None:
     """The marks of this model's reasoning, as the option `reasoning_end` says; None where it has none. The
     same in every process. Raises BadRequest for a bad option, ModelLoadError for a bad template."""
     tokenizer = model.tokenizer
-    return thoughts_of(
+    return marks_of(
         config.reasoning_end,
         tokenizer.added_id,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -41,11 +41,11 @@ def _templates(config: EngineConfig, model: Model) -> Iterator[str]:
         yield from choice.template.sources.values()
 
 
-def left_on(model: Model, thoughts: Thoughts | None) -> Callable[[Mapping[str, Any]], bool]:
+def left_on(model: Model, marks: ReasoningMarks | None) -> Callable[[Mapping[str, Any]], bool]:
     """Tells of a chat template's variables whether the model begins with reasoning although the prompt does
     not open it: they switch it on, or the template, switched off, would have closed it."""
     template = model.template_choice.template
-    if thoughts is None or not isinstance(template, JinjaChatTemplate):
+    if marks is None or not isinstance(template, JinjaChatTemplate):
         return lambda variables: False
 
     @lru_cache(maxsize=1)
@@ -60,7 +60,7 @@ def left_on(model: Model, thoughts: Thoughts | None) -> Callable[[Mapping[str, A
             )
         except TemplateError:
             return False
-        return thoughts.closed_by(off)
+        return marks.closed_by(off)
 
     def thinks(variables: Mapping[str, Any]) -> bool:
         said = [variables[name] for name in SWITCHES if name in variables]

@@ -1,4 +1,4 @@
-"""Part: all that was heard of one engine request, added up, and its meta_info.
+"""OutputAccumulator: all that was heard of one engine request, added up, and its meta_info.
 
 Knows no threads and no queues.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.formats.reasoning import Thoughts, find
+from runtime.formats.reasoning.marks import ReasoningMarks, find
 from runtime.protocol.io_struct import StrOutput, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
@@ -28,11 +28,11 @@ class Facts:
 
     text_of: TokenText
     decode: Callable[[Sequence[int], bool], str]
-    marks: Thoughts | None = None
+    marks: ReasoningMarks | None = None
     opens_thoughts: bool = False
     weight_version: str = "default"
 
-    def thoughts(self, part: Part, is_chat: bool) -> int:
+    def thoughts(self, part: OutputAccumulator, is_chat: bool) -> int:
         """How many of an output's ids are reasoning, its marks included."""
         marks, ids = self.marks, part.ids
         if marks is None:
@@ -50,18 +50,18 @@ class Facts:
             return len(ids)
         return bisect_left(range(len(ids)), start, key=lambda count: len(self._text(part, ids[:count])))
 
-    def answer_start(self, part: Part) -> int | None:
+    def answer_start(self, part: OutputAccumulator) -> int | None:
         """How many characters of the part's text are reasoning; None while it goes on."""
         marks = self.marks
         if marks is None:
             return 0
         return marks.answer_starts(part.text, part.ids, lambda ids: self._text(part, ids))
 
-    def _text(self, part: Part, ids: Sequence[int]) -> str:
+    def _text(self, part: OutputAccumulator, ids: Sequence[int]) -> str:
         return self.decode(ids, part.request.sampling_params.skip_special_tokens)
 
 
-class Part:
+class OutputAccumulator:
     """text and ids so far; lists of log-probabilities have one entry per id."""
 
     __slots__ = (

@@ -1,4 +1,4 @@
-"""Gathering: many requests at once, each with an answer or an error of its own.
+"""BatchRequest: many requests at once, each with an answer or an error of its own.
 
 With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
 it in the prefix cache), then its samples are sent. It does not wait itself: whoever drives it is told by
@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from runtime.processes.prepare import Job
-from runtime.processes.ticket import Ticket
+from runtime.processes.request_state import RequestState
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import Aborted, RuntimeFault
 from runtime.protocol.generate_req import GenerateReqInput
@@ -29,7 +29,7 @@ SEEDS = 2**63
 
 
 class Sender(Protocol):
-    """What a gathering needs of the front door."""
+    """What a batch needs of the front door."""
 
     def prepare(self, request: SingleGenerateReq) -> Job: ...
 
@@ -37,19 +37,19 @@ class Sender(Protocol):
 
     def wire_rid(self, request: SingleGenerateReq) -> str: ...
 
-    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> Ticket: ...
+    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> RequestState: ...
 
-    def leave(self, ticket: Ticket) -> None: ...
+    def leave(self, state: RequestState) -> None: ...
 
 
-class Gathering:
+class BatchRequest:
     """The items of a normalised request. begin() once, then take() until `done`, and leave() in any case."""
 
     def __init__(self, door: Sender, items: Sequence[SingleGenerateReq | RuntimeFault], prompts: int) -> None:
         self._door, self._items, self._prompts = door, list(items), prompts
         self._notify: Callable[[], None] = lambda: None
-        self._tickets: dict[int, Ticket] = {}
-        self._commits: dict[int, Ticket] = {}
+        self._states: dict[int, RequestState] = {}
+        self._commits: dict[int, RequestState] = {}
         self._jobs: dict[int, Job] = {}
         self._news: deque[tuple[bool, int]] = deque()
         self._made: list[tuple[int, Outcome]] = []
@@ -58,7 +58,9 @@ class Gathering:
         self.left = len(self._items)
 
     @classmethod
-    def of(cls, door: Sender, requests: Sequence[GenerateReqInput], prompts: int, stream: bool) -> Gathering:
+    def of(
+        cls, door: Sender, requests: Sequence[GenerateReqInput], prompts: int, stream: bool
+    ) -> BatchRequest:
         """`requests`: items of `prompts` prompts. What is wrong with one of them is its own answer."""
         items = [_resolved(one, stream, index // prompts) for index, one in enumerate(requests)]
         return cls(door, items, prompts)
@@ -105,18 +107,18 @@ class Gathering:
 
     def time_left(self) -> float | None:
         """Seconds until some request is overdue; None: none ever is."""
-        times = [ticket.time_left() for ticket in (*self._tickets.values(), *self._commits.values())]
+        times = [state.time_left() for state in (*self._states.values(), *self._commits.values())]
         return min((left for left in times if left is not None), default=None)
 
     def expire(self) -> None:
         """Answer those that are overdue."""
-        for index, ticket in list(self._commits.items()):
-            if ticket.time_left() == 0:
+        for index, state in list(self._commits.items()):
+            if state.time_left() == 0:
                 self._door.leave(self._commits.pop(index))
-                self._samples_fail(index, ticket.overdue())
-        for index, ticket in list(self._tickets.items()):
-            if ticket.time_left() == 0:
-                self._settle(index, ticket.overdue())
+                self._samples_fail(index, state.overdue())
+        for index, state in list(self._states.items()):
+            if state.time_left() == 0:
+                self._settle(index, state.overdue())
 
     def abort(self, matches: Callable[[str], bool]) -> None:
         """Refuse the items that were not sent yet and whose ids match."""
@@ -127,9 +129,9 @@ class Gathering:
 
     def leave(self) -> None:
         """Nobody waits any more: cancel what is not finished."""
-        for ticket in (*self._tickets.values(), *self._commits.values()):
-            self._door.leave(ticket)
-        self._tickets.clear()
+        for state in (*self._states.values(), *self._commits.values()):
+            self._door.leave(state)
+        self._states.clear()
         self._commits.clear()
         self._waiting.clear()
 
@@ -164,11 +166,11 @@ class Gathering:
             self._samples_fail(prompt, fault)
 
     def _take_commit(self, prompt: int) -> None:
-        ticket = self._commits.get(prompt)
-        if ticket is None:
+        state = self._commits.get(prompt)
+        if state is None:
             return
         try:
-            if ticket.take() is None:
+            if state.take() is None:
                 return
         except RuntimeFault as fault:
             self._door.leave(self._commits.pop(prompt))
@@ -188,19 +190,19 @@ class Gathering:
         if index >= self._prompts:
             job = self._door.another(job, item)
         try:
-            ticket = self._door.open(item, job, self._teller(False, index))
+            state = self._door.open(item, job, self._teller(False, index))
         except RuntimeFault as fault:
             self._settle(index, fault)
             return
-        self._tickets[index] = ticket
+        self._states[index] = state
         self._waiting.pop(item.rid, None)
 
     def _take_item(self, index: int) -> None:
-        ticket = self._tickets.get(index)
-        if ticket is None:
+        state = self._states.get(index)
+        if state is None:
             return
         try:
-            output = ticket.take()
+            output = state.take()
         except RuntimeFault as fault:
             self._settle(index, fault)
             return
@@ -213,9 +215,9 @@ class Gathering:
 
     def _settle(self, index: int, outcome: Outcome) -> None:
         """The item's last word."""
-        ticket = self._tickets.pop(index, None)
-        if ticket is not None:
-            self._door.leave(ticket)
+        state = self._states.pop(index, None)
+        if state is not None:
+            self._door.leave(state)
         self._made.append((index, outcome))
         self.left -= 1
 

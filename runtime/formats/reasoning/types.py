@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.formats.reasoning import BRACKETS, COMMAND, HARMONY, KIMI, KNOWN, SEED, THINK, Marks
+from runtime.formats.reasoning.marks import BRACKETS, COMMAND, HARMONY, KIMI, KNOWN, SEED, THINK, Marks
 from runtime.protocol.registry import UnknownName
 
 _GRANITE = Marks("Here is my thought process:", "Here is my response:")

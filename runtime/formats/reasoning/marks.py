@@ -40,7 +40,7 @@ KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, HARMONY)
 
 
 @dataclass(frozen=True, slots=True)
-class Thoughts:
+class ReasoningMarks:
     """How one model marks its reasoning.
 
     close_ids: the mark as ids, where it holds a token of its own; then these ids end the reasoning, and the
@@ -94,12 +94,12 @@ def find(ids: Sequence[int], wanted: Sequence[int], start: int = 0) -> int | Non
         start += 1
 
 
-def thoughts_of(
+def marks_of(
     asked: str,
     added_id: Callable[[str], int | None],
     encode: Callable[[str], Sequence[int]],
     templates: Iterable[str] = (),
-) -> Thoughts | None:
+) -> ReasoningMarks | None:
     """The marks of a model; None where it does not reason.
 
     asked: "auto" (the known marks whose end is a token of the tokenizer's own, else whose both ends stand in
@@ -115,7 +115,7 @@ def thoughts_of(
         return None
     opens = _ids(found.open, added_id, encode)
     inside = [token for text in found.inside if (token := added_id(text)) is not None]
-    return Thoughts(
+    return ReasoningMarks(
         found.open, found.close, opens, _ids(found.close, added_id, encode), tuple({*opens, *inside})
     )
 

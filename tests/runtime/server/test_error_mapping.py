@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import GenerateOutput
 from runtime.protocol.vocabulary import Vocabulary
+from runtime.server.error_mapping import mapped, mapped_errors
 from runtime.server.openai_tokens import UNKNOWN, spelled, token_entries
-from runtime.server.wording import in_words, said
 
 WORDS = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "text": "prompt"}
 BYTES = Vocabulary((*(bytes([value]) for value in range(256)), "한".encode(), b""))
@@ -28,19 +28,19 @@ BYTES = Vocabulary((*(bytes([value]) for value in range(256)), "한".encode(), b
     ],
 )
 def test_names_are_the_clients(where: str | None, message: str, told: str) -> None:
-    fault = said(BadRequest(message, where=where, hint="lower max_new_tokens"), WORDS)
+    fault = mapped(BadRequest(message, where=where, hint="lower max_new_tokens"), WORDS)
     assert type(fault) is BadRequest
     assert str(fault) == f"{told} (lower max_tokens)"
 
 
 def test_a_prompt_that_is_too_long_is_what_clients_look_for() -> None:
-    with pytest.raises(PromptTooLong) as caught, in_words(WORDS, 2048):
+    with pytest.raises(PromptTooLong) as caught, mapped_errors(WORDS, 2048):
         raise PromptTooLong("the prompt has 3000 tokens", where="prompt")
     assert (caught.value.code, caught.value.status) == ("context_length_exceeded", 400)
     assert str(caught.value).startswith("This model's maximum context length is 2048 tokens: the prompt has")
-    with pytest.raises(QueueFull, match=r"^busy$"), in_words(WORDS, 2048):
+    with pytest.raises(QueueFull, match=r"^busy$"), mapped_errors(WORDS, 2048):
         raise QueueFull("busy")
-    with pytest.raises(ZeroDivisionError), in_words(WORDS):
+    with pytest.raises(ZeroDivisionError), mapped_errors(WORDS):
         _ = 1 / 0
 
 

@@ -1,4 +1,4 @@
-"""Ticket: one request at the front door, and what came of its parts so far; the answer that is made of them.
+"""RequestState: one request at the front door, what came of its parts so far, and the answer made of that.
 
 Threads put, the caller takes. It knows no mailboxes.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from runtime.processes.observe import NOBODY, Begun, Observer
-from runtime.processes.part import Facts, Part
+from runtime.processes.output_accumulator import Facts, OutputAccumulator
 from runtime.processes.prepare import Job
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault, from_dict
 from runtime.protocol.io_struct import ChoiceScores, GenerateOutput, StrOutput
@@ -25,7 +25,7 @@ _SUMMED = (
 )  # fmt: skip
 
 
-class Ticket:
+class RequestState:
     """`notify` is called, from any thread, whenever there may be something new to `take`. observer: told of
     each part of its life, once."""
 
@@ -39,7 +39,7 @@ class Ticket:
     ) -> None:
         self.request, self.job, self.notify = request, job, notify
         self.began = time.monotonic()
-        self.parts = [Part(part) for part in job.requests]
+        self.parts = [OutputAccumulator(part) for part in job.requests]
         self.fault: RuntimeFault | None = None
         self.index = {part.rid: at for at, part in enumerate(job.requests)}
         self.open = set(self.index)
@@ -136,7 +136,7 @@ class Ticket:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _answer(self, part: Part) -> GenerateOutput:
+    def _answer(self, part: OutputAccumulator) -> GenerateOutput:
         request = self.request
         meta: dict[str, Any] = {
             "id": request.rid,
