@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.config.model import ModelSpec
-from runtime.layers.linear import can_pack
+from runtime.layers.dense import can_pack
 from runtime.protocol.errors import ModelLoadError
 
 DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}

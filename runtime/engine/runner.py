@@ -39,7 +39,7 @@ from runtime.engine.logprobs import (
 )
 from runtime.engine.sampler import Sampler, uniform
 from runtime.engine.threads import Threads
-from runtime.layers.linear import time_rows
+from runtime.layers.dense import time_rows
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, RowResult, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault

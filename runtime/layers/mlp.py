@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.layers.linear import Linear
+from runtime.layers.dense import Linear
 
 
 class SwiGLU:

@@ -17,11 +17,11 @@ from torch import Tensor
 from runtime.attention.base import AttentionStep
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
-from runtime.layers.linear import Linear
+from runtime.layers.dense import Linear
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary
-from runtime.models.weights import Checkpoint
+from runtime.layers.weights import Checkpoint
 from runtime.protocol.errors import ModelLoadError
 
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config.encoder import ENCODERS, EncoderFamily, EncoderSpec, Head
-from runtime.layers.linear import Linear
+from runtime.layers.dense import Linear
 from runtime.layers.norm import LayerNorm
-from runtime.models.weights import Checkpoint
+from runtime.layers.weights import Checkpoint
 
 Activation = Callable[[Tensor], Tensor]
 

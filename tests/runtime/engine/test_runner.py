@@ -14,7 +14,7 @@ import torch
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
-from runtime.layers.linear import can_pack
+from runtime.layers.dense import can_pack
 from runtime.plan import Row, Run, Segment, StepPlan, TokenMask
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, ModelLoadError
 from runtime.protocol.sampling import SamplingParams

@@ -14,7 +14,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import NOT_FINITE, TorchRunner
 from runtime.engine.sampler import NOTHING_ALLOWED
-from runtime.layers.linear import Linear
+from runtime.layers.dense import Linear
 from runtime.plan import TokenMask
 from runtime.protocol.sampling import SamplingParams
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from runtime.config.model import RopeSpec
-from runtime.layers import linear
-from runtime.layers.linear import Linear, size_of
+from runtime.layers import dense
+from runtime.layers.dense import Linear, size_of
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary, inverse_frequencies
@@ -33,7 +33,7 @@ def test_linear(rows: int, pack: bool, biased: bool) -> None:
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 7, 8, 9, 63, 64, 65, 200, 2049])
 @pytest.mark.parametrize("pack", [True, False])
 def test_linear_in_bfloat16(rows: int, pack: bool) -> None:
-    if pack and not linear.can_pack(torch.bfloat16):
+    if pack and not dense.can_pack(torch.bfloat16):
         pytest.skip("this processor does not multiply bfloat16")
     torch.manual_seed(rows)
     weight, x = torch.randn(48, 32).bfloat16(), torch.randn(rows, 32).bfloat16()
@@ -59,7 +59,7 @@ def test_few_rows_take_the_weights_that_are_faster_here(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slow: str
 ) -> None:
     """A processor that computes one of the two slowly, as AMD's do the plain product."""
-    if not linear.can_pack(dtype):
+    if not dense.can_pack(dtype):
         pytest.skip("this processor does not multiply bfloat16")
     plain, packed = F.linear, torch.ops.mkldnn._linear_pointwise
 
@@ -77,10 +77,10 @@ def test_few_rows_take_the_weights_that_are_faster_here(
     before = layers[0](x)
     with monkeypatch.context() as patch:
         if slow == "plain":
-            patch.setattr(linear.F, "linear", slowly(plain))
+            patch.setattr(dense.F, "linear", slowly(plain))
         else:
             patch.setattr(torch.ops.mkldnn, "_linear_pointwise", slowly(packed))
-        chosen = linear.time_rows(layers)
+        chosen = dense.time_rows(layers)
     assert chosen.plain_up_to == (0 if slow == "plain" else 3)
     assert (chosen.plain_ms > chosen.packed_ms) == (slow == "plain")
     assert {layer.plain_up_to for layer in layers} == {chosen.plain_up_to}
@@ -88,15 +88,15 @@ def test_few_rows_take_the_weights_that_are_faster_here(
 
 
 def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert linear.can_pack(torch.float32)
-    assert not linear.can_pack(torch.float16)
+    assert dense.can_pack(torch.float32)
+    assert not dense.can_pack(torch.float16)
     assert not Linear(torch.randn(4, 4).half(), pack=True).packed
 
     def broken(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(linear, "_pack", broken)
-    assert not linear.can_pack(torch.float32)
+    monkeypatch.setattr(dense, "_pack", broken)
+    assert not dense.can_pack(torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.config.model import ModelSpec
-from runtime.models import weights
+from runtime.layers import weights
 from runtime.models.decoder import Decoder
 from runtime.protocol.errors import ModelLoadError
 
