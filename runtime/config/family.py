@@ -34,7 +34,7 @@ class Names:
 
     embedding: str = "model.embed_tokens.weight"
     final_norm: str = "model.norm.weight"
-    head: str = "lm_head.weight"
+    head: str = "lm_head"
     attention_norm: str = "model.layers.{layer}.input_layernorm.weight"
     mlp_norm: str = "model.layers.{layer}.post_attention_layernorm.weight"
     query: str = "model.layers.{layer}.self_attn.q_proj"

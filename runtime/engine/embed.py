@@ -17,6 +17,7 @@ from runtime.config.pooling import ENCODER_DEFAULT, Pooling
 from runtime.config.runner import RunnerConfig
 from runtime.engine import memory
 from runtime.engine.device import pick_device, pick_dtype
+from runtime.layers.dense import Dense
 from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text, TextResult
 from runtime.protocol.errors import BadRequest, InternalFault, ModelLoadError
@@ -57,7 +58,7 @@ class TorchTextRunner:
             )
         pack = memory.packs(config.pack_weights, needed, dtype, device)
         with torch.inference_mode():
-            encoder = Encoder.load(directory, spec, dtype, device, pack=pack)
+            encoder = Encoder.load(directory, spec, dtype, device, Dense(pack=pack))
         return cls(encoder, pooling)
 
     def verify(self, params: SamplingParams) -> None:

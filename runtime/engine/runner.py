@@ -39,7 +39,7 @@ from runtime.engine.logprobs import (
 )
 from runtime.engine.sampler import Sampler, uniform
 from runtime.engine.threads import Threads
-from runtime.layers.dense import time_rows
+from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, RowResult, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
@@ -140,27 +140,18 @@ class TorchRunner:
         memory.check_weights_fit(spec, dtype, device, str(directory))
         with torch.inference_mode():
             pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
-            decoder = Decoder.load(directory, spec, dtype, device, pack=pack)
+            method = Dense(pack=pack, timed=config.pack_weights == "auto")
+            decoder = Decoder.load(directory, spec, dtype, device, method)
             slots = memory.slots_for(
                 spec, dtype, device, config.max_total_tokens, config.memory_fraction, str(directory)
             )
             pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, dtype, device)
             attention = choose(config.attention, device)(pool, spec.num_heads, spec.windows)
             runner = cls(decoder, attention, config, beside=beside)
-            if pack and config.pack_weights == "auto":
-                runner._time_rows()
+            if runner._threads is not None:
+                runner._threads.use_for(1)  # as a pass is computed in which the choice matters
+            method.tune()
         return runner
-
-    def _time_rows(self) -> None:
-        """Choose the weights for passes of few rows, as such a pass is computed; for as long as it lives."""
-        if self._threads is not None:
-            self._threads.use_for(1)
-        chosen = time_rows(self._decoder.linears())
-        log.info(
-            "passes of up to %d rows use the plain weights, others packed ones (timed with one row: %.2f ms "
-            "plain, %.2f packed)",
-            *chosen,
-        )
 
     @property
     def device(self) -> str:

@@ -1,9 +1,9 @@
-"""Linear: y = x W^T + b, by the fastest way for the number of rows. Knows no model.
+"""Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
 
 On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A
 second copy of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. Which
 of the two is faster for one to three rows, where the memory is the limit, depends on the processor:
-`time_rows` measures it.
+`Dense.tune` measures it.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -12,13 +12,18 @@ products therefore come in few sizes, four from each power of two to the next, f
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.weights import Weights
+
+log = logging.getLogger(__name__)
 
 PACKABLE = (torch.float32, torch.bfloat16)
 FEW_ROWS = 3  # for more the packed product is faster everywhere
@@ -30,9 +35,9 @@ _TIMED_S = 0.1
 _WORTH = 0.9  # the plain product must take less than this share of the packed one's time
 
 
-class Linear:
-    """`weight` [out, in], `bias` [out] or None. Calls take [rows, in] and give [rows, out]. `plain_up_to`: up
-    to how many rows a packed one uses the plain weights."""
+class DenseLinear(Linear):
+    """`weight` [outputs, inputs], `bias` [outputs] or None. `plain_up_to`: up to how many rows a packed one
+    uses the plain weights."""
 
     __slots__ = ("_packed", "_sized", "_transpose", "bias", "plain_up_to", "weight")
 
@@ -59,7 +64,6 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        """[rows, in] -> [rows, len(outputs)]: those outputs alone, in their order (int64)."""
         weight = self.weight.index_select(0, outputs)
         bias = None if self.bias is None else self.bias.index_select(0, outputs)
         if not self._sized:
@@ -78,19 +82,47 @@ class Linear:
         return made[:rows]
 
 
-class Timing(NamedTuple):
-    """`plain_up_to`: up to how many rows the plain weights are faster. `plain_ms`, `packed_ms`: milliseconds
-    of the products that were timed, for one row."""
+class Dense(LinearMethod):
+    """Projections of one input are one matrix, one above the other. `pack`: keep a packed copy on the CPU;
+    `timed`: let tune() choose the weights for passes of few rows, else they use the packed ones too."""
 
-    plain_up_to: int
-    plain_ms: float
-    packed_ms: float
+    def __init__(self, *, pack: bool = False, timed: bool = False) -> None:
+        self._pack, self._timed = pack, timed
+        self._packed: list[DenseLinear] = []
+
+    def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> DenseLinear:
+        outputs = [part.outputs for part in parts]
+        weight = torch.empty(sum(outputs), inputs, dtype=weights.dtype, device=weights.device)
+        for part, target in zip(parts, weight.split(outputs)):
+            target.copy_(weights.take(f"{part.name}.weight", target.shape))
+        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,)) for part in parts if bias]
+        return self._keep(DenseLinear(weight, torch.cat(biases) if bias else None, pack=self._pack))
+
+    def shared(self, table: Tensor) -> DenseLinear:
+        return self._keep(DenseLinear(table, pack=self._pack))
+
+    def tune(self) -> None:
+        """Takes some 0.1 s, more for matrices that are larger than 64 MiB."""
+        if self._timed and self._packed:
+            up_to, (plain, packed) = time_rows(self._packed)
+            log.info(
+                "passes of up to %d rows use the plain weights, others packed ones (timed with one row: "
+                "%.2f ms plain, %.2f packed)",
+                up_to,
+                1e3 * plain,
+                1e3 * packed,
+            )
+
+    def _keep(self, linear: DenseLinear) -> DenseLinear:
+        if linear.packed:
+            self._packed.append(linear)
+        return linear
 
 
-def time_rows(linears: Sequence[Linear]) -> Timing:
-    """Measure whether few rows are faster with plain or with packed weights, on some of `linears` (those of a
-    model, in the order in which a pass uses them; all packed, of one type), and set it for all of them. Takes
-    some 0.1 s, more for matrices that are larger than 64 MiB."""
+def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]:
+    """Measure whether few rows are faster with plain or with packed weights, on some of `linears` (in the
+    order in which a pass uses them; all packed, of one type), and set it for all of them. Up to how many rows
+    the plain ones are; the seconds of one row's products with plain and with packed weights."""
     some, size = [], 0
     for linear in linears:
         some.append(linear)
@@ -101,10 +133,10 @@ def time_rows(linears: Sequence[Linear]) -> Timing:
     up_to = next((rows for rows, (plain, packed) in enumerate(took) if plain > _WORTH * packed), FEW_ROWS)
     for linear in linears:
         linear.plain_up_to = up_to
-    return Timing(up_to, *(1e3 * seconds for seconds in took[0]))
+    return up_to, took[0]
 
 
-def _least_s(linears: Sequence[Linear], rows: int) -> tuple[float, float]:
+def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
     """Seconds of `rows` rows' products with plain and with packed weights: the least of a few rounds in turn,
     and the thread's own time, so that other work on the machine counts as little as can be."""
     given = [linear.weight.new_ones(rows, linear.weight.shape[1]) for linear in linears]
@@ -138,7 +170,7 @@ def can_pack(dtype: torch.dtype) -> bool:
         if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return False
         weight, x = torch.randn(32, 16), torch.randn(FEW_ROWS + 2, 16)
-        made = Linear(weight.to(dtype), pack=True)(x.to(dtype)).float()
+        made = DenseLinear(weight.to(dtype), pack=True)(x.to(dtype)).float()
         return bool(torch.allclose(made, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2))
     except (RuntimeError, AttributeError, TypeError):
         return False

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.layers.dense import Linear
+from runtime.layers.linear import Linear
 
 
 class SwiGLU:
-    """`gate_up`: the two matrices one above the other, gate first."""
+    """`gate_up`: both projections, gate first."""
 
     __slots__ = ("down", "gate_up")
 

@@ -1,4 +1,5 @@
 """Checkpoint: safetensors files of a directory, one tensor at a time, checked against what the model expects.
+Weights: the same as layers take it, in one type and on one device.
 
 Knows file formats and names; not what the tensors are for.
 """
@@ -149,3 +150,31 @@ class Checkpoint:
                 where=self.path_of(left[0]),
                 hint="does config.json belong to these weights?",
             )
+
+
+class Weights:
+    """Tensors of a checkpoint as `dtype` on `device`. `prefix`: stands before each name that the checkpoint
+    does not have as it is."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = ""
+    ) -> None:
+        self.dtype, self.device = dtype, device
+        self._checkpoint, self._prefix = checkpoint, prefix
+
+    def __contains__(self, name: str) -> bool:
+        return self._named(name) in self._checkpoint
+
+    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+        """As stored: see Checkpoint.take."""
+        return self._checkpoint.take(self._named(name), shape)
+
+    def tensor(self, name: str, shape: Sequence[int]) -> Tensor:
+        """A copy of its own. Raises ModelLoadError as take() does."""
+        return self.take(name, shape).to(self.device, self.dtype, copy=True)
+
+    def path_of(self, name: str) -> str:
+        return self._checkpoint.path_of(self._named(name))
+
+    def _named(self, name: str) -> str:
+        return name if name in self._checkpoint else self._prefix + name

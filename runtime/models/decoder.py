@@ -6,7 +6,6 @@ business.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from torch import Tensor
 from runtime.attention.base import AttentionStep
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
-from runtime.layers.dense import Linear
+from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary
-from runtime.layers.weights import Checkpoint
+from runtime.layers.weights import Checkpoint, Weights
 from runtime.protocol.errors import ModelLoadError
 
 
@@ -53,11 +52,6 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.dtype
-
-    def linears(self) -> list[Linear]:
-        """All products of a pass, in their order."""
-        layers = [(one.qkv, one.output, one.mlp.gate_up, one.mlp.down) for one in self._layers]
-        return [*itertools.chain.from_iterable(layers), self._head]
 
     def hidden(
         self, ids: Tensor, positions: Tensor, attend: AttentionStep, wanted: Tensor | None = None
@@ -97,108 +91,93 @@ class Decoder:
 
     @classmethod
     def load(
-        cls, directory: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, *, pack: bool = False
+        cls,
+        directory: Path,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        method: LinearMethod,
     ) -> Decoder:
-        """Read the weights of `directory` as `dtype` onto `device`. `pack`: see Linear. Raises
+        """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`. Raises
         ModelLoadError."""
         with Checkpoint(directory) as checkpoint:
-            return _Loader(checkpoint, spec, dtype, device, pack).decoder()
+            names: Names = ARCHITECTURES.load(spec.architecture).names
+            decoder = _Loader(Weights(checkpoint, dtype, device), spec, names, method).decoder()
+            checkpoint.finish(names.ignored)
+        return decoder
 
 
+@dataclass(frozen=True, slots=True)
 class _Loader:
     """Fills a Decoder from a checkpoint, one tensor at a time, so that no second copy of all weights ever
     exists."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, spec: ModelSpec, dtype: torch.dtype, device: torch.device, pack: bool
-    ) -> None:
-        self._checkpoint, self._spec, self._dtype, self._device, self._pack = (
-            checkpoint,
-            spec,
-            dtype,
-            device,
-            pack,
-        )
-        self._names: Names = ARCHITECTURES.load(spec.architecture).names
+    weights: Weights
+    spec: ModelSpec
+    names: Names
+    method: LinearMethod
 
     def decoder(self) -> Decoder:
-        spec, names = self._spec, self._names
-        embedding = self._embedding(names.embedding)
+        spec = self.spec
+        embedding = self._embedding()
         layers = [self._layer(number) for number in range(spec.num_layers)]
-        final_norm = RMSNorm(self._vector(names.final_norm, spec.hidden_size), spec.norm_eps)
-        head = Linear(self._head(embedding), pack=self._pack)
-        self._checkpoint.finish(names.ignored)
-        return Decoder(spec, embedding, layers, final_norm, head)
+        final_norm = RMSNorm(self.weights.tensor(self.names.final_norm, (spec.hidden_size,)), spec.norm_eps)
+        return Decoder(spec, embedding, layers, final_norm, self._head(embedding))
 
-    def _embedding(self, name: str) -> Tensor:
-        spec = self._spec
+    def _embedding(self) -> Tensor:
+        spec = self.spec
         try:
-            return self._matrix((name,), (spec.vocab_size,), spec.hidden_size)
+            return self.weights.tensor(self.names.embedding, (spec.vocab_size, spec.hidden_size))
         except ModelLoadError as error:
             raise ModelLoadError(
                 error.message, where=error.where, hint=error.hint or "is vocab_size in config.json right?"
             ) from error
 
-    def _head(self, embedding: Tensor) -> Tensor:
-        spec, name = self._spec, self._names.head
+    def _head(self, embedding: Tensor) -> Linear:
+        spec, head = self.spec, self.names.head
         if not spec.tie_embeddings:
-            return self._matrix((name,), (spec.vocab_size,), spec.hidden_size)
-        if name in self._checkpoint:  # some checkpoints repeat the shared matrix
-            given = self._checkpoint.take(name, (spec.vocab_size, spec.hidden_size))
-            if not torch.equal(given.to(self._dtype), embedding.cpu()):
+            parts = (Projection(head, spec.vocab_size),)
+            return self.method.load(self.weights, parts, spec.hidden_size, bias=False)
+        name = f"{head}.weight"
+        if name in self.weights:  # some checkpoints repeat the shared matrix
+            given = self.weights.take(name, (spec.vocab_size, spec.hidden_size))
+            if not torch.equal(given.to(self.weights.dtype), embedding.cpu()):
                 raise ModelLoadError(
-                    f"{name!r} differs from {self._names.embedding!r}, but config.json ties them",
-                    where=self._checkpoint.path_of(name),
+                    f"{name!r} differs from {self.names.embedding!r}, but config.json ties them",
+                    where=self.weights.path_of(name),
                     hint="set tie_word_embeddings to false to use both",
                 )
-        return embedding
+        return self.method.shared(embedding)
 
     def _layer(self, number: int) -> Layer:
-        spec, names = self._spec, self._names
+        spec, names = self.spec, self.names
+        hidden, ffn = spec.hidden_size, spec.ffn_size
         heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
 
-        def norm(name: str, size: int) -> RMSNorm:
-            return RMSNorm(self._vector(name.format(layer=number), size), spec.norm_eps)
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(self.weights.tensor(name.format(layer=number), (hidden,)), spec.norm_eps)
 
-        def linear(parts: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
-            return self._linear(tuple(part.format(layer=number) for part in parts), rows, columns, bias)
+        def linear(inputs: int, bias: bool, *parts: tuple[str, int]) -> Linear:
+            named = [Projection(name.format(layer=number), outputs) for name, outputs in parts]
+            return self.method.load(self.weights, named, inputs, bias=bias)
 
         return Layer(
-            attention_norm=norm(names.attention_norm, spec.hidden_size),
-            qkv=linear(
-                (names.query, names.key, names.value), (heads, kv, kv), spec.hidden_size, spec.qkv_bias
-            ),
+            attention_norm=norm(names.attention_norm),
+            qkv=linear(hidden, spec.qkv_bias, (names.query, heads), (names.key, kv), (names.value, kv)),
             qk_norm=self._qk_norm(number) if spec.qk_norm else None,
-            output=linear((names.output,), (spec.hidden_size,), heads, spec.output_bias),
-            mlp_norm=norm(names.mlp_norm, spec.hidden_size),
+            output=linear(heads, spec.output_bias, (names.output, hidden)),
+            mlp_norm=norm(names.mlp_norm),
             mlp=SwiGLU(
-                linear((names.gate, names.up), (spec.ffn_size,) * 2, spec.hidden_size, spec.mlp_bias),
-                linear((names.down,), (spec.hidden_size,), spec.ffn_size, spec.mlp_bias),
+                linear(hidden, spec.mlp_bias, (names.gate, ffn), (names.up, ffn)),
+                linear(ffn, spec.mlp_bias, (names.down, hidden)),
             ),
         )
 
     def _qk_norm(self, number: int) -> RMSNorm:
         """One norm for query and key heads side by side: weight [heads + kv_heads, head_dim]."""
-        spec, names = self._spec, self._names
+        spec, names = self.spec, self.names
         weights = [
-            self._vector(name.format(layer=number), spec.head_dim).expand(heads, -1)
+            self.weights.tensor(name.format(layer=number), (spec.head_dim,)).expand(heads, -1)
             for name, heads in ((names.query_norm, spec.num_heads), (names.key_norm, spec.num_kv_heads))
         ]
         return RMSNorm(torch.cat(weights), spec.norm_eps)
-
-    def _linear(self, parts: tuple[str, ...], rows: tuple[int, ...], columns: int, bias: bool) -> Linear:
-        """One Linear out of several of the checkpoint, one above the other."""
-        weight = self._matrix(tuple(f"{part}.weight" for part in parts), rows, columns)
-        biases = None
-        if bias:
-            biases = torch.cat([self._vector(f"{part}.bias", count) for part, count in zip(parts, rows)])
-        return Linear(weight, biases, pack=self._pack)
-
-    def _matrix(self, names: tuple[str, ...], rows: tuple[int, ...], columns: int) -> Tensor:
-        weight = torch.empty(sum(rows), columns, dtype=self._dtype, device=self._device)
-        for name, target in zip(names, weight.split(list(rows))):
-            target.copy_(self._checkpoint.take(name, target.shape))
-        return weight
-
-    def _vector(self, name: str, size: int) -> Tensor:
-        return self._checkpoint.take(name, (size,)).to(self._device, self._dtype, copy=True)

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config.encoder import ENCODERS, EncoderFamily, EncoderSpec, Head
-from runtime.layers.dense import Linear
+from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.norm import LayerNorm
-from runtime.layers.weights import Checkpoint
+from runtime.layers.weights import Checkpoint, Weights
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -181,30 +181,31 @@ class Encoder:
         spec: EncoderSpec,
         dtype: torch.dtype,
         device: torch.device,
-        *,
-        pack: bool = False,
+        method: LinearMethod,
     ) -> Encoder:
-        """Read the weights of `directory` as `dtype` onto `device`. `pack`: see Linear. Raises
+        """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`. Raises
         ModelLoadError."""
         with Checkpoint(directory) as checkpoint:
-            return _Loader(checkpoint, spec, dtype, device, pack).encoder()
+            family: EncoderFamily = ENCODERS.load(spec.architecture)
+            # A bare body is saved without the prefix, one below a head with it; the head never has one.
+            bare = f"{family.names.words}.weight" in checkpoint
+            weights = Weights(checkpoint, dtype, device, "" if bare else family.prefix)
+            encoder = _Loader(weights, spec, family, method).encoder()
+            checkpoint.finish(family.names.ignored)
+        return encoder
 
 
+@dataclass(frozen=True, slots=True)
 class _Loader:
     """Fills an Encoder from a checkpoint, one tensor at a time."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, spec: EncoderSpec, dtype: torch.dtype, device: torch.device, pack: bool
-    ) -> None:
-        self._checkpoint, self._spec = checkpoint, spec
-        self._dtype, self._device, self._pack = dtype, device, pack
-        self._family: EncoderFamily = ENCODERS.load(spec.architecture)
-        # A bare body is saved without the prefix, one below a head with it.
-        bare = f"{self._family.names.words}.weight" in checkpoint
-        self._prefix = "" if bare else self._family.prefix
+    weights: Weights
+    spec: EncoderSpec
+    family: EncoderFamily
+    method: LinearMethod
 
     def encoder(self) -> Encoder:
-        spec, names = self._spec, self._family.names
+        spec, names = self.spec, self.family.names
         tables = EmbeddingTables(
             self._table(names.words, spec.vocab_size),
             self._table(names.positions, spec.table_positions),
@@ -214,63 +215,45 @@ class _Loader:
             self._norm(names.embedding_norm),
         )
         layers = [self._layer(number) for number in range(spec.num_layers)]
-        head = self._family.head
-        classifier = None if head is None else self._classifier(head)
-        self._checkpoint.finish(names.ignored)
-        return Encoder(spec, tables, layers, classifier)
+        head = self.family.head
+        return Encoder(spec, tables, layers, None if head is None else self._classifier(head))
 
     def _layer(self, number: int) -> EncoderLayer:
-        spec, names = self._spec, self._family.names
+        spec, names = self.spec, self.family.names
         hidden, ffn = spec.hidden_size, spec.ffn_size
 
-        def linear(parts: tuple[str, ...], rows: int, columns: int) -> Linear:
-            return self._linear(tuple(part.format(layer=number) for part in parts), rows, columns)
+        def linear(inputs: int, outputs: int, *parts: str) -> Linear:
+            return self._linear(inputs, outputs, *(part.format(layer=number) for part in parts))
 
         return EncoderLayer(
-            qkv=linear((names.query, names.key, names.value), hidden, hidden),
-            output=linear((names.output,), hidden, hidden),
+            qkv=linear(hidden, hidden, names.query, names.key, names.value),
+            output=linear(hidden, hidden, names.output),
             attention_norm=self._norm(names.attention_norm.format(layer=number)),
-            up=linear((names.up,), ffn, hidden),
-            down=linear((names.down,), hidden, ffn),
+            up=linear(hidden, ffn, names.up),
+            down=linear(ffn, hidden, names.down),
             mlp_norm=self._norm(names.mlp_norm.format(layer=number)),
         )
 
     def _classifier(self, head: Head) -> Classifier:
-        hidden = self._spec.hidden_size
+        hidden = self.spec.hidden_size
         return Classifier(
-            self._linear((head.dense,), hidden, hidden),
+            self._linear(hidden, hidden, head.dense),
             _ACTIVATIONS[head.activation],
-            self._linear((head.out,), self._spec.labels, hidden),
+            self._linear(hidden, self.spec.labels, head.out),
         )
 
-    def _linear(self, parts: tuple[str, ...], rows: int, columns: int) -> Linear:
-        """One Linear out of several of the checkpoint, one above the other."""
-        weight = torch.empty(len(parts) * rows, columns, dtype=self._dtype, device=self._device)
-        for part, target in zip(parts, weight.split(rows), strict=True):
-            target.copy_(self._take(f"{part}.weight", (rows, columns)))
-        bias = torch.cat([self._vector(f"{part}.bias", rows) for part in parts])
-        return Linear(weight, bias, pack=self._pack)
+    def _linear(self, inputs: int, outputs: int, *parts: str) -> Linear:
+        """outputs: of each part."""
+        return self.method.load(
+            self.weights, [Projection(part, outputs) for part in parts], inputs, bias=True
+        )
 
     def _norm(self, name: str) -> LayerNorm:
-        size = self._spec.hidden_size
+        size = (self.spec.hidden_size,)
         # The oldest checkpoints say gamma and beta.
-        old = self._named(f"{name}.gamma") in self._checkpoint
-        scale, shift = ("gamma", "beta") if old else ("weight", "bias")
-        return LayerNorm(
-            self._vector(f"{name}.{scale}", size), self._vector(f"{name}.{shift}", size), self._spec.norm_eps
-        )
+        scale, shift = ("gamma", "beta") if f"{name}.gamma" in self.weights else ("weight", "bias")
+        weight, bias = (self.weights.tensor(f"{name}.{end}", size) for end in (scale, shift))
+        return LayerNorm(weight, bias, self.spec.norm_eps)
 
     def _table(self, name: str, rows: int) -> Tensor:
-        return self._take(f"{name}.weight", (rows, self._spec.hidden_size)).to(
-            self._device, self._dtype, copy=True
-        )
-
-    def _vector(self, name: str, size: int) -> Tensor:
-        return self._take(name, (size,)).to(self._device, self._dtype, copy=True)
-
-    def _named(self, name: str) -> str:
-        """With the prefix, save what stands beside the body: the head."""
-        return name if name in self._checkpoint else self._prefix + name
-
-    def _take(self, name: str, shape: Sequence[int]) -> Tensor:
-        return self._checkpoint.take(self._named(name), shape)
+        return self.weights.tensor(f"{name}.weight", (rows, self.spec.hidden_size))

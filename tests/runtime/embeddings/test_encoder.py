@@ -19,6 +19,7 @@ from runtime.config.encoder import EncoderSpec, read_spec
 from runtime.config.pooling import Pooling
 from runtime.config.runner import RunnerConfig
 from runtime.engine.embed import NOT_FINITE, TorchTextRunner
+from runtime.layers.dense import Dense
 from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text
 from runtime.protocol.errors import BadRequest, InternalFault, ModelLoadError
@@ -36,7 +37,7 @@ def texts(lengths: Any = LENGTHS, first: int = 5, seed: int = 0) -> list[list[in
 def load(path: Path) -> Encoder:
     spec = read_spec(path)
     assert isinstance(spec, EncoderSpec)
-    return Encoder.load(path, spec, torch.float32, CPU)
+    return Encoder.load(path, spec, torch.float32, CPU, Dense())
 
 
 def hidden(

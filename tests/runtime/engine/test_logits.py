@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from runtime.attention.base import choose
 from runtime.attention.pool import KVPool
 from runtime.config.model import ModelSpec
 from runtime.engine.batch import Batch
+from runtime.layers.dense import Dense
+from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.weights import Weights
 from runtime.models.decoder import Decoder
 from runtime.plan import RowResult, StepPlan, StepResult
 
@@ -20,10 +25,12 @@ TOLERANCE = 1e-4
 class AllLogits:
     """A runner that keeps the logits of all tokens of a step."""
 
-    def __init__(self, path: Any, slots: int = 1024, attention: str = "auto", pack: bool = True) -> None:
+    def __init__(
+        self, path: Any, slots: int = 1024, attention: str = "auto", method: LinearMethod | None = None
+    ) -> None:
         self.spec = ModelSpec.from_dir(path)
         cpu = torch.device("cpu")
-        self.decoder = Decoder.load(path, self.spec, torch.float32, cpu, pack=pack)
+        self.decoder = Decoder.load(path, self.spec, torch.float32, cpu, method or Dense(pack=True))
         spec = self.spec
         pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, torch.float32, cpu)
         pool.data.fill_(torch.nan)  # what was never written must never matter
@@ -104,12 +111,63 @@ def test_shared_prefixes(case: Any, prompt: Any, drive: Any, page: int) -> None:
 @pytest.mark.parametrize("attention", ["reference", "torch_plain"])
 def test_other_attention(tiny: Any, prompt: Any, drive: Any, attention: str) -> None:
     case, ids = tiny("mistral, window"), prompt(120, seed=5)
-    driver = drive(AllLogits(case.path, attention=attention, pack=False))
+    driver = drive(AllLogits(case.path, attention=attention, method=Dense()))
     seq, seen = driver.new(), []
     for first in range(0, 120, 50):
         driver.step([driver.ask(seq, ids[first : first + 50])])
         seen.append(driver.runner.seen)
     _close(torch.cat(seen), case.logits(ids))
+
+
+class Apart(Linear):
+    """Each projection by itself, in whole numbers up to `most` and with a scale for each output."""
+
+    def __init__(self, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor], most: int) -> None:
+        self.scales = [weight.abs().amax(1, keepdim=True) / most for weight in weights]
+        self.numbers = [(weight / scale).round() for weight, scale in zip(weights, self.scales)]
+        self.biases = biases
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        made = [F.linear(x, number) * scale.T for number, scale in zip(self.numbers, self.scales)]
+        return torch.cat(made, -1) + torch.cat(list(self.biases)) if self.biases else torch.cat(made, -1)
+
+    def some(self, x: torch.Tensor, outputs: torch.Tensor) -> torch.Tensor:
+        return self(x)[:, outputs]
+
+
+class Rounded(LinearMethod):
+    """Weight-only quantisation as a stranger would add it. Remembers what it was asked for."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.asked: list[tuple[str, ...]] = []
+
+    def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> Linear:
+        self.asked.append(tuple(part.name.split(".")[-1] for part in parts))
+        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,)) for part in parts if bias]
+        shapes = {f"{part.name}.weight": (part.outputs, inputs) for part in parts}
+        return Apart([weights.tensor(name, shape) for name, shape in shapes.items()], biases, self.most)
+
+    def shared(self, table: torch.Tensor) -> Linear:
+        self.asked.append(("shared",))
+        return Apart([table], (), self.most)
+
+    def tune(self) -> None:
+        pass
+
+
+def test_a_linear_method_decides_how_matrices_are_kept(case: Any, prompt: Any, drive: Any) -> None:
+    """The models know none: fine steps give their logits, coarse ones others."""
+    ids, right, spread = prompt(40, seed=6), case.logits(prompt(40, seed=6)), {}
+    for most in (1 << 22, 15):
+        method = Rounded(most)
+        driver = drive(AllLogits(case.path, method=method))
+        driver.step([driver.ask(driver.new(), ids)])
+        spread[most] = float((driver.runner.seen - right).abs().max())
+    assert spread[1 << 22] < TOLERANCE < 0.01 < spread[15]
+    layer = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"), ("down_proj",)]
+    head = ("shared",) if driver.runner.spec.tie_embeddings else ("lm_head",)
+    assert method.asked == [*layer * driver.runner.spec.num_layers, head]
 
 
 def test_only_wanted_tokens(tiny: Any, prompt: Any, drive: Any) -> None:

@@ -14,7 +14,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import NOT_FINITE, TorchRunner
 from runtime.engine.sampler import NOTHING_ALLOWED
-from runtime.layers.dense import Linear
+from runtime.layers.dense import DenseLinear
 from runtime.plan import TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -185,7 +185,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(load: Any, drive: Any, pr
 @pytest.mark.parametrize("bias", [False, True])
 def test_some_outputs_are_those_of_the_whole_product(dtype: torch.dtype, bias: bool) -> None:
     torch.manual_seed(0)
-    layer = Linear(torch.randn(300, 64, dtype=dtype), torch.randn(300, dtype=dtype) if bias else None)
+    layer = DenseLinear(torch.randn(300, 64, dtype=dtype), torch.randn(300, dtype=dtype) if bias else None)
     ids = torch.tensor([0, 7, 8, 200, 299])
     for rows in (1, 2, 9):
         x = torch.randn(rows, 64, dtype=dtype)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from runtime.config.model import RopeSpec
 from runtime.layers import dense
-from runtime.layers.dense import Linear, size_of
+from runtime.layers.dense import DenseLinear, size_of
 from runtime.layers.mlp import SwiGLU
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary, inverse_frequencies
@@ -24,7 +24,7 @@ def test_linear(rows: int, pack: bool, biased: bool) -> None:
     torch.manual_seed(rows)
     weight, x = torch.randn(40, 24), torch.randn(rows, 24)
     bias = torch.randn(40) if biased else None
-    made = Linear(weight, bias, pack=pack)
+    made = DenseLinear(weight, bias, pack=pack)
     assert made.packed == pack
     right = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     torch.testing.assert_close(made(x), right.float())
@@ -37,7 +37,7 @@ def test_linear_in_bfloat16(rows: int, pack: bool) -> None:
         pytest.skip("this processor does not multiply bfloat16")
     torch.manual_seed(rows)
     weight, x = torch.randn(48, 32).bfloat16(), torch.randn(rows, 32).bfloat16()
-    layer = Linear(weight, pack=pack)
+    layer = DenseLinear(weight, pack=pack)
     assert layer.packed == pack
     made = layer(x)
     assert made.shape == (rows, 48)
@@ -72,7 +72,7 @@ def test_few_rows_take_the_weights_that_are_faster_here(
 
         return computed
 
-    layers = [Linear(torch.randn(40, 24).to(dtype), pack=True) for _ in range(2)]
+    layers = [DenseLinear(torch.randn(40, 24).to(dtype), pack=True) for _ in range(2)]
     x = torch.randn(1, 24).to(dtype)
     before = layers[0](x)
     with monkeypatch.context() as patch:
@@ -80,17 +80,29 @@ def test_few_rows_take_the_weights_that_are_faster_here(
             patch.setattr(dense.F, "linear", slowly(plain))
         else:
             patch.setattr(torch.ops.mkldnn, "_linear_pointwise", slowly(packed))
-        chosen = dense.time_rows(layers)
-    assert chosen.plain_up_to == (0 if slow == "plain" else 3)
-    assert (chosen.plain_ms > chosen.packed_ms) == (slow == "plain")
-    assert {layer.plain_up_to for layer in layers} == {chosen.plain_up_to}
+        up_to, (plain_s, packed_s) = dense.time_rows(layers)
+    assert up_to == (0 if slow == "plain" else 3)
+    assert (plain_s > packed_s) == (slow == "plain")
+    assert {layer.plain_up_to for layer in layers} == {up_to}
     torch.testing.assert_close(layers[0](x), before)
+
+
+@pytest.mark.parametrize(("pack", "timed"), [(True, True), (True, False), (False, True)])
+def test_it_is_chosen_once_for_all_matrices_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, pack: bool, timed: bool
+) -> None:
+    monkeypatch.setattr(dense, "_least_s", lambda linears, rows: (1.0 if rows < 3 else 2.0, 1.9))
+    method = dense.Dense(pack=pack, timed=timed)
+    made = [method.shared(torch.randn(20, 8)) for _ in range(3)]
+    method.tune()
+    assert [one.plain_up_to for one in made] == [2 if pack and timed else 0] * 3
+    assert {one.packed for one in made} == {pack}
 
 
 def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dense.can_pack(torch.float32)
     assert not dense.can_pack(torch.float16)
-    assert not Linear(torch.randn(4, 4).half(), pack=True).packed
+    assert not DenseLinear(torch.randn(4, 4).half(), pack=True).packed
 
     def broken(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such operation")
@@ -116,7 +128,7 @@ def test_swiglu() -> None:
     torch.manual_seed(0)
     gate, up, down, x = torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12), torch.randn(5, 8)
     right = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-    torch.testing.assert_close(SwiGLU(Linear(torch.cat((gate, up))), Linear(down))(x), right)
+    torch.testing.assert_close(SwiGLU(DenseLinear(torch.cat((gate, up))), DenseLinear(down))(x), right)
 
 
 def test_rotary_depends_on_distances_only_and_keeps_lengths() -> None:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from runtime.config.model import ModelSpec
 from runtime.layers import weights
+from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.protocol.errors import ModelLoadError
 
@@ -68,7 +69,7 @@ def shard(path: Path, data: dict[str, torch.Tensor], **changes: Any) -> Path:
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return Decoder.load(path, ModelSpec.from_dir(path), dtype, torch.device("cpu"))
+    return Decoder.load(path, ModelSpec.from_dir(path), dtype, torch.device("cpu"), Dense())
 
 
 def same(one: Decoder, other: Decoder) -> bool:

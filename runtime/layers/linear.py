@@ -1,0 +1,53 @@
+"""Linear: the contract of a model's matrices. What makes, loads and multiplies with them is a LinearMethod.
+
+A model names the projections that it applies to one input; in which tensors of a checkpoint they stand, how
+they lie in memory and how the product is computed is the method's business. So another method (quantised,
+sharded, with adapters) changes no model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from runtime.layers.weights import Weights
+
+
+class Linear(ABC):
+    """y = x W^T + b; of several projections the outputs side by side, in the order they were asked for."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, inputs] -> [rows, outputs]."""
+
+    @abstractmethod
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """[rows, inputs] -> [rows, len(outputs)]: those outputs alone, in their order (int64)."""
+
+
+class Projection(NamedTuple):
+    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias."""
+
+    name: str
+    outputs: int
+
+
+class LinearMethod(ABC):
+    """One for all matrices of a model, which asks for them in the order in which a pass uses them."""
+
+    @abstractmethod
+    def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> Linear:
+        """Projections of the same input as one Linear. Raises ModelLoadError."""
+
+    @abstractmethod
+    def shared(self, table: Tensor) -> Linear:
+        """A Linear over the embedding's [outputs, inputs], which stays the model's: a tied head."""
+
+    @abstractmethod
+    def tune(self) -> None:
+        """Called once, when all are loaded: time what depends on the processor."""
