@@ -1,21 +1,23 @@
 """Attention: the contract of every implementation, and which of them is taken.
 
-An implementation reads and writes the KV pool as a StepPlan says. It knows slots, segments and windows; not
-requests, weights or rotary embeddings.
+An implementation owns a KV pool, in a layout of its choice, and reads and writes it as a StepPlan says. It
+knows slots, segments and windows; not requests, weights or rotary embeddings.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from runtime.attention.pool import KVPool
+from runtime.attention.pool import KVPool, KVShape
 from runtime.attention.table import ATTENTION, AUTO
 from runtime.plan import StepPlan
+
+P = TypeVar("P", bound=KVPool)
 
 
 class AttentionStep(Protocol):
@@ -31,25 +33,35 @@ class AttentionStep(Protocol):
         ...
 
 
-class Attention(ABC):
+class Attention(ABC, Generic[P]):
     """windows: per layer, how many tokens back a query sees, itself included; None = all. The scale is
     1 / sqrt(head_dim)."""
 
-    def __init__(self, pool: KVPool, heads: int, windows: Sequence[int | None]) -> None:
-        if heads % pool.kv_heads:
-            raise ValueError(f"{heads} query heads are not a multiple of {pool.kv_heads} key heads")
-        self.pool, self.heads, self.windows = pool, heads, tuple(windows)
-        self.group = heads // pool.kv_heads
+    def __init__(self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None]) -> None:
+        if heads % shape.kv_heads:
+            raise ValueError(f"{heads} query heads are not a multiple of {shape.kv_heads} key heads")
+        self.pool = self.make_pool(shape, slots)
+        self.heads, self.windows, self.group = heads, tuple(windows), heads // shape.kv_heads
+
+    @abstractmethod
+    def make_pool(self, shape: KVShape, slots: int) -> P:
+        """Called once. It takes bytes_per_slot() for each slot."""
+
+    @classmethod
+    def bytes_per_slot(cls, shape: KVShape) -> int:
+        """Of one token in all layers; asked before the pool is made, to see how many slots there is room
+        for."""
+        return 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
 
     @abstractmethod
     def begin(self, plan: StepPlan) -> AttentionStep:
         """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
 
 
-def choose(name: str, device: torch.device) -> type[Attention]:
+def choose(name: str, device: torch.device) -> type[Attention[KVPool]]:
     """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName."""
     automatic = {"cpu": "torch_views", "cuda": "torch_views"}
-    found: type[Attention] = ATTENTION.load(
+    found: type[Attention[KVPool]] = ATTENTION.load(
         automatic.get(device.type, "torch_views") if name == AUTO else name
     )
     return found

@@ -1,8 +1,10 @@
-"""KVPool: keys and values of all layers, one slot per token. Knows slots; not who owns them."""
+"""KVPool: keys and values of all layers, one slot per token. Each attention implementation makes its own, in
+the layout that it reads best. Knows slots; not who owns them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,33 +13,35 @@ from runtime.attention.runs import join
 from runtime.plan import Run
 
 
+class KVShape(NamedTuple):
+    """What of each token is kept, and where."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class KVPool:
-    """data: [layers, 2 * kv_heads, slots, head_dim], key heads before value heads; `keys` and `values` are
-    views [layers, kv_heads, slots, head_dim]. In a run of slots each head's tokens lie one behind the other.
-    Slots that were never written hold garbage."""
+    """kv: a view [slots, layers, 2 * kv_heads, head_dim] of the pool, key heads before value heads, in
+    whatever order it lies in memory: whoever copies or transfers whole tokens goes by it. Slots that were
+    never written hold garbage."""
 
-    def __init__(
-        self, layers: int, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.kv_heads = kv_heads
-        self.data = torch.empty((layers, 2 * kv_heads, slots, head_dim), dtype=dtype, device=device)
-        self.keys, self.values = self.data[:, :kv_heads], self.data[:, kv_heads:]
+    def __init__(self, kv: Tensor) -> None:
+        self.kv = kv
+        self.slots, self.layers, heads, self.head_dim = kv.shape
+        self.kv_heads, self.device = heads // 2, kv.device
 
-    @property
-    def layers(self) -> int:
-        return self.data.shape[0]
-
-    @property
-    def slots(self) -> int:
-        return self.data.shape[2]
-
-    @property
-    def head_dim(self) -> int:
-        return self.data.shape[3]
-
-    @property
-    def device(self) -> torch.device:
-        return self.data.device
+    def copy(self, pairs: Sequence[tuple[Run, Run]]) -> None:
+        """Copy between equally long runs (source, target), one pair after the other; a pair may overlap."""
+        for source, target in pairs:
+            if source.length != target.length:
+                raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
+            moved = self.kv[source.start : source.start + source.length]
+            if abs(source.start - target.start) < source.length:
+                moved = moved.clone()
+            self.kv[target.start : target.start + target.length].copy_(moved)
 
     def place(self, runs: Iterable[Run]) -> slice | Tensor:
         """Where the tokens of `runs` go: a slice where they are consecutive, else their slots [tokens]
@@ -47,6 +51,16 @@ class KVPool:
             return slice(joined[0].start, joined[0].start + joined[0].length)
         return slots_of(joined, self.device)
 
+
+class HeadMajorPool(KVPool):
+    """data: [layers, 2 * kv_heads, slots, head_dim]. In a run of slots each head's tokens lie one behind the
+    other: views for products on the CPU."""
+
+    def __init__(self, shape: KVShape, slots: int) -> None:
+        layers, kv_heads, head_dim, dtype, device = shape
+        self.data = torch.empty((layers, 2 * kv_heads, slots, head_dim), dtype=dtype, device=device)
+        super().__init__(self.data.permute(2, 0, 1, 3))
+
     def write(self, layer: int, place: slice | Tensor, kv: Tensor) -> None:
         """kv [tokens, 2 * kv_heads, head_dim] into the slots that `place` gave."""
         if isinstance(place, slice):
@@ -54,15 +68,14 @@ class KVPool:
         else:
             self.data[layer].index_copy_(1, place, kv.transpose(0, 1))
 
-    def copy(self, pairs: Sequence[tuple[Run, Run]]) -> None:
-        """Copy between equally long runs (source, target), one pair after the other; a pair may overlap."""
-        for source, target in pairs:
-            if source.length != target.length:
-                raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-            moved = self.data[:, :, source.start : source.start + source.length]
-            if abs(source.start - target.start) < source.length:
-                moved = moved.clone()
-            self.data[:, :, target.start : target.start + target.length].copy_(moved)
+
+class PageMajorPool(KVPool):
+    """`kv` lies in memory as it is: a run of slots, and so a page of any size, is one piece with all its
+    layers. For transfers, and for kernels, which read a layer's pages through a page table: kv[:, layer]."""
+
+    def __init__(self, shape: KVShape, slots: int) -> None:
+        layers, kv_heads, head_dim, dtype, device = shape
+        super().__init__(torch.empty((slots, layers, 2 * kv_heads, head_dim), dtype=dtype, device=device))
 
 
 def slots_of(runs: Sequence[Run], device: torch.device) -> Tensor:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from runtime.attention.base import Attention, AttentionStep
-from runtime.attention.pool import slots_of
+from runtime.attention.pool import KVShape, PageMajorPool, slots_of
 from runtime.plan import Run, StepPlan
 
 
-class Reference(Attention):
+class Reference(Attention[PageMajorPool]):
+    def make_pool(self, shape: KVShape, slots: int) -> PageMajorPool:
+        return PageMajorPool(shape, slots)
+
     def begin(self, plan: StepPlan) -> AttentionStep:
         pool = self.pool
         slots = []
@@ -25,16 +28,16 @@ class Reference(Attention):
             slots.append(slots_of([*runs, *row.slots], pool.device))
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            q, k, v = qkv.split((self.heads, pool.kv_heads, pool.kv_heads), 1)
+            q, new = qkv.split((self.heads, 2 * pool.kv_heads), 1)
+            kv = pool.kv[:, layer]
             outs, first = [], 0
             for row, places in zip(plan.rows, slots):
                 count = len(row.tokens)
                 tokens = slice(first, first + count)
                 first += count
-                pool.keys[layer][:, places[row.position :]] = k[tokens].transpose(0, 1)
-                pool.values[layer][:, places[row.position :]] = v[tokens].transpose(0, 1)
-                keys = pool.keys[layer][:, places].float().repeat_interleave(self.group, 0)
-                values = pool.values[layer][:, places].float().repeat_interleave(self.group, 0)
+                kv[places[row.position :]] = new[tokens]
+                seen_kv = kv[places].float().transpose(0, 1)
+                keys, values = (part.repeat_interleave(self.group, 0) for part in seen_kv.chunk(2))
                 queries = q[tokens].transpose(0, 1).float()
                 scores = queries @ keys.transpose(1, 2) / math.sqrt(pool.head_dim)
                 at = torch.arange(row.position, row.position + count, device=pool.device)[:, None]

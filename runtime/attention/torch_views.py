@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.attention.base import Attention, AttentionStep
 from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, layout
-from runtime.attention.pool import KVPool, slots_of
+from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
 from runtime.attention.runs import join
 from runtime.plan import Run, StepPlan
 
@@ -61,12 +61,15 @@ class Level:
     whole: bool
 
 
-class TorchViews(Attention):
-    def __init__(self, pool: KVPool, heads: int, windows: Sequence[int | None]) -> None:
-        super().__init__(pool, heads, windows)
+class TorchViews(Attention[HeadMajorPool]):
+    def __init__(self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None]) -> None:
+        super().__init__(shape, slots, heads, windows)
         self._product = self._choose_product()
-        self._scratch = pool.data.new_empty(0)
-        self._exact = torch.float32 if pool.device.type == "cpu" else pool.data.dtype
+        self._scratch = self.pool.data.new_empty(0)
+        self._exact = torch.float32 if shape.device.type == "cpu" else shape.dtype
+
+    def make_pool(self, shape: KVShape, slots: int) -> HeadMajorPool:
+        return HeadMajorPool(shape, slots)
 
     def _choose_product(self) -> Product:
         return _fused if self.pool.device.type == "cpu" and _fused_works() else _plain

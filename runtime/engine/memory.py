@@ -46,11 +46,6 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def bytes_per_slot(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """Keys and values of one token in all layers."""
-    return 2 * spec.num_layers * spec.num_kv_heads * spec.head_dim * dtype.itemsize
-
-
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """All matrices of the model (norms and biases are negligible)."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
@@ -78,12 +73,10 @@ def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> 
     return wish == "always" or weights <= PACK_AT_MOST * available_bytes(device)
 
 
-def slots_for(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, asked: int | None, fraction: float, where: str
-) -> int:
-    """How many KV slots to make: `asked`, or what `fraction` of the free memory holds up to a cap. Raises
-    ModelLoadError when they do not fit, or when there is no room for a useful number."""
-    each, free = bytes_per_slot(spec, dtype), available_bytes(device)
+def slots_for(each: int, device: torch.device, asked: int | None, fraction: float, where: str) -> int:
+    """How many KV slots of `each` bytes to make: `asked`, or what `fraction` of the free memory holds up to a
+    cap. Raises ModelLoadError when they do not fit, or when there is no room for a useful number."""
+    free = available_bytes(device)
     if asked is not None:
         if asked * each > free:
             raise ModelLoadError(

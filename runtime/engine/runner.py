@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.attention.base import Attention, choose
-from runtime.attention.pool import KVPool
+from runtime.attention.pool import KVPool, KVShape
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine import memory
@@ -114,7 +114,7 @@ class TorchRunner:
     it, for a caller who has a process of his own for it."""
 
     def __init__(
-        self, decoder: Decoder, attention: Attention, config: RunnerConfig, *, beside: bool = True
+        self, decoder: Decoder, attention: Attention[KVPool], config: RunnerConfig, *, beside: bool = True
     ) -> None:
         self._decoder, self._attention, self._config = decoder, attention, config
         self._worker: Executor = (
@@ -142,11 +142,16 @@ class TorchRunner:
             pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
             method = Dense(pack=pack, timed=config.pack_weights == "auto")
             decoder = Decoder.load(directory, spec, dtype, device, method)
+            shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype, device)
+            kind = choose(config.attention, device)
             slots = memory.slots_for(
-                spec, dtype, device, config.max_total_tokens, config.memory_fraction, str(directory)
+                kind.bytes_per_slot(shape),
+                device,
+                config.max_total_tokens,
+                config.memory_fraction,
+                str(directory),
             )
-            pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, dtype, device)
-            attention = choose(config.attention, device)(pool, spec.num_heads, spec.windows)
+            attention = kind(shape, slots, spec.num_heads, spec.windows)
             runner = cls(decoder, attention, config, beside=beside)
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from runtime.attention.base import ATTENTION, Attention
-from runtime.attention.pool import KVPool
+from runtime.attention.pool import KVPool, KVShape
 from runtime.attention.reference import Reference
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.sampling import SamplingParams
 
 IMPLEMENTATIONS = [name for name in ATTENTION if name != "reference"]
 SLOTS = 2048
+FLOAT = KVShape(1, 2, 16, torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def plan_of(
 
 
 def compare(
-    kind: type[Attention],
+    kind: type[Attention[KVPool]],
     plan: StepPlan,
     windows: Sequence[int | None] = (None,),
     heads: int = 4,
@@ -89,28 +90,27 @@ def compare(
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    pools = [KVPool(len(windows), kv_heads, SLOTS, dim, dtype, torch.device("cpu")) for _ in range(2)]
-    filled = noise(len(windows), 2 * kv_heads, SLOTS, dim)
+    shape = KVShape(len(windows), kv_heads, dim, dtype, torch.device("cpu"))
+    tested, reference = (one(shape, SLOTS, heads, windows) for one in (kind, Reference))
+    filled = noise(SLOTS, len(windows), 2 * kv_heads, dim)
     # Slots that no segment names must not matter, even if they hold no numbers.
     named = torch.zeros(SLOTS, dtype=torch.bool)
     for run in (run for segment in plan.segments for run in segment.runs):
         named[run.start : run.start + run.length] = True
-    filled[:, :, ~named] = torch.nan
-    for pool in pools:
-        pool.data.copy_(filled)
-    tested, reference = (
-        kind(pools[0], heads, windows).begin(plan),
-        Reference(pools[1], heads, windows).begin(plan),
-    )
+    filled[~named] = torch.nan
+    steps = []
+    for one in (reference, tested):
+        one.pool.kv.copy_(filled)
+        steps.append(one.begin(plan))
     count = plan.token_count
     for layer in range(len(windows)):
         qkv = noise(count, heads + 2 * kv_heads, dim)
         given = qkv.permute(1, 2, 0).contiguous().permute(2, 0, 1) if across else qkv
-        right, got = reference(layer, qkv), tested(layer, given)
+        right, got = steps[0](layer, qkv), steps[1](layer, given)
         assert got.shape == right.shape == (count, heads * dim)
         assert torch.isfinite(right).all()
         torch.testing.assert_close(got, right, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(pools[0].data, pools[1].data, equal_nan=True)
+    torch.testing.assert_close(tested.pool.kv, reference.pool.kv, equal_nan=True)
 
 
 # (rows, lengths of the segments): a row is (its segments from the root down, how many new tokens)
@@ -199,10 +199,35 @@ def test_random_trees(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_row_without_finite_numbers_harms_no_other(name: str) -> None:
     plan = plan_of([([0, 1], 1), ([0, 2], 1), ([0], 4)], [80, 10, 12], 1, seed=8)
-    pool = KVPool(1, 2, SLOTS, 16, torch.float32, torch.device("cpu"))
-    pool.data.normal_()
+    attention = ATTENTION.load(name)(FLOAT, SLOTS, 4, (None,))
+    attention.pool.kv.normal_()
     bad = next(segment for segment in plan.segments if segment.rows == (1,)).runs[0].start
-    pool.keys[:, :, bad] = torch.nan
-    step = ATTENTION.load(name)(pool, 4, (None,)).begin(plan)
-    out = step(0, torch.randn(6, 8, 16))
+    attention.pool.kv[bad, :, :2] = torch.nan
+    out = attention.begin(plan)(0, torch.randn(6, 8, 16))
     assert torch.isfinite(out).all(-1).tolist() == [True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("name", list(ATTENTION))
+@pytest.mark.parametrize("seed", range(5))
+def test_whole_tokens_are_copied_whatever_the_layout(name: str, seed: int) -> None:
+    """By the numbers that attention itself wrote, and between runs that overlap too."""
+    chance = random.Random(seed)
+    windows = (None, 9)
+    attention = ATTENTION.load(name)(FLOAT._replace(layers=2), 64, 4, windows)
+    attention.pool.kv.fill_(0.0)
+    slots = Run(chance.randrange(30), 20)
+    step = attention.begin(StepPlan((Row(1, (0,) * 20, 0, (slots,), SamplingParams()),), ()))
+    kept = torch.randn(2, 20, 4, 16)
+    for layer in range(2):
+        step(layer, torch.cat((torch.randn(20, 4, 16), kept[layer]), 1))
+    right = torch.zeros(64, 2, 4, 16)
+    right[slots.start : slots.start + 20] = kept.transpose(0, 1)
+    for _ in range(8):
+        length = chance.randint(1, 25)
+        source, target = (Run(chance.randrange(64 - length + 1), length) for _ in range(2))
+        attention.pool.copy([(source, target)])
+        right[target.start : target.start + length] = right[source.start : source.start + length].clone()
+    assert torch.equal(attention.pool.kv, right)
+    with pytest.raises(ValueError, match="lengths differ"):
+        attention.pool.copy([(Run(0, 2), Run(2, 3))])
+    assert attention.pool.slots == 64

@@ -7,11 +7,13 @@ import torch
 
 from runtime.attention.base import ATTENTION, choose
 from runtime.attention.layout import Band, Bundle, Causal, Full, Member, Span, layout
-from runtime.attention.pool import KVPool, slots_of
+from runtime.attention.pool import HeadMajorPool, KVShape, PageMajorPool, slots_of
 from runtime.attention.runs import cut_runs, join
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.registry import UnknownName
 from runtime.protocol.sampling import SamplingParams
+
+CPU = torch.device("cpu")
 
 
 def row(position: int, new: int, start: int) -> Row:
@@ -61,8 +63,7 @@ def test_long_contexts_stay_views() -> None:
         Full((Span(1, 40),), (Run(1000, 500),)),
         Causal(Span(1, 40)),
     ]
-    step_pool = KVPool(1, 1, 4096, 8, torch.float32, torch.device("cpu"))
-    views = choose("auto", step_pool.device)(step_pool, 1, (None,))
+    views = choose("auto", CPU)(KVShape(1, 1, 8, torch.float32, CPU), 4096, 1, (None,))
     for level in views._levels(layout(plan, None)):  # type: ignore[attr-defined]
         assert all(isinstance(part.keys, slice) or part.keys is None for part in level.parts)
 
@@ -97,14 +98,25 @@ def test_runs() -> None:
     assert join(()) == ()
     assert cut_runs(runs, 1, 7) == (Run(6, 1), Run(7, 3), Run(20, 2))
     assert cut_runs(runs, 3, 3) == ()
-    assert slots_of(runs, torch.device("cpu")).tolist() == [5, 6, 7, 8, 9, 20, 21, 22, 23]
+    assert slots_of(runs, CPU).tolist() == [5, 6, 7, 8, 9, 20, 21, 22, 23]
 
 
 def test_choose() -> None:
-    assert choose("auto", torch.device("cpu")) is ATTENTION.load("torch_views")
-    assert choose("reference", torch.device("cpu")).__name__ == "Reference"
+    assert choose("auto", CPU) is ATTENTION.load("torch_views")
+    assert choose("reference", CPU).__name__ == "Reference"
     with pytest.raises(UnknownName, match="torch_views"):
-        choose("warp", torch.device("cpu"))
-    pool = KVPool(1, 2, 4, 8, torch.float32, torch.device("cpu"))
+        choose("warp", CPU)
     with pytest.raises(ValueError, match="multiple"):
-        choose("auto", pool.device)(pool, 3, (None,))
+        choose("auto", CPU)(KVShape(1, 2, 8, torch.float32, CPU), 4, 3, (None,))
+
+
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_what_lies_side_by_side_in_a_pool(page: int) -> None:
+    """For products on the CPU a head's tokens, for transfers a page of all layers."""
+    shape = KVShape(3, 2, 8, torch.float32, CPU)
+    head, whole = HeadMajorPool(shape, 128).kv, PageMajorPool(shape, 128).kv
+    assert head.shape == whole.shape == (128, 3, 4, 8)
+    assert head[page : 2 * page, 1, 3].is_contiguous()
+    assert whole[page : 2 * page].is_contiguous()
+    with_pages = whole.view(128 // page, page, 3, 4, 8)
+    assert torch.equal(with_pages[1, :, 2], whole[page : 2 * page, 2])

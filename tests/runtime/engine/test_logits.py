@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.attention.base import choose
-from runtime.attention.pool import KVPool
+from runtime.attention.pool import KVShape
 from runtime.config.model import ModelSpec
 from runtime.engine.batch import Batch
 from runtime.layers.dense import Dense
@@ -32,9 +32,9 @@ class AllLogits:
         cpu = torch.device("cpu")
         self.decoder = Decoder.load(path, self.spec, torch.float32, cpu, method or Dense(pack=True))
         spec = self.spec
-        pool = KVPool(spec.num_layers, spec.num_kv_heads, slots, spec.head_dim, torch.float32, cpu)
-        pool.data.fill_(torch.nan)  # what was never written must never matter
-        self.attention = choose(attention, cpu)(pool, spec.num_heads, spec.windows)
+        shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, torch.float32, cpu)
+        self.attention = choose(attention, cpu)(shape, slots, spec.num_heads, spec.windows)
+        self.attention.pool.kv.fill_(torch.nan)  # what was never written must never matter
         self.slots, self.vocab_size = slots, spec.vocab_size
         self.seen: torch.Tensor | None = None
 

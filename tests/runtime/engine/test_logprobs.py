@@ -146,7 +146,7 @@ def test_numbers_that_are_not_finite_concern_their_row(tiny: Any, prompt: Any, d
         driver.step([driver.ask(sick, ids), driver.ask(well, ids)])
         with torch.inference_mode():
             for start, length in sick.path[-1].runs:
-                runner._attention.pool.data[:, :, start : start + length] = torch.nan
+                runner._attention.pool.kv[start : start + length] = torch.nan
         asks = {"scores": ((0, 3),), "score_top": 2, "hidden": "all"}
         first, second = driver.step([driver.ask(sick, [5], **asks), driver.ask(well, [5], **asks)])
         assert first.error == NOT_FINITE

@@ -197,7 +197,7 @@ def test_a_row_that_is_not_finite_harms_no_other(load: Any, tiny: Any, drive: An
     seqs, ids = [driver.new() for _ in range(3)], prompt(8)
     first = driver.step([driver.ask(seq, ids) for seq in seqs])
     with torch.inference_mode():
-        runner._attention.pool.data[:, :, seqs[1].path[0].runs[0].start] = torch.nan
+        runner._attention.pool.kv[seqs[1].path[0].runs[0].start] = torch.nan
     results = driver.step([driver.ask(s, [r.token], scores=((0, 5),)) for s, r in zip(seqs, first)])
     assert "finite" in (results[1].error or "")
     assert (results[1].token, results[1].scores) == (None, ())
