@@ -8,7 +8,6 @@ Blocking calls from any thread, async calls from any event loop, all at once int
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, TypeAlias, overload
@@ -34,6 +33,7 @@ from runtime.protocol.io_struct import (
     GenerateReqInput,
     GetStateReq,
     GrammarInfo,
+    OutputDelta,
     PauseMode,
     PauseReq,
     PrecompileReq,
@@ -86,6 +86,10 @@ class Engine:
     def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
         """The text so far, growing; the last output has `finish_reason` in its meta. Leaving the iteration
         early aborts the request."""
+        return self._pipeline.door.stream(request, cumulative=True)
+
+    def stream_deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
+        """The same as what is new each time: no token costs more for standing far behind."""
         return self._pipeline.door.stream(request)
 
     async def async_generate(
@@ -98,13 +102,13 @@ class Engine:
     async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
         """The answers to a request for several prompts or samples: p1, p2, ..., p1, p2, ... An item that
         failed has its error in its place. Cancelling the task aborts them all."""
-        return await self._pipeline.door.submit_batch(request)
+        return [*await self._pipeline.door.submit_batch(request)]
 
     def stream_batch(
         self, request: GenerateReqInput
     ) -> AsyncIterator[tuple[int, GenerateOutput | RuntimeFault]]:
         """The same as pairs (item, its text so far), as they come; see submit_batch and stream."""
-        return self._pipeline.door.stream_batch(request)
+        return self._pipeline.door.stream_batch(request, cumulative=True)
 
     async def embed_async(
         self, texts: Any, dimensions: int | None = None, *, on_error: OnError = "raise", **fields: Any
@@ -182,8 +186,7 @@ class Engine:
         door = self._pipeline.door
         made = _requests(prompt, sampling_params, fields)
         if isinstance(made, GenerateReqInput) and _is_one(made):
-            event = threading.Event()
-            return door.wait(door.begin(made, event.set), event)
+            return door.generate(made)
         outcomes = door.batch(made)
         if on_error == "raise":
             for outcome in outcomes:

@@ -19,11 +19,12 @@ from runtime.processes.request_state import RequestState
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import Aborted, RuntimeFault
 from runtime.protocol.generate_req import GenerateReqInput
-from runtime.protocol.io_struct import GenerateOutput
+from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.single_req import SingleGenerateReq, resolve
 
-Outcome: TypeAlias = GenerateOutput | RuntimeFault
+Outcome: TypeAlias = OutputDelta | RuntimeFault
+"""What is new of an item, the whole of it where the request does not stream; or why it failed."""
 COMMIT = SamplingParams(max_new_tokens=0, temperature=0.0)
 SEEDS = 2**63
 
@@ -51,7 +52,7 @@ class BatchRequest:
         self._states: dict[int, RequestState] = {}
         self._commits: dict[int, RequestState] = {}
         self._jobs: dict[int, Job] = {}
-        self._news: deque[tuple[bool, int]] = deque()
+        self._changed: deque[tuple[bool, int]] = deque()
         self._made: list[tuple[int, Outcome]] = []
         self._waiting: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -59,10 +60,15 @@ class BatchRequest:
 
     @classmethod
     def of(
-        cls, door: Sender, requests: Sequence[GenerateReqInput], prompts: int, stream: bool
+        cls,
+        door: Sender,
+        requests: Sequence[GenerateReqInput],
+        prompts: int,
+        stream: bool,
+        cumulative: bool = False,
     ) -> BatchRequest:
         """`requests`: items of `prompts` prompts. What is wrong with one of them is its own answer."""
-        items = [_resolved(one, stream, index // prompts) for index, one in enumerate(requests)]
+        items = [_resolved(one, stream, cumulative, index // prompts) for index, one in enumerate(requests)]
         return cls(door, items, prompts)
 
     @property
@@ -95,9 +101,9 @@ class BatchRequest:
                 self._commit(index) if shared else self._send(index)
 
     def take(self) -> list[tuple[int, Outcome]]:
-        """What is new: outputs so far (a final one has its finish_reason) and errors, by item."""
-        while self._news:
-            is_commit, index = self._news.popleft()
+        """What is new: outputs (an item's last has its finish_reason) and errors, by item."""
+        while self._changed:
+            is_commit, index = self._changed.popleft()
             if is_commit:
                 self._take_commit(index)
             else:
@@ -231,19 +237,21 @@ class BatchRequest:
 
     def _teller(self, is_commit: bool, index: int) -> Callable[[], None]:
         def tell() -> None:
-            self._news.append((is_commit, index))
+            self._changed.append((is_commit, index))
             self._notify()
 
         return tell
 
 
-def _resolved(one: GenerateReqInput, stream: bool, sample: int) -> SingleGenerateReq | RuntimeFault:
+def _resolved(
+    one: GenerateReqInput, stream: bool, cumulative: bool, sample: int
+) -> SingleGenerateReq | RuntimeFault:
     """The item for the front door; a sample has a seed of its own, made of the one that was given."""
     try:
         made = resolve(one)
     except RuntimeFault as fault:
         return fault
-    made.stream = stream
+    made.stream, made.cumulative = stream, cumulative
     seed = made.sampling_params.seed
     if sample and seed is not None:
         made.sampling_params = msgspec.structs.replace(made.sampling_params, seed=(seed + sample) % SEEDS)

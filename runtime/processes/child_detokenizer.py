@@ -1,4 +1,4 @@
-"""The detokeniser's process: news in ids in, text out, each to the front door that its request came from.
+"""The detokeniser's process: deltas in ids in, text out, each to the front door that its request came from.
 
 It loads the tokenizer and no torch. What travels to a door that is not one of the group's is dropped.
 """
@@ -40,7 +40,7 @@ T = TypeVar("T", StrOutput, EmbeddingOutput)
 
 
 def run(spec: ChildSpec, life: Life) -> None:
-    """Raises what loading raises, and MailboxClosed when a front door takes no news."""
+    """Raises what loading raises, and MailboxClosed when a front door takes nothing."""
     folder = Path(spec.folder)
     inbox = ZmqInbox(socket_path(folder, DETOKENIZER))
     doors = {name: ZmqOutbox(socket_path(folder, name)) for name in spec.fronts}
@@ -136,7 +136,7 @@ class DetokenizerProcess:
         if door is None:
             self.lost += 1
             if self.lost == 1 or self.lost % 1000 == 0:
-                log.warning("news for a front door that is not there: %r (%d so far)", name, self.lost)
+                log.warning("outputs for a front door that is not there: %r (%d so far)", name, self.lost)
             return
         try:
             door.send(item)
@@ -164,8 +164,8 @@ def _vectors(outputs: list[EmbeddingOutput]) -> BatchEmbeddingOutput:
 
 def _failed_text(output: StrOutput, error: WireError) -> StrOutput:
     reason = FinishReason(type="abort", error=error.to_dict())
-    news = TokenOutput(rid=output.rid, new_ids=[], finish=reason, http_worker_ipc=output.http_worker_ipc)
-    return StrOutput(rid=output.rid, text="", news=news)
+    delta = TokenOutput(rid=output.rid, new_ids=[], finish=reason, http_worker_ipc=output.http_worker_ipc)
+    return StrOutput(rid=output.rid, text="", delta=delta)
 
 
 def _failed_vector(output: EmbeddingOutput, error: WireError) -> EmbeddingOutput:

@@ -1,4 +1,4 @@
-"""DetokenizerManager: news in ids -> news in text, for many requests at once. Knows no scheduler and no
+"""DetokenizerManager: deltas in ids -> deltas in text, for many requests at once. Knows no scheduler and no
 sockets.
 """
 
@@ -42,21 +42,21 @@ class _State:
             search=search,
         )
 
-    def feed(self, news: TokenOutput) -> StrOutput | None:
+    def feed(self, delta: TokenOutput) -> StrOutput | None:
         """What there is to tell now; a request that does not stream tells all at its end. Raises
         InternalFault."""
         text = self.text.feed(
-            news.new_ids,
-            news.replaced,
-            skip=news.healed,
-            finished=news.finish is not None,
-            matched=None if news.finish is None else news.finish.matched,
+            delta.new_ids,
+            delta.replaced,
+            skip=delta.healed,
+            finished=delta.finish is not None,
+            matched=None if delta.finish is None else delta.finish.matched,
         )
-        news.http_worker_ipc = self.request.http_worker_ipc
-        output = StrOutput(news.rid, text, news)
+        delta.http_worker_ipc = self.request.http_worker_ipc
+        output = StrOutput(delta.rid, text, delta)
         if self.untold is not None:
             output = join(self.untold, output)
-        if news.finish is None and not self.request.stream:
+        if delta.finish is None and not self.request.stream:
             self.untold = output
             return None
         self.untold = None
@@ -78,14 +78,14 @@ class DetokenizerManager:
         return len(self._states)
 
     def handle(self, batches: Sequence[BatchTokenIDOutput]) -> BatchStrOutput | None:
-        """The text of all these news: one StrOutput per request that has something to tell; None when there
-        is none. News of requests that never began, or ended, are dropped."""
+        """The text of all these deltas: one StrOutput per request that has something to tell; None when there
+        is none. Deltas of requests that never began, or ended, are dropped."""
         ready: dict[str, StrOutput] = {}
         for batch in batches:
             for request in batch.begun:
                 self._begin(request, ready)
-            for news in batch.outputs:
-                output = self._feed(news)
+            for delta in batch.outputs:
+                output = self._feed(delta)
                 if output is not None:
                     _put(ready, output)
         if not ready:
@@ -103,16 +103,16 @@ class DetokenizerManager:
         search = self._searches(request.stop_regex) if request.stop_regex else None
         self._states[request.rid] = _State(self._table, request, search)
 
-    def _feed(self, news: TokenOutput) -> StrOutput | None:
-        state = self._states.get(news.rid)
+    def _feed(self, delta: TokenOutput) -> StrOutput | None:
+        state = self._states.get(delta.rid)
         if state is None:
             return None
         try:
-            output = state.feed(news)
+            output = state.feed(delta)
         except InternalFault as fault:
             output = state.failed(fault)
         if output is not None and output.finish is not None:
-            del self._states[news.rid]
+            del self._states[delta.rid]
         return output
 
 
@@ -122,7 +122,7 @@ def _put(ready: dict[str, StrOutput], output: StrOutput) -> None:
 
 
 def failed_output(rid: str, fault: RuntimeFault, http_worker_ipc: str | None = None) -> StrOutput:
-    """News that a request failed."""
+    """The delta that says that a request failed."""
     reason = FinishReason(type="abort", error=fault.to_dict())
     return StrOutput(rid, "", TokenOutput(rid, [], finish=reason, http_worker_ipc=http_worker_ipc))
 
@@ -130,11 +130,11 @@ def failed_output(rid: str, fault: RuntimeFault, http_worker_ipc: str | None = N
 def join(sooner: StrOutput, later: StrOutput) -> StrOutput:
     """Two outputs of one request as one, by the rules of JOIN: an OutputAccumulator comes to the same as with
     the two."""
-    if sooner.news.finish is not None:  # an end is never followed
+    if sooner.delta.finish is not None:  # an end is never followed
         return sooner
-    first, then = sooner.news, later.news
-    news = TokenOutput(**{name: rule(first, then, name) for name, rule in JOIN.items()})
-    return StrOutput(later.rid, sooner.text + later.text, news)
+    first, then = sooner.delta, later.delta
+    delta = TokenOutput(**{name: rule(first, then, name) for name, rule in JOIN.items()})
+    return StrOutput(later.rid, sooner.text + later.text, delta)
 
 
 def _later(first: TokenOutput, then: TokenOutput, name: str) -> Any:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
+from functools import lru_cache
+from typing import TypeAlias
 
 import msgspec
 
@@ -35,11 +37,14 @@ from runtime.protocol.io_struct import (
     GenerateOutput,
     GenerateReqInput,
     GroupFailed,
+    OutputDelta,
     SingleReq,
 )
 from runtime.protocol.model_info import ModelInfo
-from runtime.protocol.single_req import SingleGenerateReq, resolve
+from runtime.protocol.single_req import SingleGenerateReq
 
+Requests: TypeAlias = GenerateReqInput | Sequence[GenerateReqInput]
+"""A request for one or several, or single ones."""
 MAX_LIVE = 65_536
 """Requests being waited for, at most."""
 CONTROL_TIMEOUT_S = 120.0
@@ -111,7 +116,7 @@ class TokenizerManager:
 
     @property
     def heard(self) -> int:
-        """How often there was news of the engine: a number that grows while it lives and works."""
+        """How often the engine was heard of: a number that grows while it lives and works."""
         return self._heard
 
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
@@ -125,66 +130,28 @@ class TokenizerManager:
     # -- one request -----------------------------------------------------------------------------------------
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
-        """The whole answer. Cancelling the task aborts the request."""
-        waiter = Waiter()
-        state = await self._begin_async(self._single(request, False), waiter)
-        try:
-            while (output := state.take()) is None:
-                if not await waiter.wait(state.time_left()):
-                    raise state.overdue()
-            return output
-        finally:
-            self.leave(state)
+        """The whole answer. Cancelling the task aborts the request. Raises BadRequest and its kinds."""
+        async with aclosing(self._stream_batch([request], False)) as outcomes:
+            return [_raised(outcome) async for _, outcome in outcomes][-1]
 
-    async def stream(self, request: GenerateReqInput) -> AsyncGenerator[GenerateOutput, None]:
-        """The text so far, again and again; the last one has a `finish_reason` in its meta. Leaving early
-        (aclose) aborts the request."""
-        waiter = Waiter()
-        state = await self._begin_async(self._single(request, True), waiter)
-        try:
-            while True:
-                output = state.take()
-                if output is None:
-                    if not await waiter.wait(state.time_left()):
-                        raise state.overdue()
-                    continue
-                yield output
-                if output.meta["finish_reason"] is not None:
-                    return
-        finally:
-            self.leave(state)
+    async def stream(
+        self, request: GenerateReqInput, *, cumulative: bool = False
+    ) -> AsyncGenerator[OutputDelta, None]:
+        """What is new, again and again; the last one has a `finish_reason` in its meta. Leaving early
+        (aclose) aborts the request. cumulative: each output holds all so far."""
+        async with aclosing(self._stream_batch([request], True, cumulative)) as outcomes:
+            async for _, outcome in outcomes:
+                yield _raised(outcome)
 
-    def begin(self, request: GenerateReqInput, notify: Callable[[], None]) -> RequestState:
-        """Send a request, to be waited for as a whole. Raises BadRequest and its kinds, EngineDead."""
-        single = self._single(request, False)
-        return self.open(single, self.prepare(single), notify)
-
-    def wait(self, state: RequestState, event: threading.Event) -> GenerateOutput:
-        """Block until `state` is answered; `event` is what its notify sets."""
-        with closing(self._taken(state, event)) as outputs:
-            return next(outputs)
+    def generate(self, request: GenerateReqInput) -> GenerateOutput:
+        """submit() for threads: blocks."""
+        return _raised(self.batch([request])[0])
 
     def texts(self, request: GenerateReqInput) -> Generator[GenerateOutput, None, None]:
-        """stream() for code that is not async; closing the generator aborts the request."""
-        event, single = threading.Event(), self._single(request, True)
-        with closing(self._taken(self.open(single, self.prepare(single), event.set), event)) as outputs:
-            for output in outputs:
-                yield output
-                if output.meta["finish_reason"] is not None:
-                    return
-
-    def _taken(self, state: RequestState, event: threading.Event) -> Generator[GenerateOutput, None, None]:
-        try:
-            while True:
-                output = state.take()
-                if output is not None:
-                    yield output
-                elif not event.wait(state.time_left()):
-                    raise state.overdue()
-                else:
-                    event.clear()
-        finally:
-            self.leave(state)
+        """stream(cumulative=True) for code that is not async; closing the generator aborts the request."""
+        with closing(self._outcomes([request], True, True)) as outcomes:
+            for _, outcome in outcomes:
+                yield _raised(outcome)
 
     # -- several ---------------------------------------------------------------------------------------------
 
@@ -195,35 +162,43 @@ class TokenizerManager:
             found = {index: outcome async for index, outcome in outcomes}
         return [found[index] for index in range(len(found))]
 
-    def stream_batch(self, request: GenerateReqInput) -> AsyncGenerator[tuple[int, Outcome], None]:
-        """(item, its text so far), as they come; each item's last is one with a finish_reason, or an error.
-        Leaving early (aclose) aborts what is not finished."""
-        return self._stream_batch(request, True)
+    def stream_batch(
+        self, request: GenerateReqInput, *, cumulative: bool = False
+    ) -> AsyncGenerator[tuple[int, Outcome], None]:
+        """(item, what is new of it), as they come; each item's last is one with a finish_reason, or an error.
+        Leaving early (aclose) aborts what is not finished. cumulative: each output holds all so far."""
+        return self._stream_batch(request, True, cumulative)
 
     def batch(self, request: GenerateReqInput | Sequence[GenerateReqInput]) -> list[Outcome]:
         """submit_batch for threads: blocks. A sequence is a batch of single requests."""
+        found = dict(self._outcomes(request, False))
+        return [found[index] for index in range(len(found))]
+
+    def _outcomes(
+        self, request: Requests, stream: bool, cumulative: bool = False
+    ) -> Generator[tuple[int, Outcome], None, None]:
         event = threading.Event()
-        with self._batch(request, False) as batch:
+        with self._batch(request, stream, cumulative) as batch:
             batch.prepare()
             batch.begin(event.set)
-            found: dict[int, Outcome] = {}
             while True:
-                found.update(batch.take())
+                yield from batch.take()
                 if batch.done:
-                    return [found[index] for index in range(len(found))]
+                    return
                 if not event.wait(batch.time_left()):
                     batch.expire()
                 event.clear()
 
     async def _stream_batch(
-        self, request: GenerateReqInput, stream: bool
+        self, request: Requests, stream: bool, cumulative: bool = False
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
-        with self._batch(request, stream) as batch:
+        with self._batch(request, stream, cumulative) as batch:
             if _size(request) > LONG:
                 await waiter.loop.run_in_executor(None, batch.prepare)
             else:
                 batch.prepare()
+            # Where the caller's loop is closed, nobody will ever take the answers.
             batch.begin(waiter.teller(batch.leave))
             while True:
                 for pair in batch.take():
@@ -234,9 +209,7 @@ class TokenizerManager:
                     batch.expire()
 
     @contextmanager
-    def _batch(
-        self, request: GenerateReqInput | Sequence[GenerateReqInput], stream: bool
-    ) -> Iterator[BatchRequest]:
+    def _batch(self, request: Requests, stream: bool, cumulative: bool) -> Iterator[BatchRequest]:
         self._check_alive()
         self._check_generates()
         if isinstance(request, GenerateReqInput):
@@ -247,7 +220,7 @@ class TokenizerManager:
             items, prompts = list(request), len(request)
         for item in items:
             item.http_worker_ipc = self._name
-        batch = BatchRequest.of(self, items, prompts, stream)
+        batch = BatchRequest.of(self, items, prompts, stream, cumulative)
         with self._lock:
             self._batches[id(batch)] = batch
         try:
@@ -319,7 +292,7 @@ class TokenizerManager:
     # -- for the other side ----------------------------------------------------------------------------------
 
     def handle(self, item: BatchStrOutput | BatchEmbeddingOutput | ControlOutput | GroupFailed) -> None:
-        """News from behind. Outputs of rids that nobody waits for are dropped."""
+        """What comes from behind. Outputs of rids that nobody waits for are dropped."""
         if not isinstance(item, GroupFailed):
             self._heard += 1
         match item:
@@ -402,26 +375,6 @@ class TokenizerManager:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _single(self, request: GenerateReqInput, stream: bool) -> SingleGenerateReq:
-        """One prompt, one sample; the request gets an id if it has none."""
-        self._check_alive()
-        self._check_generates()
-        if request.rid is None:
-            request.regenerate_rid()
-        single = resolve(request)
-        single.stream, single.http_worker_ipc = stream, self._name
-        return single
-
-    async def _begin_async(self, request: SingleGenerateReq, waiter: Waiter) -> RequestState:
-        """Send it; a long prompt is tokenised in a thread of the loop's pool."""
-        if _size(request) > LONG:
-            job = await waiter.loop.run_in_executor(None, self.prepare, request)
-        else:
-            job = self.prepare(request)
-        # The caller's loop is closed: nobody will ever take the answer.
-        state = self.open(request, job, waiter.teller(lambda: self._cancel(state)))
-        return state
-
     def _send(self, state: RequestState) -> None:
         requests = state.job.requests
         try:
@@ -477,6 +430,7 @@ class TokenizerManager:
 def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
     table = preparer.tokenizer.text_table
 
+    @lru_cache(maxsize=1 << 16)
     def text_of(token: int) -> str:
         return decode([token], False)
 
@@ -488,8 +442,16 @@ def _facts(preparer: Preparer, model: ModelInfo | None) -> Facts:
     return Facts(text_of, decode, preparer.marks, model.force_reasoning, model.weight_version)
 
 
-def _size(request: GenerateReqInput | SingleGenerateReq) -> int:
+def _raised(outcome: Outcome) -> OutputDelta:
+    if isinstance(outcome, RuntimeFault):
+        raise outcome
+    return outcome
+
+
+def _size(request: Requests) -> int:
     """Characters to tokenise, roughly."""
+    if not isinstance(request, GenerateReqInput):
+        return sum(map(_size, request))
     text = request.text or ""
     size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
     size += size_of_turns(request.messages or ())

@@ -15,7 +15,7 @@ from runtime.processes.observe import NOBODY, Begun, Observer
 from runtime.processes.output_accumulator import Facts, OutputAccumulator
 from runtime.processes.prepare import Job
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault, from_dict
-from runtime.protocol.io_struct import ChoiceScores, GenerateOutput, StrOutput
+from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput
 from runtime.protocol.single_req import SingleGenerateReq
 
 GRACE_S = 10.0
@@ -39,15 +39,18 @@ class RequestState:
     ) -> None:
         self.request, self.job, self.notify = request, job, notify
         self.began = time.monotonic()
-        self.parts = [OutputAccumulator(part) for part in job.requests]
+        self._text_of = facts.text_of if request.return_text_in_logprobs else None
+        is_chat = request.messages is not None
+        self.outputs = [
+            OutputAccumulator(part, self._text_of, facts.boundary(part, is_chat)) for part in job.requests
+        ]
         self.fault: RuntimeFault | None = None
         self.index = {part.rid: at for at, part in enumerate(job.requests)}
         self.open = set(self.index)
         self.cancelled = False
         self._facts = facts
-        self._text_of = facts.text_of if request.return_text_in_logprobs else None
         self._observer = observer if request.log_metrics else NOBODY
-        self._news = self._over = False
+        self._changed = self._over = False
         self._heard_at = 0.0
         self._lock = threading.Lock()
         self._begun = Begun(
@@ -65,18 +68,18 @@ class RequestState:
     # -- the engine's side -----------------------------------------------------------------------------------
 
     def put(self, output: StrOutput) -> None:
-        """News of one part; the first one that failed fails the whole."""
+        """What is new of one part; the first one that failed fails the whole."""
         with self._lock:
-            part = self.parts[self.index[output.rid]]
-            before = len(part.ids)
-            part.add(output)
+            made = self.outputs[self.index[output.rid]]
+            before = made.total
+            made.add(output)
             if (finish := output.finish) is not None:
                 self.open.discard(output.rid)
                 if finish.type == "abort" and self.fault is None:
                     self.fault = _fault_of(output, self.request.rid)
-            self._news = True
+            self._changed = True
             over, self._over = self.done and not self._over, self._over or self.done
-        self._observe(len(part.ids) - before)
+        self._observe(made.total - before)
         if over:
             self._observe_end()
 
@@ -84,7 +87,7 @@ class RequestState:
         with self._lock:
             if not self.done:
                 self.fault = fault
-            self._news = True
+            self._changed = True
             over, self._over = not self._over, True
         if over:
             self._observe_end()
@@ -102,25 +105,25 @@ class RequestState:
         if gone:
             self._observer.on_abort(self._begun, None, self._elapsed())
 
-    def take(self) -> GenerateOutput | None:
-        """What is new: all so far; only the end of a request that does not stream. None: nothing. Raises the
-        fault."""
+    def take(self) -> OutputDelta | None:
+        """What is new since the last call, all of it where the request does not stream and is over. None:
+        nothing. Raises the fault."""
         with self._lock:
             if self.fault is not None:
                 raise self._failure(self.fault)
-            if not self._news or (self.open and not self.request.stream):
+            if not self._changed or (self.open and not self.request.stream):
                 return None
-            self._news = False
+            self._changed = False
             if self.job.options:
                 return None if self.open else self._scores()
-            return self._answer(self.parts[0])
+            return self._answer(self.outputs[0])
 
     def _failure(self, fault: RuntimeFault) -> RuntimeFault:
         """The fault for the caller; what was generated until a cancellation goes with it."""
         made = again(fault)
         match made:
             case Aborted() if not self.job.options:
-                made.partial = self._answer(self.parts[0])
+                made.partial = self._answer(self.outputs[0])
         return made
 
     def time_left(self) -> float | None:
@@ -136,29 +139,33 @@ class RequestState:
 
     # -- answers ---------------------------------------------------------------------------------------------
 
-    def _answer(self, part: OutputAccumulator) -> GenerateOutput:
+    def _answer(self, made: OutputAccumulator) -> OutputDelta:
         request = self.request
         meta: dict[str, Any] = {
             "id": request.rid,
-            "finish_reason": part.finish_reason(),
-            **part.counters(),
-            "reasoning_tokens": self._facts.thoughts(part, request.messages is not None),
+            "finish_reason": made.finish_reason(),
+            **made.counters(),
+            "reasoning_tokens": 0 if made.reasoning is None else made.reasoning.tokens,
             "weight_version": self._facts.weight_version,
             "dp_rank": 0,  # there is one engine
-            **part.logprob_meta(self._text_of),
+            **made.logprob_meta(),
             "e2e_latency": self._elapsed(),
         }
-        if part.grammar is not None:
-            meta["grammar"] = dict(part.grammar)
-        if part.request.require_reasoning:
-            meta["answer_start"] = self._facts.answer_start(part)
+        if made.grammar is not None:
+            meta["grammar"] = dict(made.grammar)
+        if made.request.require_reasoning:
+            meta["answer_start"] = None if made.reasoning is None else made.reasoning.answer_start
         if request.return_hidden_states:
-            meta["hidden_states"] = part.hidden_states
+            meta["hidden_states"] = made.hidden_states
         if request.return_prompt_token_ids:
-            meta["prompt_token_ids"] = part.request.input_ids
-        return GenerateOutput(text=part.text, output_ids=list(part.ids), meta=meta)
+            meta["prompt_token_ids"] = made.request.input_ids
+        if request.cumulative:
+            return OutputDelta(text=made.text, output_ids=list(made.ids), meta=meta)
+        delta = OutputDelta(text=made.text, output_ids=made.ids, meta=meta, replaced=made.replaced)
+        made.drain()
+        return delta
 
-    def _scores(self) -> GenerateOutput:
+    def _scores(self) -> OutputDelta:
         """All options' scores. Counters add up over the requests they were made with."""
         choices = [
             ChoiceScores(
@@ -176,10 +183,10 @@ class RequestState:
             **self._summed(),
             "e2e_latency": self._elapsed(),
         }
-        return GenerateOutput(text="", output_ids=[], meta=meta, choices=choices)
+        return OutputDelta(text="", output_ids=[], meta=meta, choices=choices)
 
     def _summed(self) -> dict[str, Any]:
-        counters = [part.counters() for part in self.parts]
+        counters = [part.counters() for part in self.outputs]
         made: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
         for name in ("queue_time", "first_token_latency"):
             made[name] = max(one.get(name, 0.0) for one in counters)
@@ -187,8 +194,8 @@ class RequestState:
 
     def _tail(self, at: int, count: int) -> list[float | None]:
         """Log-probabilities of the last `count` tokens of a scored request."""
-        news = self.parts[at].scored
-        found = list((None if news is None else news.input_logprobs) or ())
+        scored = self.outputs[at].scored
+        found = list((None if scored is None else scored.input_logprobs) or ())
         if len(found) != count:
             raise InternalFault(f"{len(found)} log-probabilities came for {count} tokens")
         return found
@@ -212,7 +219,7 @@ class RequestState:
         if self.fault is not None:
             self._observer.on_abort(self._begun, self.fault, self._elapsed())
             return
-        meta = {"finish_reason": self.parts[0].finish_reason(), **self._summed()}
+        meta = {"finish_reason": self.outputs[0].finish_reason(), **self._summed()}
         self._observer.on_finish(self._begun, meta, self._elapsed())
 
 

@@ -207,7 +207,7 @@ class SchedulerProcess:
             taken = _failed(
                 rid, door, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
             )
-            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", news=taken)]))
+            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
             return
         self._begun.append(
             TextRequest(

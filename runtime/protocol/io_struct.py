@@ -60,6 +60,7 @@ __all__ = [
     "GroupFailed",
     "HealthReq",
     "OpenSessionReq",
+    "OutputDelta",
     "PauseMode",
     "PauseReq",
     "PrecompileReq",
@@ -155,17 +156,17 @@ class GrammarInfo(msgspec.Struct, frozen=True):
 
 
 class TokenOutput(msgspec.Struct, array_like=True, gc=False):
-    """News of one request: the ids since the last news (`replaced`: how many earlier ids they take the place
-    of, when jump-forward healed the seam; the bytes they stand for do not change).
+    """A delta of one request's output: the ids since the last one (`replaced`: how many earlier ids they take
+    the place of, when jump-forward healed the seam; the bytes they stand for do not change).
 
     The ids include the one that ended the generation: a matched end-of-text or stop id, and the token in
     which a stop string became complete; what is cut from the text, finish.matched says. A request that does
-    not stream gives one news, at its end. completion_tokens counts the ids told so far; at the end it is
+    not stream gives one, at its end. completion_tokens counts the ids told so far; at the end it is
     decode_steps + jumped_tokens. Where log-probabilities were asked for, output_logprobs has one entry per
     id of new_ids, forced ids included; so have output_top_logprobs and output_token_ids_logprobs, where top
     or token_ids_logprob were asked for. input_logprobs and the like come once, with the first ids that
     are told or without any, for the prompt from logprob_start_len on; the first token of a prompt has none
-    (None, []). hidden_states come with the last news: those of all computed tokens, prompt first, or only
+    (None, []). hidden_states come with the last delta: those of all computed tokens, prompt first, or only
     the last one's. A request that ends with an error has no hidden states. healed: so many bytes of the
     first id's text are the end of the prompt and not shown; told with it."""
 
@@ -194,9 +195,9 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
-    """How the text of one request is to be made; the detokeniser hears it before the request's first news.
+    """How the text of one request is to be made; the detokeniser has it before the request's first delta.
 
-    stream: news are wanted before the end."""
+    stream: deltas are wanted before the end."""
 
     rid: str
     stop: tuple[str, ...] = ()
@@ -208,38 +209,38 @@ class TextRequest(msgspec.Struct, omit_defaults=True):
     http_worker_ipc: str | None = None
 
 
-class BatchOfNews(SpeculativeDecodingMetricsMixin):
+class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
     """Items of several requests; what they say also reads as parallel lists, in the order of `rids`."""
 
-    def news(self) -> list[TokenOutput]:
+    def deltas(self) -> list[TokenOutput]:
         raise NotImplementedError
 
     @property
     def output_ids(self) -> list[list[int]]:
-        return [one.new_ids for one in self.news()]
+        return [one.new_ids for one in self.deltas()]
 
     @property
     def finished_reasons(self) -> list[FinishReason | None]:
-        return [one.finish for one in self.news()]
+        return [one.finish for one in self.deltas()]
 
     @property
     def prompt_tokens(self) -> list[int]:
-        return [one.prompt_tokens for one in self.news()]
+        return [one.prompt_tokens for one in self.deltas()]
 
     @property
     def completion_tokens(self) -> list[int]:
-        return [one.completion_tokens for one in self.news()]
+        return [one.completion_tokens for one in self.deltas()]
 
     @property
     def cached_tokens(self) -> list[int]:
-        return [one.cached_tokens for one in self.news()]
+        return [one.cached_tokens for one in self.deltas()]
 
     @property
     def retraction_counts(self) -> list[int]:
-        return [one.retractions for one in self.news()]
+        return [one.retractions for one in self.deltas()]
 
 
-class BatchTokenIDOutput(BatchOfNews):
+class BatchTokenIDOutput(BatchOfDeltas):
     """Scheduler -> detokeniser, once per step. `begun`: requests that were received since the last one.
 
     Others of the field send parallel lists; here one struct per request travels, so that none can be of
@@ -248,33 +249,33 @@ class BatchTokenIDOutput(BatchOfNews):
     outputs: list[TokenOutput]
     begun: list[TextRequest] = msgspec.field(default_factory=list)
 
-    def news(self) -> list[TokenOutput]:
+    def deltas(self) -> list[TokenOutput]:
         return self.outputs
 
 
 class StrOutput(msgspec.Struct, array_like=True):
-    """The same with text: `text` is what the news adds to it; what was told never changes."""
+    """The same with text: `text` is what the delta adds to it; what was told never changes."""
 
     rid: str
     text: str
-    news: TokenOutput
+    delta: TokenOutput
 
     @property
     def finish(self) -> FinishReason | None:
-        return self.news.finish
+        return self.delta.finish
 
     @property
     def http_worker_ipc(self) -> str | None:
-        return self.news.http_worker_ipc
+        return self.delta.http_worker_ipc
 
 
-class BatchStrOutput(BatchOfNews):
+class BatchStrOutput(BatchOfDeltas):
     """Detokeniser -> front door, once per step. See BatchTokenIDOutput."""
 
     outputs: list[StrOutput]
 
-    def news(self) -> list[TokenOutput]:
-        return [one.news for one in self.outputs]
+    def deltas(self) -> list[TokenOutput]:
+        return [one.delta for one in self.outputs]
 
     @property
     def output_strs(self) -> list[str]:
@@ -324,7 +325,7 @@ class ChoiceScores(msgspec.Struct):
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True):
-    """What the front door answers: all so far.
+    """What the front door answers: all of it, or (Engine.stream) all so far.
 
     meta: id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...}; None while
     it goes on); prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, jumped_tokens,
@@ -351,3 +352,15 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
                 return self.meta
             case _:
                 raise KeyError(name)
+
+
+class OutputDelta(GenerateOutput):
+    """What an output gained since its last delta: text, output_ids and the lists of meta that have an entry
+    per token hold only what is new; all else in meta is as of now. replaced: the first of output_ids take the
+    place of so many earlier ids (their bytes do not change). A whole output is one delta."""
+
+    replaced: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return self.meta["finish_reason"] is not None

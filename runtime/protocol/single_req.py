@@ -22,7 +22,8 @@ SALT = "\0salt:"
 
 
 class SingleGenerateReq(SingleReq):
-    """See GenerateReqInput for the fields. extra_key holds the cache salt as well."""
+    """See GenerateReqInput for the fields. extra_key holds the cache salt as well. cumulative: each output of
+    a stream holds all so far."""
 
     text: str | None = None
     input_ids: list[int] | None = None
@@ -43,6 +44,7 @@ class SingleGenerateReq(SingleReq):
     return_hidden_states: bool | Literal["last"] = False
     return_prompt_token_ids: bool = False
     stream: bool = False
+    cumulative: bool = False
     jump_forward: bool = True
     token_healing: bool = False
     priority: int = 0
@@ -56,10 +58,10 @@ class SingleGenerateReq(SingleReq):
     custom_labels: dict[str, str] | None = None
 
 
-_COPIED = tuple(
-    name for name in SingleGenerateReq.__struct_fields__
-    if name not in ("rid", "sampling_params", "constraint", "extra_key", "session_params", "input_ids")
+_MADE = (
+    "rid", "sampling_params", "constraint", "extra_key", "session_params", "input_ids", "cumulative",
 )  # fmt: skip
+_COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
 _NO_ADAPTERS = "this engine serves the model as it is, without adapters"
 _NO_TRANSFER = "this engine computes prompts and outputs in one place"
 _NO_MEDIA = "the model reads text only"

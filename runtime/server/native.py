@@ -18,7 +18,7 @@ from starlette.routing import Route
 from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.generate_req import GenerateReqInput
-from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput
+from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.server.body import json_type, known_fields, read_object, to_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import error_body, json_response
@@ -159,48 +159,89 @@ class Native:
         return wanted
 
     async def _events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
-        if made.is_single:
-            cut = Cut() if incremental else None
-            async with closing_stream(self._ctx.door.stream(made)) as outputs:
-                try:
-                    async for output in outputs:
-                        yield event(answer_of(output, cut=cut))
-                except Aborted as fault:
-                    if fault.partial is None:
-                        raise
-                    yield event(_failed(fault, made.rid, cut=cut))
-        else:
-            async for piece in self._batch_events(made, incremental):
-                yield piece
-        yield DONE
-
-    async def _batch_events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
-        cuts = [Cut() if incremental else None for _ in range(len(made))]
+        so_far = [None if incremental else SoFar() for _ in range(len(made))]
+        single = made.is_single
         async with closing_stream(self._ctx.door.stream_batch(made)) as outputs:
             async for index, outcome in outputs:
-                if isinstance(outcome, RuntimeFault):
-                    yield event(_failed(outcome, made[index].rid, index, cuts[index]))
-                else:
-                    yield event(answer_of(outcome, index, cuts[index]))
+                place = None if single else index
+                match outcome:
+                    case Aborted(partial=OutputDelta() as output):
+                        yield event(
+                            _streamed(_failed(outcome, output.meta["id"], place), output, so_far[index])
+                        )
+                    case RuntimeFault() if single:
+                        raise outcome
+                    case RuntimeFault():
+                        yield event(_failed(outcome, made[index].rid, place))
+                    case output:
+                        yield event(_streamed(answer_of(output, place), output, so_far[index]))
+        yield DONE
 
 
-class Cut:
-    """What one stream has sent: turns all so far into what is new."""
+class AnswerSoFar(msgspec.Struct):
+    """A GenerateAnswer whose text and lists are JSON already."""
+
+    text: msgspec.Raw
+    output_ids: msgspec.Raw
+    meta_info: dict[str, Any]
+    index: int | msgspec.UnsetType
+    choices: Any
+    error: Any
+
+
+class SoFar:
+    """All that one stream has told, as JSON: an event adds to it, and what was told is not encoded again."""
 
     def __init__(self) -> None:
-        self._text = ""
-        self._ids = 0
-        self._lists = dict.fromkeys(PER_ITEM, 0)
+        self._text = bytearray(b'"')
+        self._ids = _JsonList()
+        self._lists = {name: _JsonList() for name in PER_ITEM}
 
-    def __call__(self, answer: GenerateAnswer) -> GenerateAnswer:
-        text, ids, meta = answer.text, answer.output_ids, dict(answer.meta_info)
-        new_text, new_ids = text[len(self._text) :], ids[self._ids :]
-        for name, sent in self._lists.items():
-            if meta.get(name) is not None:
-                self._lists[name] = len(meta[name])
-                meta[name] = meta[name][sent:]
-        self._text, self._ids = text, len(ids)
-        return msgspec.structs.replace(answer, text=new_text, output_ids=new_ids, meta_info=meta)
+    def add(self, answer: GenerateAnswer, replaced: int) -> AnswerSoFar:
+        """`answer`: what is new; `replaced`: see OutputDelta."""
+        self._text += msgspec.json.encode(answer.text)[1:-1]
+        meta = dict(answer.meta_info)
+        for name, some in self._lists.items():
+            if name in meta:
+                meta[name] = some.add(meta[name], replaced)
+        ids = self._ids.add(answer.output_ids, replaced)
+        text = msgspec.Raw(b'%b"' % bytes(self._text))
+        return AnswerSoFar(text, ids, meta, answer.index, answer.choices, answer.error)
+
+
+class _JsonList:
+    """A list as JSON that grows at its end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray(b"[")
+        self._ends = [1]
+
+    def add(self, items: Sequence[Any], replaced: int) -> msgspec.Raw:
+        """The whole list, once its last `replaced` items made room for `items`."""
+        if replaced:
+            del self._ends[max(1, len(self._ends) - replaced) :]
+            del self._data[self._ends[-1] :]
+        for item in items:
+            if len(self._ends) > 1:
+                self._data += b","
+            self._data += msgspec.json.encode(item)
+            self._ends.append(len(self._data))
+        return msgspec.Raw(b"%b]" % bytes(self._data))
+
+
+def _streamed(
+    answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None
+) -> GenerateAnswer | AnswerSoFar:
+    """The answer with all so far, or without what takes the place of ids that were sent."""
+    if so_far is not None:
+        return so_far.add(answer, output.replaced)
+    if output.replaced:
+        meta = dict(answer.meta_info)
+        for name in PER_ITEM:
+            if name in meta:
+                meta[name] = meta[name][output.replaced :]
+        answer.output_ids, answer.meta_info = answer.output_ids[output.replaced :], meta
+    return answer
 
 
 def check_items(made: GenerateReqInput | EmbeddingReqInput, ctx: ServerContext) -> None:
@@ -221,35 +262,28 @@ def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | Ru
         raise faults[0]
 
 
-def answer_of(output: GenerateOutput, index: int | None = None, cut: Cut | None = None) -> GenerateAnswer:
-    """An output as the wire has it; `cut` leaves only what is new."""
-    answer = GenerateAnswer(
+def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswer:
+    """An output as the wire has it."""
+    return GenerateAnswer(
         text=output.text,
         output_ids=output.output_ids,
         meta_info=output.meta,
         index=msgspec.UNSET if index is None else index,
         choices=msgspec.UNSET if output.choices is None else output.choices,
     )
-    return answer if cut is None else cut(answer)
 
 
-def _failed(
-    fault: RuntimeFault, rid: Any, index: int | None = None, cut: Cut | None = None
-) -> GenerateAnswer:
+def _failed(fault: RuntimeFault, rid: Any, index: int | None = None) -> GenerateAnswer:
     """The answer that says what failed; of a cancelled request with what there was until then."""
     reason = {"type": "abort", "message": str(fault), "status_code": fault.status, "err_type": fault.code}
-    text, ids, meta = "", list[int](), {"id": rid}
+    partial = GenerateOutput("", [], {"id": rid})
     match fault:
         case Aborted(partial=GenerateOutput() as output):
-            text, ids, meta = output.text, output.output_ids, output.meta
-    answer = GenerateAnswer(
-        text=text,
-        output_ids=ids,
-        meta_info={**meta, "finish_reason": reason},
-        index=msgspec.UNSET if index is None else index,
-        error=error_body(fault)["error"],
-    )
-    return answer if cut is None else cut(answer)
+            partial = output
+    answer = answer_of(partial, index)
+    answer.meta_info = {**partial.meta, "finish_reason": reason}
+    answer.error = error_body(fault)["error"]
+    return answer
 
 
 def _vector(output: EmbeddingOutput | RuntimeFault) -> EncodeAnswer:

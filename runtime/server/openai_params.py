@@ -224,7 +224,7 @@ async def follow(
 ) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
     """Each item's text so far, as it grows. An item's error ends the stream. keep_aborted: see run."""
     with mapped_errors(words, ctx.model.max_prompt_length):
-        async with closing_stream(ctx.door.stream_batch(request)) as outputs:
+        async with closing_stream(ctx.door.stream_batch(request, cumulative=True)) as outputs:
             async for index, outcome in outputs:
                 yield index, _output(outcome, keep_aborted)
 

@@ -87,20 +87,17 @@ class EngineBackend(Backend):
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
         request = self._request(call, 0)
         request.stream = True
-        sent = 0
         lists = PerToken()
         with faults(str(request.rid)):
-            answers: Any = self._engine.stream(request)
+            answers: Any = self._engine.stream_deltas(request)
             async with aclosing(answers):
                 async for output in answers:
-                    # The engine's text is cumulative and never shrinks.
-                    text, sent = output.text[sent:], len(output.text)
-                    finished = output.meta.get("finish_reason") is not None
-                    if finished:
+                    lists.add(output.meta, replaced=output.replaced)
+                    if output.finished:
                         self.token_usage.count(output.meta)
-                    if text or finished:
-                        lists.add(output.meta, new=False)
-                        yield Delta(text, dict(output.meta) if finished else None, lists.piece(output.meta))
+                    if output.text or output.finished:
+                        whole = lists.whole(output.meta) if output.finished else None
+                        yield Delta(output.text, whole, lists.piece(output.meta))
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         request = GenerateReqInput(

@@ -15,11 +15,13 @@ class PerToken:
         self._held: dict[str, list[Any]] = {}
         self._given: dict[str, int] = {}
 
-    def add(self, meta: Mapping[str, Any], *, new: bool) -> None:
-        """`new`: the lists hold what is new only."""
+    def add(self, meta: Mapping[str, Any], *, new: bool = True, replaced: int = 0) -> None:
+        """`new`: the lists hold what is new only; its first entries take the place of the last `replaced`."""
         for name in LISTS:
             if isinstance(found := meta.get(name), list):
                 held = self._held.setdefault(name, [])
+                if replaced:
+                    del held[-replaced:]
                 held += found if new else found[len(held) :]
 
     def piece(self, meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def test_manager_answers_streams_as_they_go_and_others_at_the_end() -> None:
     done = FinishReason(type="length")
     made = manager.handle([batch(news("s", "c")), batch(news("s", "d", done), news("w", "z", done))])
     assert made is not None
-    assert {o.rid: (o.text, bytes(o.news.new_ids)) for o in made.outputs} == {
+    assert {o.rid: (o.text, bytes(o.delta.new_ids)) for o in made.outputs} == {
         "s": ("cd", b"cd"),
         "w": ("xyz", b"xyz"),
     }
@@ -197,8 +197,8 @@ def test_manager_gathers_logprobs_over_replacements() -> None:
     )
     made = manager.handle([batch(first, last, begun=(TextRequest(rid="r"),))])
     assert made is not None
-    assert made.outputs[0].news.output_logprobs == [-1.0, None, -3.0]
-    assert bytes(made.outputs[0].news.new_ids) == b"abc"
+    assert made.outputs[0].delta.output_logprobs == [-1.0, None, -3.0]
+    assert bytes(made.outputs[0].delta.new_ids) == b"abc"
     assert made.outputs[0].text == "abc"
 
 

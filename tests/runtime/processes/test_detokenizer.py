@@ -56,7 +56,8 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
     batches.append(news([], FinishReason(type="length")))
     manager = DetokenizerManager(table)
     manager.handle([BatchTokenIDOutput(outputs=[], begun=[TextRequest(rid="r", stream=stream)])])
-    part = OutputAccumulator(TokenizedGenerateReqInput(input_ids=[1], sampling_params=SamplingParams()))
+    request = TokenizedGenerateReqInput(input_ids=[1], sampling_params=SamplingParams(), return_logprob=True)
+    part = OutputAccumulator(request)
     shown = [""]
     while batches:
         count = data.draw(st.integers(1, 3))
@@ -69,7 +70,8 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
     whole.feed(ids, finished=True)
     assert part.text == whole.text
     assert part.ids == ids
-    assert part.logprobs == [-float(token) for token in ids]
+    values = part.logprob_meta()["output_token_logprobs"]
+    assert values == [[-float(token), token, None] for token in ids]
     assert all(later.startswith(sooner) for sooner, later in itertools.pairwise(shown))
     assert stream or len(shown) == 2
     assert len(manager) == 0
@@ -145,12 +147,12 @@ def test_endless_broken_bytes_cost_no_more_than_others(table: TextTable) -> None
         assert streamed.text == whole.text
 
 
-def test_joined_news_are_the_later_ones_with_all_ids() -> None:
+def test_joined_deltas_are_the_later_ones_with_all_ids() -> None:
     one = StrOutput("r", "ab", news([1, 2]))
     two = StrOutput("r", "c", news([9, 3], replaced=3))
     made = join(one, two)
-    assert (made.text, made.news.new_ids, made.news.replaced) == ("abc", [9, 3], 1)
-    assert made.news.output_logprobs == [-9.0, -3.0]
+    assert (made.text, made.delta.new_ids, made.delta.replaced) == ("abc", [9, 3], 1)
+    assert made.delta.output_logprobs == [-9.0, -3.0]
     end = failed_output("r", InternalFault("no"))
     assert join(end, two) is end
     assert join(one, end).finish is end.finish
@@ -168,7 +170,7 @@ def test_no_field_is_lost_when_two_outputs_become_one(name: str) -> None:
         "r", [1, 2], 1, None, 9, 8, 7, 6, 5, [-1.0, -2.0], [[(1, -1.0)], []], [[(2, -1.0)], []], [None, -3.0],
         [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "door", GrammarInfo("x", True), 1,
     )  # fmt: skip
-    joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).news
+    joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).delta
     assert (getattr(joined, name) == getattr(full, name)) != (name in told_anew - {"rid", "finish"})
 
 
@@ -218,15 +220,40 @@ def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], 
             input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, logprob_start_len=0,
             top_logprobs_num=1, token_ids_logprob=[1],
         )  # fmt: skip
-        part = OutputAccumulator(request)
+        part = OutputAccumulator(request, str)
         for output in outputs:
             part.add(output)
         made = {name: getattr(part, name) for name in ("text", "ids", "hidden_states", "grammar")}
-        lists = part.logprobs, part.top, part.token_ids
-        return made | part.counters() | part.logprob_meta(str) | {"lists": lists, "end": part.finish_reason()}
+        return made | part.counters() | part.logprob_meta() | {"end": part.finish_reason()}
 
     assert told(joined) == told(outputs)
-    assert sum(len(one.news.new_ids) - one.news.replaced for one in joined) == len(told(outputs)["ids"])
+    assert sum(len(one.delta.new_ids) - one.delta.replaced for one in joined) == len(told(outputs)["ids"])
+
+
+@settings(deadline=None, max_examples=300)
+@given(outputs=streams(), data=st.data())
+def test_deltas_taken_at_any_moment_add_up_to_the_whole(
+    outputs: list[StrOutput], data: st.DataObject
+) -> None:
+    request = TokenizedGenerateReqInput(
+        input_ids=[1, 2], sampling_params=SamplingParams(), return_logprob=True, top_logprobs_num=1
+    )
+    whole, drained = OutputAccumulator(request), OutputAccumulator(request)
+    text, ids, entries = "", list[int](), list[Any]()
+    for at, output in enumerate(outputs, 1):
+        whole.add(output)
+        drained.add(output)
+        if at == len(outputs) or data.draw(st.booleans()):
+            meta = drained.logprob_meta()
+            for some, new in ((ids, drained.ids), (entries, meta["output_token_logprobs"])):
+                del some[len(some) - drained.replaced :]
+                some += new
+            text += drained.text
+            assert meta["output_token_logprobs_length"] == len(ids)
+            drained.drain()
+    assert (text, ids) == (whole.text, whole.ids)
+    assert entries == whole.logprob_meta()["output_token_logprobs"]
+    assert drained.finish_reason() == whole.finish_reason()
 
 
 def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
@@ -240,6 +267,6 @@ def test_what_was_ready_of_the_oldest_is_told_with_its_error() -> None:
     )
     assert made is not None
     [output] = made.outputs
-    assert (output.text, output.news.new_ids) == ("A", [65])
+    assert (output.text, output.delta.new_ids) == ("A", [65])
     assert output.finish is not None
     assert output.finish.type == "abort"

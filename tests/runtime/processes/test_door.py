@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from runtime.protocol.io_struct import (
     GenerateReqInput,
     GetStateReq,
     GroupFailed,
+    OutputDelta,
     StrOutput,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -150,13 +152,13 @@ def test_a_batch_gives_what_single_requests_give_blocking_or_not_streamed_or_not
         ]
         whole = texts(await pipeline.door.submit_batch(request()))
         last: dict[int, GenerateOutput] = {}
+        pieces = [""] * 4
         async for index, output in pipeline.door.stream_batch(request()):
             assert isinstance(output, GenerateOutput)
-            if index in last:
-                assert last[index].meta["finish_reason"] is None
-                assert output.text.startswith(last[index].text)
+            assert index not in last or last[index].meta["finish_reason"] is None
             last[index] = output
-        return singles, whole, [last[index].text for index in range(4)]
+            pieces[index] += output.text
+        return singles, whole, pieces
 
     singles, whole, streamed = asyncio.run(ask())
     assert singles == whole == streamed == texts(pipeline.door.batch(request()))
@@ -192,7 +194,7 @@ def test_a_request_that_is_wrong_as_a_whole_is_one_error(pipeline: Pipeline) -> 
     with pytest.raises(ValueError, match="Duplicate request IDs"):
         pipeline.door.batch(GenerateReqInput(text=["a", "b"], rid=["x", "x"]))
     with pytest.raises(BadRequest, match="one prompt with one sample"):
-        pipeline.door.begin(GenerateReqInput(text=["a", "b"]), lambda: None)
+        pipeline.door.generate(GenerateReqInput(text=["a", "b"]))
     assert idle(pipeline)
 
 
@@ -399,8 +401,24 @@ END = FinishReason("length")
 
 
 def answer(rid: str, text: str = "x", finish: FinishReason | None = END, **more: Any) -> Any:
-    news = TokenOutput(rid, [5], finish=finish, **more)
-    return BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, text, news)])
+    delta = TokenOutput(rid, [5], finish=finish, **more)
+    return BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, text, delta)])
+
+
+def ask(door: TokenizerManager, sent: Sent, **fields: Any) -> Future[GenerateOutput]:
+    """The answer to a request that has been sent and is waited for in a thread."""
+    before = len(sent.items)
+    found: Future[GenerateOutput] = Future()
+
+    def wait() -> None:
+        try:
+            found.set_result(door.generate(GenerateReqInput(**fields)))
+        except RuntimeFault as fault:
+            found.set_exception(fault)
+
+    threading.Thread(target=wait, daemon=True).start()
+    wait_for(lambda: len(sent.items) > before)
+    return found
 
 
 @pytest.fixture
@@ -416,22 +434,22 @@ def door(tokenizer: Tokenizer, sent: Sent) -> TokenizerManager:
 
 
 def test_answers_find_their_way_back_by_name(door: TokenizerManager, sent: Sent) -> None:
-    door.begin(GenerateReqInput(text="a", rid="r"), lambda: None)
-    door.begin(GenerateReqInput(text="a", choices=["b"]), lambda: None)
+    ask(door, sent, text="a", rid="r")
+    ask(door, sent, text="a", choices=["b"])
     assert {one.http_worker_ipc for one in sent.requests()} == {"worker-1"}
     assert "worker-1" in sent.requests()[0].rid
     with pytest.raises(BadRequest, match="x1f"):
-        door.begin(GenerateReqInput(text="a", rid="r\x1fs"), lambda: None)
+        door.generate(GenerateReqInput(text="a", rid="r\x1fs"))
 
 
 def test_more_requests_than_are_taken(door: TokenizerManager, sent: Sent) -> None:
-    tickets = [door.begin(GenerateReqInput(text="a"), lambda: None) for _ in range(2)]
+    first, _ = [ask(door, sent, text="a") for _ in range(2)]
     with pytest.raises(QueueFull, match="The request queue is full") as caught:
-        door.begin(GenerateReqInput(text="a"), lambda: None)
+        door.generate(GenerateReqInput(text="a"))
     assert caught.value.status == 503
     door.handle(answer(sent.requests()[0].rid))
-    door.leave(tickets[0])
-    door.begin(GenerateReqInput(text="a"), lambda: None)
+    assert first.result(60).text == "x"
+    ask(door, sent, text="a")
 
 
 def test_orders_reach_requests_of_other_front_doors(door: TokenizerManager, sent: Sent) -> None:
@@ -444,13 +462,12 @@ def test_orders_reach_requests_of_other_front_doors(door: TokenizerManager, sent
 
 
 def test_what_failed_here_is_cancelled_there(door: TokenizerManager, sent: Sent) -> None:
-    event = threading.Event()
-    ticket = door.begin(GenerateReqInput(text="a"), event.set)
+    asked = ask(door, sent, text="a")
     (request,) = sent.requests()
     fault = InternalFault("the detokeniser dropped it")
     door.handle(answer(request.rid, "", FinishReason("abort", error=fault.to_dict())))
     with pytest.raises(InternalFault, match="dropped it"):
-        door.wait(ticket, event)
+        asked.result(60)
     assert AbortReq(rid=request.rid) in sent.items
 
 
@@ -510,10 +527,10 @@ def test_a_request_nobody_answers_ends_after_its_deadline(
 def test_encoders_do_not_generate(tokenizer: Tokenizer, sent: Sent) -> None:
     info = ModelInfo(path="x", served_name="bert", is_generation=False)
     door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent, model=info)
-    for ask in (lambda: door.begin(GenerateReqInput(text="a"), lambda: None),
-                lambda: door.batch(GenerateReqInput(text=["a"]))):  # fmt: skip
+    for wrong in (lambda: door.generate(GenerateReqInput(text="a")),
+                  lambda: door.batch(GenerateReqInput(text=["a"]))):  # fmt: skip
         with pytest.raises(BadRequest, match="bert gives vectors"):
-            ask()
+            wrong()
     assert door.model is info
     assert not sent.items
 
@@ -694,12 +711,13 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
     door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), marks=marks), sent)
     cases = [([opening, 7, closing, 8], 3), ([opening, 7, 8], 3), ([7, closing], 0), ([], 0)]
     for ids, count in cases:
-        event = threading.Event()
-        ticket = door.begin(GenerateReqInput(text="a"), event.set)
+        asked = ask(door, sent, text="a")
         rid = sent.requests()[-1].rid
-        news = TokenOutput(rid, ids, finish=FinishReason("stop"))
-        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", news)]))
-        assert door.wait(ticket, event).meta["reasoning_tokens"] == count
+        for token in ids:
+            door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", TokenOutput(rid, [token]))]))
+        end = TokenOutput(rid, [], finish=FinishReason("stop"))
+        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", end)]))
+        assert asked.result(60).meta["reasoning_tokens"] == count
 
 
 def test_a_slow_reader_gets_all_in_fewer_pieces(door: TokenizerManager, sent: Sent) -> None:
@@ -718,10 +736,33 @@ def test_a_slow_reader_gets_all_in_fewer_pieces(door: TokenizerManager, sent: Se
         return got + [output async for output in stream]
 
     outputs = asyncio.run(go())
-    assert [output.text for output in outputs] == ["a", "abcde"]
-    assert outputs[-1].output_ids == [5, 5, 5, 6, 7]
-    values = [entry[0] for entry in outputs[-1].meta["output_token_logprobs"]]
-    assert values == [-1.0, -2.0, -2.0, -3.0, -4.0]
+    assert [output.text for output in outputs] == ["a", "bcde"]
+    assert [output.output_ids for output in outputs] == [[5], [5, 5, 6, 7]]
+    values = [[entry[0] for entry in output.meta["output_token_logprobs"]] for output in outputs]
+    assert values == [[-1.0], [-2.0, -2.0, -3.0, -4.0]]
+    assert [output.meta["output_token_logprobs_length"] for output in outputs] == [1, 5]
+
+
+def test_what_was_handed_out_is_taken_back(door: TokenizerManager, sent: Sent) -> None:
+    async def go(cumulative: bool) -> list[OutputDelta]:
+        stream = door.stream(GenerateReqInput(text="a", return_logprob=True), cumulative=cumulative)
+        first = asyncio.ensure_future(anext(stream))
+        before = len(sent.items)
+        while len(sent.items) == before:
+            await asyncio.sleep(0.002)
+        rid = sent.requests()[-1].rid
+        door.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
+        got = [await first]
+        last = TokenOutput(rid, [6, 7], replaced=1, output_logprobs=[-3.0, -4.0], finish=FinishReason("stop"))
+        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
+        return got + [output async for output in stream]
+
+    for cumulative in (False, True):
+        first, last = asyncio.run(go(cumulative))
+        assert (first.output_ids, first.replaced) == ([5], 0)
+        assert last.output_ids == [6, 7]
+        assert (last.text, last.replaced) == (("ae", 0) if cumulative else ("e", 1))
+        assert last.meta["output_token_logprobs_length"] == 2
 
 
 def test_limits_name_both_numbers(tokenizer: Tokenizer) -> None:
@@ -740,8 +781,7 @@ def test_limits_name_both_numbers(tokenizer: Tokenizer) -> None:
 
 def test_a_message_of_the_user_is_named_when_wrong(pipeline: Pipeline) -> None:
     with pytest.raises(BadRequest) as caught:
-        pipeline.door.begin(
+        pipeline.door.generate(
             GenerateReqInput(messages=[Message(role=5, content="a")]),  # type: ignore[arg-type]
-            lambda: None,
         )
     assert caught.value.where == "messages[0].role"

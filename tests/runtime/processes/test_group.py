@@ -85,7 +85,7 @@ async def whole(door: TokenizerManager) -> list[GenerateOutput]:
 async def streamed(door: TokenizerManager) -> list[GenerateOutput]:
     async def last(request: GenerateReqInput) -> GenerateOutput:
         seen = ""
-        async for output in door.stream(request):
+        async for output in door.stream(request, cumulative=True):
             assert output.text.startswith(seen)
             seen = output.text
         return output

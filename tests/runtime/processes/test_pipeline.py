@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,7 @@ def pipeline(model: Model, runner: Troubled) -> Iterator[Pipeline]:
 
 
 def blocking(pipeline: Pipeline, request: GenerateReqInput) -> GenerateOutput:
-    event = threading.Event()
-    return pipeline.door.wait(pipeline.door.begin(request, event.set), event)
+    return pipeline.door.generate(request)
 
 
 def settled(pipeline: Pipeline) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def test_blocking_async_and_streamed_answers_agree(pipeline: Pipeline, runner: T
         runner.free_steps = 10  # no more than that before something was read
         runner.open.clear()
         parts = []
-        async for part in pipeline.door.stream(request):
+        async for part in pipeline.door.stream(request, cumulative=True):
             parts.append(part)
             runner.open.set()
         return whole, parts
@@ -236,12 +236,13 @@ def test_a_loop_that_closed_is_not_waited_for(pipeline: Pipeline) -> None:
 
 
 def test_two_live_requests_with_one_id(pipeline: Pipeline) -> None:
-    event = threading.Event()
-    ticket = pipeline.door.begin(GenerateReqInput(rid="x", text="a", sampling_params=ENDLESS), event.set)
-    with pytest.raises(BadRequest) as caught:
-        blocking(pipeline, GenerateReqInput(rid="x", text="a"))
+    with closing(
+        pipeline.door.texts(GenerateReqInput(rid="x", text="a", sampling_params=ENDLESS))
+    ) as outputs:
+        next(outputs)
+        with pytest.raises(BadRequest) as caught:
+            blocking(pipeline, GenerateReqInput(rid="x", text="a"))
     assert caught.value.where == "rid"
-    pipeline.door.leave(ticket)
 
 
 def test_a_deadline_ends_the_request_and_only_it(pipeline: Pipeline) -> None:
@@ -320,12 +321,15 @@ def test_a_dead_scheduler_is_everybodys_error(
 
     made = start(EngineConfig(), model, lambda: Loaded(runner))
     runner.open.clear()
-    event = threading.Event()
-    ticket = made.door.begin(GenerateReqInput(text="the dog", sampling_params=ENDLESS), event.set)
+    pool = ThreadPoolExecutor(1)
+    asked = pool.submit(blocking, made, GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+    while made.door.live < 1:
+        time.sleep(0.002)
     monkeypatch.setattr(Loop, "step", broken)
     runner.open.set()
     with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
-        made.door.wait(ticket, event)
+        asked.result(60)
+    pool.shutdown()
     for _ in range(3):
         with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
             blocking(made, GenerateReqInput(text="the dog"))
