@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.formats.reasoning.types import ReasoningSplitter, Split, reasoning_type, split_reasoning
+from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
 from sglang_dsl.backends.base import Delta
 from sglang_dsl.feed import Feed, Variable
 from sglang_dsl.ir import Gen
@@ -21,7 +21,7 @@ class Telling:
     def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Feed) -> None:
         self._variable, self._thought, self._whole = variable, thought, whole
         kind = None if node.reasoning is None else reasoning_type(node.reasoning)
-        self._splitter = None if node.reasoning is None else ReasoningSplitter(kind)
+        self._splitter = None if node.reasoning is None else splitter_of(kind)
 
     def piece(self, delta: Delta) -> None:
         """A piece of the stream."""

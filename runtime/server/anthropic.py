@@ -15,17 +15,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ReasoningDelta
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, RuntimeFault
-from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from runtime.protocol.io_struct import GenerateReqInput
 from runtime.server.anthropic_messages import messages_of, tools_of
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
 from runtime.server.error_mapping import mapped_errors
 from runtime.server.errors import NotSupported, json_response
-from runtime.server.openai_params import check_model, follow, ready, run
+from runtime.server.openai_params import check_model
 from runtime.server.openapi import Operation
-from runtime.server.reasoning import Splitter, split
+from runtime.server.replies import follow, parsers, ready, run
 from runtime.server.sse import closing_stream, event
 from runtime.server.tokens import beside
 
@@ -45,7 +46,7 @@ _ERROR_TYPES = {
 }
 
 
-_WORDS = {
+_NAMES = {
     "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
 }  # fmt: skip
 """What the runtime's fields are called here, where they have another name."""
@@ -167,10 +168,10 @@ def routes(ctx: ServerContext) -> list[Route]:
 
     async def count(request: Request) -> Response:
         body = await read_struct(request, ctx.config, Prompting)
-        with mapped_errors(_WORDS):
+        with mapped_errors(_NAMES):
             made = GenerateReqInput(**_prompt(ctx, body))
         size = sum(len(str(message)) for message in body.messages)
-        with mapped_errors(_WORDS):
+        with mapped_errors(_NAMES):
             ids = await beside(size, ctx.door.prompt_ids, made)
         return json_response(TokenCount(len(ids)))
 
@@ -254,7 +255,7 @@ def _said(given: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 class _Job:
-    """One request, and how its output becomes a message."""
+    """One request, and how its reply becomes a message."""
 
     def __init__(self, ctx: ServerContext, body: MessagesRequest) -> None:
         self._ctx, self._body = ctx, body
@@ -277,58 +278,53 @@ class _Job:
                 where="thinking.budget_tokens",
             )
         made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **_prompt(ctx, body))
-        self._words = (
-            _WORDS if body.output_format is None else _WORDS | {"json_schema": "output_format.schema"}
+        self._names = (
+            _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
         )
-        self._request = ready(ctx, made, self._words)
+        self._request = ready(ctx, made, self._names)
+        [self._reply] = parsers(ctx, self._request)
         self._thinks = made.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
 
     async def whole(self) -> MessageReply:
-        (output,) = await run(self._ctx, self._request, self._words)
-        reason, sequence = self._stop(output)
-        said = split(output, self._ctx.door.reasoning)
-        content = [] if said.reasoning is None else [_thought(said.reasoning)]
-        if said.content or said.reasoning is None:
-            content.append({"type": "text", "text": said.content})
-        return self._message(output, content, reason, sequence)
+        reply = self._reply
+        await run(self._ctx, self._request, self._names, [reply])
+        content = [] if reply.reasoning is None else [_thought(reply.reasoning)]
+        if reply.content or reply.reasoning is None:
+            content.append({"type": "text", "text": reply.content})
+        return self._message(content, *self._stop())
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        last, cut, blocks = None, Splitter(self._ctx.door.reasoning), _Blocks()
-        async with closing_stream(follow(self._ctx, self._request, self._words)) as outputs:
-            async for _, output in outputs:
-                if last is None:
-                    head = self._message(output, [], None, None)
+        reply, blocks = self._reply, _Blocks()
+        async with closing_stream(follow(self._ctx, self._request, self._names, [reply])) as changes:
+            async for _ in changes:
+                if reply.is_first:
+                    head = self._message([], None, None)
                     head.usage.output_tokens = 0
                     yield event({"type": "message_start", "message": head}, "message_start")
-                    for one in blocks.kind("thinking" if self._thinks else "text"):
-                        yield one
+                    for made in blocks.kind("thinking" if self._thinks else "text"):
+                        yield made
                     yield _named("ping")
-                last = output
-                thought, text = cut.news(output)
-                for one in (*blocks.news("thinking", thought), *blocks.news("text", text)):
-                    yield one
-        if last is None:
+                for one in reply.events:
+                    kind = "thinking" if isinstance(one, ReasoningDelta) else "text"
+                    for made in blocks.add(kind, one.text):
+                        yield made
+        if reply.output is None:
             return
-        for one in blocks.end():
-            yield one
-        reason, sequence = self._stop(last)
+        for made in blocks.end():
+            yield made
+        reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        yield _named("message_delta", delta=delta, usage=self._usage(last))
+        yield _named("message_delta", delta=delta, usage=self._usage())
         yield _named("message_stop")
 
     def _message(
-        self,
-        output: GenerateOutput,
-        content: list[dict[str, Any]],
-        reason: str | None,
-        sequence: str | None,
+        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None
     ) -> MessageReply:
-        usage = self._usage(output)
-        return MessageReply(self._id, self._ctx.served_name, content, reason, sequence, usage)
+        return MessageReply(self._id, self._ctx.served_name, content, reason, sequence, self._usage())
 
-    def _stop(self, output: GenerateOutput) -> tuple[str, str | None]:
-        match output.meta.get("finish_reason"):
+    def _stop(self) -> tuple[str, str | None]:
+        match self._reply.meta.get("finish_reason"):
             case {"type": "length"}:
                 return "max_tokens", None
             case {"matched": str(matched)} if matched in (self._body.stop_sequences or ()):
@@ -336,11 +332,12 @@ class _Job:
             case _:
                 return "end_turn", None
 
-    def _usage(self, output: GenerateOutput) -> Usage:
-        prompt = int(output.meta.get("prompt_tokens") or 0)
+    def _usage(self) -> Usage:
+        meta = self._reply.meta
+        prompt = int(meta.get("prompt_tokens") or 0)
         told = self._ctx.config.enable_cache_report
-        cached = int(output.meta.get("cached_tokens") or 0) if told else 0
-        made = int(output.meta.get("completion_tokens") or 0)
+        cached = int(meta.get("cached_tokens") or 0) if told else 0
+        made = int(meta.get("completion_tokens") or 0)
         return Usage(prompt - cached, made, 0, cached)
 
 
@@ -358,7 +355,7 @@ class _Blocks:
         block = _thought("") if kind == "thinking" else {"type": "text", "text": ""}
         return [*events, _named("content_block_start", index=self._index, content_block=block)]
 
-    def news(self, kind: str, text: str) -> list[bytes]:
+    def add(self, kind: str, text: str) -> list[bytes]:
         if not text:
             return []
         delta = {"type": f"{kind}_delta", kind: text}

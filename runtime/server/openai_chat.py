@@ -14,11 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.sampling import ROOM
-from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import NotSupported, json_response
@@ -28,15 +28,12 @@ from runtime.server.openai_params import (
     extras_of,
     fields_of,
     finish_of,
-    follow,
-    ready,
-    run,
+    names_of,
     usage_of,
-    words_of,
 )
 from runtime.server.openai_tokens import token_entries
 from runtime.server.openapi import Operation
-from runtime.server.reasoning import Splitter, split
+from runtime.server.replies import follow, parsers, ready, run
 from runtime.server.sse import DONE, closing_stream, event
 
 MAX_TOP_LOGPROBS = 20
@@ -154,7 +151,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
     if body.input_ids is not None:
         _check_ids(body)
         made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, made, words_of(body))
+        return ready(ctx, made, names_of(body))
     tools = tools_of(body.tools, body.tool_choice)
     if tools:
         fields["tools"] = tools
@@ -171,7 +168,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
         continue_final_message=body.continue_final_message,
     )
     made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, made, words_of(body))
+    return ready(ctx, made, names_of(body))
 
 
 def _check_ids(body: ChatRequest) -> None:
@@ -218,57 +215,55 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
 
 
 class ChatJob:
-    """One request, and how its outputs become choices."""
+    """One request, and how its replies become choices."""
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
-        self._words = words_of(body)
+        self._names = names_of(body)
         self._request = request_of(ctx, body)
+        self._replies = parsers(ctx, self._request)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
 
     async def whole(self) -> ChatCompletion:
-        outputs = await run(self._ctx, self._request, self._words, keep_aborted=True)
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        usage = usage_of(self._ctx, outputs, 1)
+        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
+        usage = usage_of(self._ctx, self._replies, 1)
         return ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
 
-    def _choice(self, index: int, output: GenerateOutput) -> ChatChoice:
-        reason, matched = finish_of(output)
-        logprobs = self._logprobs().news(output) if self._body.logprobs else None
-        said = split(output, self._ctx.door.reasoning)
-        content = said.content or (None if said.reasoning else "")
-        message = ChatMessage("assistant", content, reasoning_content=said.reasoning)
-        return ChatChoice(index, message, logprobs, reason, matched, **extras_of(output))
+    def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
+        reason, matched = finish_of(reply)
+        content = reply.content or (None if reply.reasoning else "")
+        message = ChatMessage("assistant", content, reasoning_content=reply.reasoning)
+        return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras_of(reply))
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        samples = self._body.samples
-        latest: list[GenerateOutput | None] = [None] * samples
-        cuts = [Splitter(self._ctx.door.reasoning) for _ in range(samples)]
-        logprobs = [self._logprobs() for _ in range(samples)]
         async with closing_stream(
-            follow(self._ctx, self._request, self._words, keep_aborted=True)
-        ) as outputs:
-            async for index, output in outputs:
-                if latest[index] is None:
-                    yield self._chunk(index, {"role": "assistant", "content": ""}, latest)
-                latest[index] = output
-                thought, text = cuts[index].news(output)
-                news = logprobs[index].news(output) if self._body.logprobs else None
-                if thought:
-                    yield self._chunk(index, {"reasoning_content": thought}, latest)
-                if text or (news is not None and news["content"]):
-                    yield self._chunk(index, {"content": text}, latest, logprobs=news)
-                reason, matched = finish_of(output)
+            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        ) as changes:
+            async for index, reply in changes:
+                if reply.is_first:
+                    yield self._chunk(index, {"role": "assistant", "content": ""})
+                for one in reply.events:
+                    match one:
+                        case ReasoningDelta(text=text):
+                            yield self._chunk(index, {"reasoning_content": text})
+                        case ContentDelta(text=text):
+                            yield self._chunk(index, {"content": text}, logprobs=self._logprobs(reply))
+                reason, matched = finish_of(reply)
                 if reason is not None:
-                    extras = {"matched_stop": matched, **extras_of(output)}
-                    yield self._chunk(index, {}, latest, reason=reason, extras=extras)
+                    extras = {"matched_stop": matched, **extras_of(reply)}
+                    yield self._chunk(index, {}, reason=reason, extras=extras)
         if self._body.tells_usage:
-            yield event({**self._head(), "choices": [], "usage": usage_of(self._ctx, latest, 1)})
+            yield event({**self._head(), "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
-    def _logprobs(self) -> Logprobs:
-        return Logprobs(self._ctx.door.tokenizer.vocabulary)
+    def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
+        """Of the tokens of the reply's last delta."""
+        if not self._body.logprobs or reply.output is None:
+            return None
+        content = token_entries(reply.output, self._ctx.door.tokenizer.vocabulary)
+        return {"content": content, "refusal": None}
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -282,7 +277,6 @@ class ChatJob:
         self,
         index: int,
         delta: Mapping[str, Any],
-        latest: list[GenerateOutput | None],
         *,
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
@@ -295,18 +289,5 @@ class ChatJob:
             "finish_reason": reason,
             **(extras or {}),
         }
-        usage = usage_of(self._ctx, latest, 1) if self._body.tells_usage_always else None
+        usage = usage_of(self._ctx, self._replies, 1) if self._body.tells_usage_always else None
         return event({**self._head(), "choices": [choice], "usage": usage})
-
-
-class Logprobs:
-    """The log-probabilities of one choice; keeps count of what was given before."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary, self._given = vocabulary, 0
-
-    def news(self, output: GenerateOutput) -> dict[str, Any]:
-        """{"content": [{token, logprob, bytes, top_logprobs}]} of the tokens since the last call."""
-        content = token_entries(output, self._vocabulary, self._given)
-        self._given += len(content)
-        return {"content": content, "refusal": None}

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runtime.formats.reply import ReplyParser
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
@@ -27,16 +28,14 @@ from runtime.server.openai_params import (
     extras_of,
     fields_of,
     finish_of,
-    follow,
+    names_of,
     place_of,
     prompts_of,
-    ready,
-    run,
     usage_of,
-    words_of,
 )
 from runtime.server.openai_tokens import spelled
 from runtime.server.openapi import Operation
+from runtime.server.replies import follow, ready, run
 from runtime.server.sse import DONE, closing_stream, event
 
 MAX_TOKENS = 16
@@ -121,9 +120,12 @@ class _Job:
             fields["top_logprobs_num"] = body.logprobs or 0
             if body.echo and wants_logprobs:
                 fields["logprob_start_len"] = 0
-        self._words = words_of(body)
+        self._names = names_of(body)
         made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
-        self._request = ready(ctx, made, self._words)
+        self._request = ready(ctx, made, self._names)
+        self._replies = [ReplyParser() for _ in range(len(self._request))]
+        vocabulary = ctx.door.tokenizer.vocabulary
+        self._logprobs = {reply: _Logprobs(vocabulary, body.logprobs or 0) for reply in self._replies}
         self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
         self._id = f"cmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
@@ -151,80 +153,68 @@ class _Job:
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> Completion:
-        outputs = await run(self._ctx, self._request, self._words, keep_aborted=True)
+        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
         prompts, drawn, wanted = self._request.batch_size, self._body.drawn, self._body.samples
         choices: list[CompletionChoice] = []
         for prompt in range(prompts):
-            samples = [outputs[prompt + number * prompts] for number in range(drawn)]
+            samples = [self._replies[prompt + number * prompts] for number in range(drawn)]
             if drawn > wanted:
                 samples.sort(key=_mean_logprob, reverse=True)
-            for number, output in enumerate(samples[:wanted]):
-                choices.append(self._choice(prompt * wanted + number, self._echoed[prompt], output))
-        usage = usage_of(self._ctx, outputs, prompts)
-        return Completion(self._id, self._created, self._ctx.served_name, choices, usage)
+            for number, reply in enumerate(samples[:wanted]):
+                choices.append(self._choice(prompt * wanted + number, reply, self._echoed[prompt]))
+        return Completion(self._id, self._created, self._ctx.served_name, choices, self._usage())
 
-    def _choice(self, index: int, echoed: str, output: GenerateOutput) -> CompletionChoice:
-        reason, matched = finish_of(output)
+    def _choice(self, place: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
+        """Of what is new: of a reply that is whole, all."""
+        output = reply.output
+        assert output is not None
+        reason, matched = finish_of(reply)
         logprobs = None
         if self._body.logprobs is not None:
-            logprobs = self._logprobs().news(output, self._body.echo)
-        return CompletionChoice(index, echoed + output.text, logprobs, reason, matched, **extras_of(output))
-
-    # -- streamed --------------------------------------------------------------------------------------------
+            logprobs = self._logprobs[reply].new(output, with_prompt=self._body.echo and reply.is_first)
+        extras = extras_of(reply) if reason else {}
+        return CompletionChoice(place, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         prompts, samples = self._request.batch_size, self._body.samples
-        latest: list[GenerateOutput | None] = [None] * (prompts * samples)
-        sent: list[int] = [0] * len(latest)
-        offsets = [self._logprobs() for _ in latest]
         async with closing_stream(
-            follow(self._ctx, self._request, self._words, keep_aborted=True)
-        ) as outputs:
-            async for index, output in outputs:
-                is_first = latest[index] is None
-                echoed = self._echoed[index % prompts] if is_first else ""
-                latest[index] = output
-                text, sent[index] = output.text[sent[index] :], len(output.text)
-                reason, matched = finish_of(output)
-                logprobs = None
-                if self._body.logprobs is not None:
-                    logprobs = offsets[index].news(output, self._body.echo and is_first)
-                if not (text or echoed or reason or (logprobs and logprobs["tokens"])):
-                    continue
-                place, extras = place_of(index, prompts, samples), extras_of(output) if reason else {}
-                choice = CompletionChoice(place, echoed + text, logprobs, reason, matched, **extras)
-                so_far = usage_of(self._ctx, latest, prompts) if self._body.tells_usage_always else None
-                yield self._chunk([choice], so_far)
+            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        ) as changes:
+            async for index, reply in changes:
+                echoed = self._echoed[index % prompts] if reply.is_first else ""
+                choice = self._choice(place_of(index, prompts, samples), reply, echoed)
+                if choice.text or choice.finish_reason or (choice.logprobs and choice.logprobs["tokens"]):
+                    tells = self._body.tells_usage_always
+                    yield self._chunk([choice], self._usage() if tells else None)
         if self._body.tells_usage:
-            yield self._chunk([], usage_of(self._ctx, latest, prompts))
+            yield self._chunk([], self._usage())
         yield DONE
 
-    def _logprobs(self) -> _Logprobs:
-        return _Logprobs(self._ctx.door.tokenizer.vocabulary, self._body.logprobs or 0)
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._ctx, self._replies, self._request.batch_size)
 
     def _chunk(self, choices: list[CompletionChoice], usage: dict[str, Any] | None) -> bytes:
         return event(Completion(self._id, self._created, self._ctx.served_name, choices, usage))
 
 
 class _Logprobs:
-    """OpenAI's parallel lists of one choice; keeps count of what was given before."""
+    """OpenAI's parallel lists of one choice."""
 
     def __init__(self, vocabulary: Vocabulary, top: int) -> None:
         self._vocabulary, self._top = vocabulary, top
-        self._given = self._offset = 0
+        self._offset = 0
         # Tokens may be parts of characters: an offset is the length of what is whole before the token.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def news(self, output: GenerateOutput, with_prompt: bool) -> dict[str, Any]:
-        """The tokens since the last call; before them the prompt's, where it is echoed. top_logprobs: null
-        where none are asked for."""
+    def new(self, output: OutputDelta, *, with_prompt: bool) -> dict[str, Any]:
+        """The delta's tokens; before them the prompt's, where it is echoed. top_logprobs: null where none are
+        asked for."""
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
         made["top_logprobs"] = [] if self._top else None
+        meta = output.meta
         if with_prompt:
-            self._add(made, output.meta.get("input_token_logprobs"), output.meta.get("input_top_logprobs"), 0)
-        tokens = output.meta.get("output_token_logprobs") or []
-        self._add(made, tokens, output.meta.get("output_top_logprobs"), self._given)
-        self._given = len(tokens)
+            self._add(made, meta.get("input_token_logprobs"), meta.get("input_top_logprobs"), 0)
+        self._add(made, meta.get("output_token_logprobs"), meta.get("output_top_logprobs"), output.replaced)
         return made
 
     def _add(self, made: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
@@ -246,6 +236,6 @@ class _Logprobs:
         return made
 
 
-def _mean_logprob(output: GenerateOutput) -> float:
-    values = [entry[0] for entry in output.meta.get("output_token_logprobs") or () if entry[0] is not None]
+def _mean_logprob(reply: ReplyParser) -> float:
+    values = [entry[0] for entry in reply.meta.get("output_token_logprobs") or () if entry[0] is not None]
     return sum(values) / len(values) if values else float("-inf")

@@ -6,18 +6,17 @@ effect here is listed in NO_EFFECT; one that is not known is refused. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
-from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from runtime.formats.reply import ReplyParser
+from runtime.protocol.errors import BadRequest
 from runtime.server.context import ServerContext
-from runtime.server.error_mapping import FieldNames, mapped_errors
+from runtime.server.error_mapping import FieldNames
 from runtime.server.errors import ModelNotFound, NotSupported
 from runtime.server.output_format import OutputFields, asked
-from runtime.server.sse import closing_stream
 
 DEFAULT_MODEL = "default"
 NO_EFFECT = frozenset(
@@ -27,7 +26,7 @@ NO_EFFECT = frozenset(
     }
 )  # fmt: skip
 """Fields that concern a provider's accounts and storage; a server of one's own has none."""
-WORDS = {
+NAMES = {
     "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "text": "prompt", "input_ids": "prompt",
 }  # fmt: skip
 """What the runtime's fields are called here, where they have another name."""
@@ -168,9 +167,9 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     return {"sampling_params": sampling, **fields}
 
 
-def words_of(body: Generating) -> FieldNames:
+def names_of(body: Generating) -> FieldNames:
     """What the runtime's fields are called in this body. Raises BadRequest."""
-    return {**WORDS, **asked(body).words}
+    return {**NAMES, **asked(body).words}
 
 
 def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
@@ -191,65 +190,14 @@ def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
             raise BadRequest("is a text, a list of texts, ids, or a list of lists of ids", where=where)
 
 
-# -- running -------------------------------------------------------------------------------------------------
-
-
-def ready(ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS) -> GenerateReqInput:
-    """The request, normalised and with the server's limits. Raises BadRequest."""
-    with mapped_errors(words, ctx.model.max_prompt_length):
-        request = ctx.with_deadline(request)
-        request.normalize_batch_and_arguments()
-        limit = ctx.config.max_batch_items
-        if len(request) > limit:
-            raise BadRequest(
-                f"{len(request)} prompts and samples in one request; at most {limit}",
-                where="n" if request.batch_size == 1 else "prompt",
-                hint="send several requests, or start the server with more max_batch_items",
-            )
-    return request
-
-
-async def run(
-    ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS, *, keep_aborted: bool = False
-) -> list[GenerateOutput]:
-    """All items' answers; the first one's error when there is one, after all are done. keep_aborted: what an
-    operator cancelled is an answer as well, with the finish_reason "abort"."""
-    with mapped_errors(words, ctx.model.max_prompt_length):
-        outcomes = await ctx.door.submit_batch(request)
-        return [_output(outcome, keep_aborted) for outcome in outcomes]
-
-
-async def follow(
-    ctx: ServerContext, request: GenerateReqInput, words: FieldNames = WORDS, *, keep_aborted: bool = False
-) -> AsyncGenerator[tuple[int, GenerateOutput], None]:
-    """Each item's text so far, as it grows. An item's error ends the stream. keep_aborted: see run."""
-    with mapped_errors(words, ctx.model.max_prompt_length):
-        async with closing_stream(ctx.door.stream_batch(request, cumulative=True)) as outputs:
-            async for index, outcome in outputs:
-                yield index, _output(outcome, keep_aborted)
-
-
-def _output(outcome: GenerateOutput | RuntimeFault, keep_aborted: bool) -> GenerateOutput:
-    match outcome:
-        case GenerateOutput():
-            return outcome
-        case Aborted(partial=GenerateOutput() as output) if keep_aborted:
-            return output
-        case fault:
-            raise fault
-
-
-# -- answers -------------------------------------------------------------------------------------------------
-
-
 def place_of(index: int, prompts: int, samples: int) -> int:
     """Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt."""
     return index % prompts * samples + index // prompts
 
 
-def finish_of(output: GenerateOutput) -> tuple[str | None, str | int | None]:
+def finish_of(reply: ReplyParser) -> tuple[str | None, str | int | None]:
     """finish_reason and what was matched; None while it goes on."""
-    match output.meta.get("finish_reason"):
+    match reply.meta.get("finish_reason"):
         case None:
             return None, None
         case {"type": str(kind), "matched": (str() | int()) as matched}:
@@ -260,27 +208,27 @@ def finish_of(output: GenerateOutput) -> tuple[str | None, str | int | None]:
             raise TypeError(f"a finish reason is an object, got {other!r}")
 
 
-def extras_of(output: GenerateOutput) -> dict[str, Any]:
+def extras_of(reply: ReplyParser) -> dict[str, Any]:
     """What a choice has besides, where it was asked for: hidden_states, prompt_token_ids."""
-    return {name: output.meta[name] for name in ("hidden_states", "prompt_token_ids") if name in output.meta}
+    return {name: reply.meta[name] for name in ("hidden_states", "prompt_token_ids") if name in reply.meta}
 
 
-def usage_of(ctx: ServerContext, outputs: Sequence[GenerateOutput | None], prompts: int) -> dict[str, Any]:
+def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -> dict[str, Any]:
     """Tokens of one request; every prompt counts once, however many samples were made of it."""
-    prompt = _sum(outputs[:prompts], "prompt_tokens")
-    completion = _sum(outputs, "completion_tokens")
-    thoughts = _sum(outputs, "reasoning_tokens")
+    prompt = _sum(replies[:prompts], "prompt_tokens")
+    completion = _sum(replies, "completion_tokens")
+    reasoning = _sum(replies, "reasoning_tokens")
     usage: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "reasoning_tokens": thoughts,
-        "completion_tokens_details": {"reasoning_tokens": thoughts},
+        "reasoning_tokens": reasoning,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
     if ctx.config.enable_cache_report:
-        usage["prompt_tokens_details"] = {"cached_tokens": _sum(outputs[:prompts], "cached_tokens")}
+        usage["prompt_tokens_details"] = {"cached_tokens": _sum(replies[:prompts], "cached_tokens")}
     return usage
 
 
-def _sum(outputs: Iterable[GenerateOutput | None], name: str) -> int:
-    return sum(int(output.meta.get(name) or 0) for output in outputs if output is not None)
+def _sum(replies: Iterable[ReplyParser], name: str) -> int:
+    return sum(int(reply.meta.get(name) or 0) for reply in replies)

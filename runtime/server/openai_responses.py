@@ -19,20 +19,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ContentDelta, ReasoningDelta
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
-from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
+from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import ROOM
 from runtime.server.body import read_struct
 from runtime.server.context import ServerContext
 from runtime.server.errors import NotFound, NotSupported, error_type, json_response
 from runtime.server.openai_messages import tools_of
-from runtime.server.openai_params import check_model, follow, ready, run
+from runtime.server.openai_params import check_model
 from runtime.server.openai_tokens import token_entries
 from runtime.server.openapi import Operation
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT
-from runtime.server.reasoning import Splitter, split
+from runtime.server.replies import follow, parsers, ready, run
 from runtime.server.responses_input import messages_of, tools_for_chat
 from runtime.server.responses_items import message_item, reasoning_item, text_of, text_part
 from runtime.server.sse import closing_stream, event
@@ -162,7 +163,7 @@ _REFUSED = {
     "moderation": "there is no moderation",
     "context_management": "nothing is left out of a conversation",
 }
-_WORDS = {
+_NAMES = {
     "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
     "structural_tag": "text.format",
 }  # fmt: skip
@@ -266,6 +267,8 @@ class _Job:
         instructed = [Message("system", body.instructions)] if body.instructions else []
         self._messages = [*instructed, *messages, *messages_of(body.input)]
         self._request = self._generation()
+        [self._reply] = parsers(ctx, self._request)
+        self._logprobs: list[dict[str, Any]] = []
         self.response = self._blank()
         self._message_id, self._thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self._sequence = 0
@@ -321,7 +324,7 @@ class _Job:
             sampling_params=sampling,
             **fields,
         )
-        return ready(self._ctx, made, _WORDS)
+        return ready(self._ctx, made, _NAMES)
 
     def _blank(self) -> ResponseObject:
         body = self._body
@@ -353,8 +356,7 @@ class _Job:
     # -- whole -----------------------------------------------------------------------------------------------
 
     async def whole(self) -> ResponseObject:
-        (output,) = await run(self._ctx, self._request, _WORDS)
-        self._finish(output)
+        await self._run()
         self._keep(None)
         return self.response
 
@@ -368,8 +370,7 @@ class _Job:
     async def _work(self) -> None:
         self.response.status = "in_progress"
         try:
-            (output,) = await run(self._ctx, self._request, _WORDS)
-            self._finish(output)
+            await self._run()
         except asyncio.CancelledError:
             self.response.status = "cancelled"
             raise
@@ -386,22 +387,27 @@ class _Job:
         if self.response.store:
             self._store.put(_Kept(self.response, self._messages, task))
 
-    def _finish(self, output: GenerateOutput) -> None:
-        cut = (output.meta.get("finish_reason") or {}).get("type") == "length"
+    async def _run(self) -> None:
+        await run(self._ctx, self._request, _NAMES, [self._reply])
+        self._new_logprobs()
+        self._finish()
+
+    def _finish(self) -> None:
+        reply, meta = self._reply, self._reply.meta
+        cut = (meta.get("finish_reason") or {}).get("type") == "length"
         self.response.status = "incomplete" if cut else "completed"
-        said = split(output, self._ctx.door.reasoning)
-        self.response.output = [self._item(said.content, self.response.status, self._logprobs(output))]
-        if said.reasoning is not None:
-            self.response.output.insert(0, self._thought(said.reasoning, self.response.status))
+        self.response.output = [self._item(reply.content, self.response.status, self._logprobs)]
+        if reply.reasoning is not None:
+            self.response.output.insert(0, self._thought(reply.reasoning, self.response.status))
         if cut:
             self.response.incomplete_details = {"reason": "max_output_tokens"}
-        prompt, made = (int(output.meta.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-        cached = int(output.meta.get("cached_tokens") or 0) if self._ctx.config.enable_cache_report else 0
+        prompt, made = (int(meta.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        cached = int(meta.get("cached_tokens") or 0) if self._ctx.config.enable_cache_report else 0
         self.response.usage = {
             "input_tokens": prompt,
             "input_tokens_details": {"cached_tokens": cached},
             "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": int(output.meta.get("reasoning_tokens") or 0)},
+            "output_tokens_details": {"reasoning_tokens": int(meta.get("reasoning_tokens") or 0)},
             "total_tokens": prompt + made,
         }
 
@@ -414,39 +420,36 @@ class _Job:
     # -- streamed --------------------------------------------------------------------------------------------
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
+        reply, within = self._reply, {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
         place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
-        cut, told, last = Splitter(self._ctx.door.reasoning), 0, None
-        async with closing_stream(follow(self._ctx, self._request, _WORDS)) as outputs:
-            async for _, output in outputs:
-                if last is None:
+        async with closing_stream(follow(self._ctx, self._request, _NAMES, [reply])) as changes:
+            async for _ in changes:
+                if reply.is_first:
                     yield self._event("response.created", response=self.response)
                     yield self._event("response.in_progress", response=self.response)
-                    if "answer_start" in output.meta:
+                    if reply.reasoning is not None:
                         place["output_index"] = 1
                         yield self._added(0, {**self._thought("", "in_progress"), "content": []})
                     item = {**self._item("", "in_progress"), "content": []}
                     yield self._added(place["output_index"], item)
                     yield self._event("response.content_part.added", **place, part=text_part("", ()))
-                last = output
-                thought, text = cut.news(output)
-                if thought:
-                    within = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
-                    yield self._event("response.reasoning_text.delta", **within, delta=thought)
-                news = self._logprobs(output, told)
-                told += len(news)
-                if text or news:
-                    yield self._event("response.output_text.delta", **place, delta=text, logprobs=news)
-        if last is None:
+                for one in reply.events:
+                    match one:
+                        case ReasoningDelta(text=text):
+                            yield self._event("response.reasoning_text.delta", **within, delta=text)
+                        case ContentDelta(text=text):
+                            new = self._new_logprobs()
+                            yield self._event("response.output_text.delta", **place, delta=text, logprobs=new)
+        if reply.output is None:
             return
-        self._finish(last)
+        self._finish()
         self._keep(None)
-        logprobs, said = self._logprobs(last), split(last, self._ctx.door.reasoning)
-        if said.reasoning is not None:
-            within = {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
-            yield self._event("response.reasoning_text.done", **within, text=said.reasoning)
+        content, logprobs = reply.content, self._logprobs
+        if reply.reasoning is not None:
+            yield self._event("response.reasoning_text.done", **within, text=reply.reasoning)
             yield self._event("response.output_item.done", output_index=0, item=self.response.output[0])
-        yield self._event("response.output_text.done", **place, text=said.content, logprobs=logprobs)
-        yield self._event("response.content_part.done", **place, part=text_part(said.content, logprobs))
+        yield self._event("response.output_text.done", **place, text=content, logprobs=logprobs)
+        yield self._event("response.content_part.done", **place, part=text_part(content, logprobs))
         index = place["output_index"]
         yield self._event("response.output_item.done", output_index=index, item=self.response.output[-1])
         yield self._event(f"response.{self.response.status}", response=self.response)
@@ -460,8 +463,12 @@ class _Job:
         self._keep(None)
         return self._event("response.failed", response=self.response)
 
-    def _logprobs(self, output: GenerateOutput, first: int = 0) -> list[dict[str, Any]]:
-        return token_entries(output, self._ctx.door.tokenizer.vocabulary, first)
+    def _new_logprobs(self) -> list[dict[str, Any]]:
+        """Of the tokens of the last delta, which are added to all."""
+        assert self._reply.output is not None
+        new = token_entries(self._reply.output, self._ctx.door.tokenizer.vocabulary)
+        self._logprobs += new
+        return new
 
     def _event(self, kind: str, **facts: Any) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1

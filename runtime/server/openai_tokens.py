@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from runtime.protocol.io_struct import GenerateOutput
+from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
 
 UNKNOWN = -9999.0
@@ -29,8 +29,9 @@ def spelled(vocabulary: Vocabulary, token: int | None, text: str | None) -> tupl
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
 
 
-def token_entries(output: GenerateOutput, vocabulary: Vocabulary, first: int = 0) -> list[dict[str, Any]]:
-    """[{token, logprob, bytes, top_logprobs}] of an output's tokens from the `first`."""
+def token_entries(output: OutputDelta, vocabulary: Vocabulary) -> list[dict[str, Any]]:
+    """[{token, logprob, bytes, top_logprobs}] of an output's tokens; of a stream's those that do not take the
+    place of tokens told before."""
     tokens = output.meta.get("output_token_logprobs") or []
     tops = output.meta.get("output_top_logprobs") or []
     return [
@@ -38,7 +39,7 @@ def token_entries(output: GenerateOutput, vocabulary: Vocabulary, first: int = 0
             **_entry(vocabulary, tokens[at]),
             "top_logprobs": [_entry(vocabulary, one) for one in (tops[at] if at < len(tops) else ()) or ()],
         }
-        for at in range(first, len(tokens))
+        for at in range(output.replaced, len(tokens))
     ]
 
 

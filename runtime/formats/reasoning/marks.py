@@ -62,24 +62,6 @@ class ReasoningMarks:
         """Whether a prompt's end closes the reasoning, so that what follows is the answer."""
         return prompt.rstrip().endswith(self.close)
 
-    def stripped(self, text: str) -> str:
-        """Reasoning without its marks and the blanks beside them."""
-        text = text.lstrip()
-        if self.open:
-            text = text.removeprefix(self.open)
-        return text.strip().removesuffix(self.close).strip()
-
-    def answer_starts(
-        self, text: str, ids: Sequence[int], decode: Callable[[Sequence[int]], str]
-    ) -> int | None:
-        """How many characters of an output's `text` are reasoning, the closing mark included; None while it
-        goes on. `ids`: the same output; `decode`: of leading ids, the text as the output has it."""
-        if self.close_ids:
-            end = find(ids, self.close_ids)
-            return None if end is None else len(decode(ids[:end]))
-        at = text.find(self.close)
-        return None if at < 0 else at + len(self.close)
-
 
 def find(ids: Sequence[int], wanted: Sequence[int], start: int = 0) -> int | None:
     """Where the first `wanted` in `ids` from `start` on ends; None where there is none."""

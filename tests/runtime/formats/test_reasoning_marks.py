@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from runtime.formats.reasoning.boundary import ReasoningBoundary
 from runtime.formats.reasoning.marks import KNOWN, ReasoningMarks, find, marks_of
 from runtime.protocol.errors import BadRequest
 
@@ -65,19 +68,53 @@ def test_what_is_asked_for_wins():
         marks(Words(), "")
 
 
+def fed(boundary: ReasoningBoundary, text: str, ids: Sequence[int] = ()) -> ReasoningBoundary:
+    boundary.feed(text, ids)
+    return boundary
+
+
 def test_the_answer_starts_after_the_ids_or_after_the_text():
     tokenizer = Words("<think>", "</think>")
     by_ids = marks(tokenizer)
     ids = [*tokenizer.encode("<think>so </th"), *map(ord, "ink> "), 1001, *tokenizer.encode("{}")]
     for skip in (False, True):
         text = tokenizer.decode(ids, skip)
-        start = by_ids.answer_starts(text, ids, lambda some, skip=skip: tokenizer.decode(some, skip))
-        assert text[start:] == "{}"
-    assert by_ids.answer_starts("so", ids[:5], tokenizer.decode) is None
+        made = ReasoningBoundary(by_ids, lambda some, skip=skip: tokenizer.decode(some, skip), opened=True)
+        assert text[fed(made, text, ids).answer_start :] == "{}"
+        assert made.tokens == len(ids) - 2
+    going_on = fed(ReasoningBoundary(by_ids, tokenizer.decode, opened=True), "so", ids[:5])
+    assert (going_on.answer_start, going_on.tokens) == (None, 5)
     by_text = marks(Words(), "</think>")
     text = "so</think>{}</think>"
-    assert text[by_text.answer_starts(text, [], tokenizer.decode) :] == "{}</think>"
-    assert by_text.answer_starts("so</thin", [], tokenizer.decode) is None
+    made = fed(ReasoningBoundary(by_text, tokenizer.decode, opened=True), text, tokenizer.encode(text))
+    assert text[made.answer_start :] == "{}</think>"
+    assert made.tokens == 3
+    assert fed(ReasoningBoundary(by_text, tokenizer.decode, opened=True), "so</thin").answer_start is None
+
+
+@settings(deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["<think>", "</think>", "</th", "ink>", " ", "a"]), max_size=8),
+    opened=st.booleans(),
+    as_text=st.booleans(),
+    data=st.data(),
+)
+def test_the_boundary_is_the_same_however_the_output_comes(words, opened, as_text, data):
+    """In any pieces, some of their last ids taken back and told again with the next."""
+    tokenizer = Words() if as_text else Words("<think>", "</think>")
+    found = marks(tokenizer, templates=["<think></think>"])
+    text = "".join(words)
+    ids = tokenizer.encode(text)
+    whole = fed(ReasoningBoundary(found, tokenizer.decode, opened=opened), text, ids)
+    pieces = ReasoningBoundary(found, tokenizer.decode, opened=opened)
+    at = 0
+    while at < len(ids):
+        size = data.draw(st.integers(1, 3))
+        back = data.draw(st.integers(0, 1)) if at else 0
+        new = ids[at - back : at + size]
+        pieces.feed(tokenizer.decode(ids[at : at + size]), new, back)
+        at += size
+    assert (pieces.answer_start, pieces.tokens) == (whole.answer_start, whole.tokens)
 
 
 @pytest.mark.parametrize(
@@ -94,10 +131,8 @@ def test_find(ids, wanted, end):
     assert find(ids, wanted) == end
 
 
-def test_prompts_and_stripping():
+def test_prompts():
     found = ReasoningMarks("<think>", "</think>")
     assert found.opened_by("a<think>\n")
     assert not found.opened_by("a<think>\nb")
     assert found.closed_by("<think>\n\n</think>\n\n")
-    assert found.stripped("<think>\n so\n</think>") == "so"
-    assert ReasoningMarks("", "</think>").stripped(" so</think>") == "so"

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from runtime.formats.reasoning.types import (
     REASONING_TYPES,
-    ReasoningSplitter,
     ReasoningType,
     reasoning_type,
     split_reasoning,
+    splitter_of,
 )
 from runtime.protocol.registry import UnknownName
 
@@ -63,7 +63,7 @@ def test_pieces_of_any_size_give_the_same(
     text = "".join(parts)
     whole = split_reasoning(text, kind)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
-    splitter = ReasoningSplitter(kind)
+    splitter = splitter_of(kind)
     told = [splitter.feed(text[a:b]) for a, b in zip([0, *cuts], [*cuts, len(text)])]
     told.append(splitter.end())
     assert "".join(thought for thought, _ in told) == whole.reasoning

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
-from runtime.protocol.io_struct import GenerateOutput
+from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.error_mapping import mapped, mapped_errors
 from runtime.server.openai_tokens import UNKNOWN, spelled, token_entries
@@ -56,12 +56,12 @@ def test_parts_of_characters_have_names_of_their_own() -> None:
 def test_the_bytes_of_all_tokens_are_those_of_the_text(text: str, first: int) -> None:
     ids = list(text.encode("utf-8", "replace"))
     tokens = [[-float(at), one, None] for at, one in enumerate(ids)]
-    output = GenerateOutput(text, ids, {"output_token_logprobs": tokens, "output_top_logprobs": []})
-    entries = token_entries(output, BYTES, first)
+    meta = {"output_token_logprobs": tokens, "output_top_logprobs": []}
+    entries = token_entries(OutputDelta(text, ids, meta, replaced=first), BYTES)
     assert [one["logprob"] for one in entries] == [-float(at) for at in range(first, len(ids))]
     assert [byte for one in entries for byte in one["bytes"]] == ids[first:]
 
 
 def test_no_probability_is_a_number_all_the_same() -> None:
-    output = GenerateOutput("a", [97], {"output_token_logprobs": [[None, 97, "a"]]})
+    output = OutputDelta("a", [97], {"output_token_logprobs": [[None, 97, "a"]]})
     assert token_entries(output, BYTES)[0]["logprob"] == UNKNOWN

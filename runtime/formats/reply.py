@@ -1,0 +1,110 @@
+"""A model's output on its way to a client: text deltas -> reasoning splitter -> tool-call splitter -> events.
+
+Every API renders the same events. Knows no API, no ids and no tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+from runtime.formats.reasoning.splitter import ReasoningSplitter, TextMarks
+from runtime.protocol.io_struct import OutputDelta
+
+
+class ReasoningDelta(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class ContentDelta(msgspec.Struct, frozen=True, gc=False):
+    """Empty where a delta has log-probabilities and no content: they go with an event of this kind."""
+
+    text: str
+
+
+ReplyEvent: TypeAlias = ReasoningDelta | ContentDelta
+
+
+class ToolCallSplitter(Protocol):
+    """Takes the text after the reasoning apart, in pieces of any size: the same events add up."""
+
+    def feed(self, text: str) -> list[ReplyEvent]: ...
+
+    def end(self) -> list[ReplyEvent]: ...
+
+
+class NoToolCalls:
+    """All text is content."""
+
+    def feed(self, text: str) -> list[ReplyEvent]:
+        return [ContentDelta(text)] if text else []
+
+    def end(self) -> list[ReplyEvent]:
+        return []
+
+
+class ReplyParser:
+    """One reply. Fed the deltas of a stream, or a whole output, it holds what came of it:
+
+    events      of the last delta
+    output      the last delta itself; None before the first
+    is_first    it was the first
+    reasoning   all of it so far, None where the reply has none
+    content     all of it so far
+
+    marks: of the model's reasoning; None: it is not kept apart. Any split of an output into deltas gives the
+    same reasoning and content.
+    """
+
+    def __init__(self, marks: TextMarks | None = None, tools: ToolCallSplitter | None = None) -> None:
+        self.events: list[ReplyEvent] = []
+        self.output: OutputDelta | None = None
+        self.is_first = True
+        self._marks, self._tools = marks, tools or NoToolCalls()
+        self._splitter: ReasoningSplitter | None = None
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+
+    @property
+    def reasoning(self) -> str | None:
+        return None if self._splitter is None else "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Of the last delta."""
+        return {} if self.output is None else self.output.meta
+
+    def feed(self, output: OutputDelta) -> None:
+        meta = output.meta
+        self.is_first = self.output is None
+        self.output = output
+        ended = meta.get("finish_reason") is not None
+        reasoning, text = self._split(output, ended)
+        events = self._tools.feed(text)
+        if ended:
+            events += self._tools.end()
+        self._content += [one.text for one in events if isinstance(one, ContentDelta)]
+        if not events and meta.get("output_token_logprobs"):
+            events = [ContentDelta("")]
+        if reasoning:
+            self._reasoning.append(reasoning)
+            events = [ReasoningDelta(reasoning), *events]
+        self.events = events
+
+    def _split(self, output: OutputDelta, ended: bool) -> tuple[str, str]:
+        meta = output.meta
+        if self._marks is None or "answer_start" not in meta:
+            return "", output.text
+        if self._splitter is None:
+            # Text that a constraint shaped is exact; any other begins with what separates it from the mark.
+            self._splitter = ReasoningSplitter([self._marks], begun=True, told=True, exact="grammar" in meta)
+        reasoning, text = self._splitter.feed(output.text, meta["answer_start"])
+        if ended:
+            more, rest = self._splitter.end()
+            return reasoning + more, text + rest
+        return reasoning, text

@@ -1,0 +1,79 @@
+"""From a request to its replies: what the APIs that give text share, whole or streamed.
+
+Each item's output goes through one ReplyParser; an API renders what comes of it. Knows no API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from runtime.formats.reply import ReplyParser
+from runtime.processes.batch_request import Outcome
+from runtime.protocol.errors import Aborted, BadRequest
+from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
+from runtime.server.context import ServerContext
+from runtime.server.error_mapping import FieldNames, mapped_errors
+from runtime.server.sse import closing_stream
+
+
+def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> GenerateReqInput:
+    """The request, normalised and with the server's limits. Raises BadRequest."""
+    with mapped_errors(names, ctx.model.max_prompt_length):
+        request = ctx.with_deadline(request)
+        request.normalize_batch_and_arguments()
+        limit = ctx.config.max_batch_items
+        if len(request) > limit:
+            raise BadRequest(
+                f"{len(request)} prompts and samples in one request; at most {limit}",
+                where="n" if request.batch_size == 1 else "prompt",
+                hint="send several requests, or start the server with more max_batch_items",
+            )
+    return request
+
+
+def parsers(ctx: ServerContext, request: GenerateReqInput) -> list[ReplyParser]:
+    """One for each item of a request whose replies keep reasoning apart."""
+    return [ReplyParser(ctx.door.reasoning) for _ in range(len(request))]
+
+
+async def run(
+    ctx: ServerContext,
+    request: GenerateReqInput,
+    names: FieldNames,
+    replies: Sequence[ReplyParser],
+    *,
+    keep_aborted: bool = False,
+) -> None:
+    """All items' outputs, fed to `replies`; the first one's error when there is one, after all are done.
+    keep_aborted: what an operator cancelled is an answer as well, with the finish_reason "abort"."""
+    with mapped_errors(names, ctx.model.max_prompt_length):
+        for reply, outcome in zip(replies, await ctx.door.submit_batch(request), strict=True):
+            reply.feed(_output(outcome, keep_aborted))
+
+
+async def follow(
+    ctx: ServerContext,
+    request: GenerateReqInput,
+    names: FieldNames,
+    replies: Sequence[ReplyParser],
+    *,
+    keep_aborted: bool = False,
+) -> AsyncGenerator[tuple[int, ReplyParser], None]:
+    """(item, its reply) each time there was something to feed it. An item's error ends the stream.
+    keep_aborted: see run."""
+    with mapped_errors(names, ctx.model.max_prompt_length):
+        async with closing_stream(ctx.door.stream_batch(request)) as outputs:
+            async for index, outcome in outputs:
+                reply = replies[index]
+                reply.feed(_output(outcome, keep_aborted))
+                yield index, reply
+
+
+def _output(outcome: Outcome, keep_aborted: bool) -> OutputDelta:
+    match outcome:
+        case OutputDelta():
+            return outcome
+        case Aborted(partial=OutputDelta() as output) if keep_aborted:
+            return output
+        case fault:
+            raise fault

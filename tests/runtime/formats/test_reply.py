@@ -1,0 +1,113 @@
+"""A reply as events: whole, and the same events under any split of its text into deltas."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.formats.reasoning.marks import ReasoningMarks
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser
+from runtime.protocol.io_struct import OutputDelta
+
+MARKS = ReasoningMarks("<think>", "</think>")
+UNTOLD = "untold"
+
+
+def delta(text: str, start: int | str | None, *, ended: bool, constrained: bool = True) -> OutputDelta:
+    meta = {"finish_reason": {"type": "stop"} if ended else None}
+    if start != UNTOLD:
+        meta["answer_start"] = start
+    return OutputDelta(text, [], meta | ({"grammar": {}} if constrained else {}))
+
+
+def whole(text: str, start: int | str | None, constrained: bool = True) -> ReplyParser:
+    parser = ReplyParser(MARKS)
+    parser.feed(delta(text, start, ended=True, constrained=constrained))
+    return parser
+
+
+def at(text: str) -> int | None:
+    found = text.find("</think>")
+    return None if found < 0 else found + len("</think>")
+
+
+def joined(events: list[ReplyEvent]) -> list[ReplyEvent]:
+    """Neighbours of one kind as one."""
+    return [kind("".join(one.text for one in some)) for kind, some in groupby(events, type)]
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        ("<think>\nso\n</think> {}", "so", " {}"),
+        ("so</think>{}", "so", "{}"),
+        ("</think>{}", "", "{}"),
+        ("<think>so </th", "so </th", ""),
+        ("", "", ""),
+        ("<thi", "<thi", ""),
+        (" \n", "", ""),
+    ],
+)
+def test_whole(text, reasoning, content):
+    parser = whole(text, at(text))
+    assert (parser.reasoning, parser.content) == (reasoning, content)
+    events = [ReasoningDelta(reasoning)] if reasoning else []
+    assert parser.events == events + ([ContentDelta(content)] if content else [])
+
+
+def test_without_reasoning_all_is_content():
+    for parser in (ReplyParser(), ReplyParser(MARKS)):
+        parser.feed(delta("a</think>b", UNTOLD, ended=True))
+        assert (parser.reasoning, parser.content) == (None, "a</think>b")
+        assert parser.events == [ContentDelta("a</think>b")]
+
+
+def test_free_text_loses_the_blanks_after_the_mark():
+    assert whole("a</think>\n\nb", 9, constrained=False).content == "b"
+
+
+def test_log_probabilities_always_have_an_event_to_go_with():
+    parser = ReplyParser(MARKS)
+    output = delta("", None, ended=False)
+    output.meta["output_token_logprobs"] = [[-1.0, 5, "a"]]
+    parser.feed(output)
+    assert parser.events == [ContentDelta("")]
+    assert parser.content == ""
+
+
+def test_it_says_which_delta_is_the_first():
+    parser = ReplyParser(MARKS)
+    assert (parser.output, parser.meta) == (None, {})
+    firsts = []
+    for text in "abc":
+        parser.feed(delta(text, UNTOLD, ended=False))
+        firsts.append(parser.is_first)
+    assert firsts == [True, False, False]
+
+
+WORDS = st.lists(
+    st.sampled_from(["<think>", "</think>", "<", "/th", "ink>", " ", "\n", "a", "{}", "</"]), max_size=9
+)
+
+
+@settings(deadline=None, max_examples=400)
+@given(words=WORDS, constrained=st.booleans(), data=st.data())
+def test_any_split_gives_the_same_events(words, constrained, data):
+    """Where the answer starts may be anywhere, and is told with its first character, or sooner."""
+    text = "".join(words)
+    start = data.draw(st.sampled_from([UNTOLD, None, at(text)]) | st.integers(0, len(text) + 2))
+    lead = data.draw(st.integers(0, 3))
+    expected = whole(text, start, constrained)
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parser, events = ReplyParser(MARKS), []
+    for begin, end in pairwise([0, *ends, len(text)]):
+        known = start if isinstance(start, int) and start <= end + lead else None
+        told = UNTOLD if start == UNTOLD else known
+        parser.feed(delta(text[begin:end], told, ended=False, constrained=constrained))
+        events += parser.events
+    parser.feed(delta("", start, ended=True, constrained=constrained))
+    assert joined(events + parser.events) == expected.events
+    assert (parser.reasoning, parser.content) == (expected.reasoning, expected.content)
