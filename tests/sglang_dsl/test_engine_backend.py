@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from runtime.protocol.errors import (
     RuntimeFault,
     UnsupportedConstraint,
 )
-from runtime.protocol.io_struct import ChoiceScores, GenerateOutput, GenerateReqInput
+from runtime.protocol.io_struct import ChoiceScores, GenerateOutput, GenerateReqInput, OutputDelta
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import BackendError, EngineBackend, ProgramCancelled, Timeout, Unsupported, gen, select
@@ -35,12 +36,12 @@ class ScriptedEngine:
         self.requests: list[GenerateReqInput] = []
         self.closed = False
 
-    def output(self, request: GenerateReqInput, text: str, finish: Any) -> GenerateOutput:
+    def output(self, request: GenerateReqInput, text: str, finish: Any) -> OutputDelta:
         meta = {"id": request.rid, "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": 2}
         scores = None
         if request.choices is not None:
             scores = [ChoiceScores(c, [i], [-1.0 - i], [-2.0]) for i, c in enumerate(request.choices)]
-        return GenerateOutput(text, [1, 2], meta, scores)
+        return OutputDelta(text, [1, 2], meta, scores)
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         self.requests.append(request)
@@ -49,13 +50,13 @@ class ScriptedEngine:
             raise self.fault
         return self.output(request, self.text, {"type": "stop"})
 
-    async def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
+    async def stream_deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         self.requests.append(request)
-        for end in (1, 1, 4, len(self.text)):
-            yield self.output(request, self.text[:end], None)
+        for begin, end in pairwise((0, 1, 1, 4, len(self.text))):
+            yield self.output(request, self.text[begin:end], None)
         if self.fault is not None:
             raise self.fault
-        yield self.output(request, self.text, {"type": "stop"})
+        yield self.output(request, "", {"type": "stop"})
 
     def flush_cache(self) -> bool:
         return True
@@ -115,7 +116,7 @@ def test_completion_prompts_go_as_text() -> None:
     assert (engine.requests[0].text, engine.requests[0].messages) == ("a b ", None)
 
 
-def test_a_cumulative_stream_becomes_pieces() -> None:
+def test_a_stream_comes_in_pieces() -> None:
     state = program.run(backend=ScriptedEngine(), stream=True)
     assert list(state.text_iter("a")) == ["h", "éll", "o wörld"]
     assert state.get_meta_info("a")["completion_tokens"] == 2
