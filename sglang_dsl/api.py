@@ -398,7 +398,10 @@ def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
 def turn(role: str, expr: Node | str | None = None) -> Seq:
     """A whole turn of `role`. Without text it is empty: a system turn then stands for the template's
     default."""
-    src = caller()
+    return _turn(role, expr, caller())
+
+
+def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
     begin, end = _ends(role, src)
     kind = type(expr)
     if kind is str and not (KEPT and marked(cast(str, expr))):
@@ -427,27 +430,27 @@ def _ends(role: str, src: Source | None) -> tuple[RoleBegin, RoleEnd]:
 
 def system(expr: Node | str | None = None) -> Seq:
     """A system turn."""
-    return turn("system", expr)
+    return _turn("system", expr, caller())
 
 
 def user(expr: Node | str | None = None) -> Seq:
     """A user turn."""
-    return turn("user", expr)
+    return _turn("user", expr, caller())
 
 
 def assistant(expr: Node | str | None = None) -> Seq:
     """An assistant turn; usually holds a gen."""
-    return turn("assistant", expr)
+    return _turn("assistant", expr, caller())
 
 
 def developer(expr: Node | str | None = None) -> Seq:
     """A developer turn: instructions, for models that know this role."""
-    return turn("developer", expr)
+    return _turn("developer", expr, caller())
 
 
 def tool(expr: Node | str | None = None) -> Seq:
     """A tool's turn: what it answered."""
-    return turn("tool", expr)
+    return _turn("tool", expr, caller())
 
 
 @exposed

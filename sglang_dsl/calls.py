@@ -56,13 +56,10 @@ class Where(msgspec.Struct, frozen=True, eq=False, gc=False):
     fresh: int = 0
 
 
-class _Clock:
-    __slots__ = ("began", "first", "replayed")
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.first: float | None = None
-        self.replayed = False
+class _Clock(msgspec.Struct, gc=False):
+    began: float
+    first: float | None = None
+    replayed: bool = False
 
     @property
     def seconds(self) -> float:
@@ -106,8 +103,37 @@ class Calls:
         if self.seed is not None and call.sampling.seed is None:
             sampling = msgspec.structs.replace(call.sampling, seed=self.derived(where))
             call = msgspec.structs.replace(call, sampling=sampling)
+        alone = before is None and piece is None and self.record is None
+        if alone and not where.meters and not hooks.listeners:
+            return self._plain(where, call)
         drawn = call.sampling.seed is None and not call.sampling.greedy
         return self._made(where, _Generation(call, before, piece), drawn)
+
+    async def _plain(self, where: Where, call: Call) -> Completion:
+        """A generation that nobody else has a part in, as most are."""
+        assert self.backend is not None
+        began = time.monotonic()
+        deadline = None if where.timeout is None else background().deadlines.begin(where.timeout)
+        try:
+            done = await self.backend.generate(call)
+            if len(done.texts) != call.n:
+                raise _other_number(done, call)
+        except BaseException as raised:  # noqa: BLE001 - raised again, some by another name
+            error = _named(raised, deadline, None)
+            try:
+                if error is raised:
+                    raise
+                raise error from raised
+            finally:
+                del error  # which keeps this frame
+        if deadline is not None:
+            deadline.end(None)
+        self.ledger.add(
+            CallRecord(
+                where.kind, where.name, where.branch, time.monotonic() - began, where.source, done.meta
+            )
+        )
+        return done
 
     def score(
         self, where: Where, call: ChoiceCall, before: Before = None, drawn: bool = False
@@ -133,7 +159,7 @@ class Calls:
         if holds:
             asked = asked.within(min(hold.most for hold in holds))
         limit, budget = _limit(where) if where.meters else (where.timeout, None)
-        clock, number = _Clock(), next(_NUMBERS)
+        clock, number = _Clock(time.monotonic()), next(_NUMBERS)
         if hooks.listeners:
             self._tell("begin", number, where, clock)
         deadline = None if limit is None else background().deadlines.begin(limit)
@@ -289,8 +315,7 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
 
     def checked(self, done: Completion) -> Completion:
         if len(done.texts) != self.call.n:
-            said = f"the backend answered {len(done.texts)} texts where {self.call.n} were asked for"
-            raise BackendError(said)
+            raise _other_number(done, self.call)
         if self.clamped:  # the reader sees why it is so short
             meta = {**done.meta, "clamped_max_tokens": self.call.sampling.max_new_tokens}
             return Completion(done.texts, meta)
@@ -325,6 +350,10 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
         if self.piece is not None and not told:
             self.piece(Delta(done.texts[0], done.meta))
         return done
+
+
+def _other_number(done: Completion, call: Call) -> BackendError:
+    return BackendError(f"the backend answered {len(done.texts)} texts where {call.n} were asked for")
 
 
 class _Scoring(msgspec.Struct, frozen=True, eq=False):

@@ -123,13 +123,11 @@ class Executor:
                     self._kick()
             return
         # First, because it may raise: then nothing was added.
-        items = [self._item(leaf, src) for leaf in leaves if type(leaf) in _SETTERS]
+        items = [self._item(leaf, src) if type(leaf) in _SETTERS else None for leaf in leaves]
         with self._lock:
             self._role = role
-            added = iter(items)
-            for leaf in leaves:
-                if type(leaf) in _SETTERS:
-                    item = next(added)
+            for leaf, item in zip(leaves, items, strict=True):
+                if item is not None:
                     # The last queued setter is the one that readers wait for.
                     if (made := item.variable) is not None and made.name is not None:
                         self.variables[made.name] = made

@@ -172,6 +172,10 @@ class Feed(Signal):
             self._add(text, meta)
             self.notify()
 
+    def so_far(self) -> Sequence[Piece]:
+        """The pieces that there are by now."""
+        return self.pieces
+
     def _add(self, text: str, meta: dict[str, Any] | None) -> None:
         if isinstance(self.pieces, list):
             self.pieces.append(Piece(text, meta))
@@ -183,9 +187,9 @@ class Feed(Signal):
         cursor = 0
         while True:
             at = cursor
-            self.wait(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            self.wait(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
             stop = end()
-            fresh = self.pieces[cursor:stop]
+            fresh = self.so_far()[cursor:stop]
             cursor += len(fresh)
             yield from fresh
             if stop is not None and cursor >= stop:
@@ -195,9 +199,9 @@ class Feed(Signal):
         cursor = 0
         while True:
             at = cursor
-            await self.wait_async(lambda at=at: len(self.pieces) > at or end() is not None)  # type: ignore[misc]
+            await self.wait_async(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
             stop = end()
-            fresh = self.pieces[cursor:stop]
+            fresh = self.so_far()[cursor:stop]
             cursor += len(fresh)
             for piece in fresh:
                 yield piece
@@ -230,15 +234,19 @@ class Variable(Feed):
         """Its pieces."""
         return self
 
-    def settle(self, value: Any, meta: dict[str, Any] | None = None, *, streamed: bool = False) -> None:
-        """The value is there. `streamed`: its pieces were put into the feed already."""
+    def settle(self, value: Any, meta: dict[str, Any] | None = None) -> None:
+        """The value is there."""
         self.value, self.meta = value, meta or {}
-        if not streamed:
-            text = value if self.raw is None else self.raw
-            text = text[0] if isinstance(text, list) and text else text
-            self._add(str(text), self.meta)
         self.done = True
         self.notify()
+
+    def so_far(self) -> Sequence[Piece]:
+        """The pieces that there are by now. Of a value that was not streamed one, made for who reads first."""
+        if not self.pieces and self.done and self.error is None:
+            text = self.value if self.raw is None else self.raw
+            text = text[0] if isinstance(text, list) and text else text
+            self.pieces = [Piece(str(text), self.meta)]
+        return self.pieces
 
     def fail(self, error: BaseException) -> None:
         self.error, self.done = error, True
@@ -246,7 +254,7 @@ class Variable(Feed):
 
     def ended(self) -> int | None:
         """How many pieces there are, once there will be no more."""
-        return len(self.pieces) if self.done else None
+        return len(self.so_far()) if self.done else None
 
     def result(self) -> Any:
         if self.error is not None:

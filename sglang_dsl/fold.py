@@ -196,7 +196,7 @@ class Fold:
             self.feed.put(first.answer)
         if item.thought is not None:
             thoughts = [split.reasoning for split in splits]
-            item.thought.settle(thoughts[0] if one else thoughts, streamed=streamed)
+            item.thought.settle(thoughts[0] if one else thoughts)
         variable.meta = done.meta
         texts = [split.answer for split in splits]
         variable.raw = first.answer if one else texts
@@ -205,7 +205,7 @@ class Fold:
         except InvalidValue as error:
             self._unfit(error, item)
             return
-        variable.settle(values[0] if one else values, done.meta, streamed=streamed)
+        variable.settle(values[0] if one else values, done.meta)
 
     def _settle_one(self, node: Gen, item: Item, text: str, meta: dict[str, Any]) -> None:
         """settle() of one text that was not streamed and is all answer."""

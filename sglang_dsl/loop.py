@@ -28,6 +28,11 @@ from sglang_dsl.settings import global_config
 from sglang_dsl.threads import Threads
 from sglang_dsl.turns import Inbox, Turns
 
+try:
+    import uvloop as loops
+except ImportError:  # it is not built for every system
+    loops = asyncio  # type: ignore[misc]
+
 T = TypeVar("T")
 
 _START = threading.Lock()
@@ -49,7 +54,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = loops.new_event_loop()
         self.deadlines = Deadlines(self._loop)
         self.turns = Turns(self._loop, self._spawn_all)
         self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Inbox]] = (
@@ -185,29 +190,30 @@ class LoopThread:
         await self._loop.shutdown_asyncgens()
 
 
-@functools.cache
-def _make_loop() -> LoopThread:
-    thread = LoopThread()
-    atexit.register(thread.close)
-    return thread
+_LOOP: LoopThread | None = None
 
 
 def background() -> LoopThread:
     """The process's loop; started on first use."""
+    global _LOOP
+    if _LOOP is not None:
+        return _LOOP
     with _START:
-        return _make_loop()
+        if _LOOP is None:
+            _LOOP = LoopThread()
+            atexit.register(_LOOP.close)
+        return _LOOP
 
 
 def running() -> LoopThread | None:
     """The process's loop, where it was started."""
-    with _START:
-        return _make_loop() if _make_loop.cache_info().currsize else None
+    return _LOOP
 
 
 @functools.cache
 def _make_pool(depth: int) -> Threads:
-    # Called with the lock held, as _make_loop is to be.
-    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}", _make_loop().turns.pass_on)
+    # Called with the lock held.
+    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}", background().turns.pass_on)
 
 
 def in_thread(work: Callable[[], object]) -> None:
@@ -226,9 +232,8 @@ def in_thread(work: Callable[[], object]) -> None:
 
 def _forget() -> None:
     # A forked child has none of its parent's threads, one of which may have held the lock.
-    global _START
-    _START = threading.Lock()
-    _make_loop.cache_clear()
+    global _START, _LOOP
+    _START, _LOOP = threading.Lock(), None
     _make_pool.cache_clear()
 
 

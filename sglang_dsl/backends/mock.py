@@ -8,6 +8,7 @@ Unsupported.
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import inspect
 import itertools
@@ -110,6 +111,7 @@ class MockBackend(Backend):
         scripted = not isinstance(self.replies, Mapping) and isinstance(self.replies, Iterable)
         self._script: Iterator[Reply] | None = iter(self.replies) if scripted else None  # type: ignore[arg-type]
         self._seen: set[str] = set()
+        self._pauses: dict[tuple[int, float], list[asyncio.Future[None]]] = {}
 
     @property
     def token_usage(self) -> MockUsage:
@@ -122,7 +124,7 @@ class MockBackend(Backend):
         self._enter()
         try:
             number = self._begin(call)
-            await asyncio.sleep(self.delay_s)
+            await self._pause()
             if self.errors and (error := self.errors.get(number)):
                 raise error
             return await self._complete(call, number)
@@ -135,7 +137,7 @@ class MockBackend(Backend):
         self._enter()
         try:
             number = self._begin(call)
-            await asyncio.sleep(self.delay_s)
+            await self._pause()
             error = self.errors.get(number)
             if error and not self.fail_after:
                 raise error
@@ -156,7 +158,7 @@ class MockBackend(Backend):
         try:
             number = next(self._count)
             self.choice_calls.append(call)
-            await asyncio.sleep(self.delay_s)
+            await self._pause()
             if error := self.errors.get(number):
                 raise error
             prompt = _flat(call.prompt)
@@ -166,7 +168,7 @@ class MockBackend(Backend):
                 prior = tuple(self._made_up("", option, len(logprobs))) if call.unconditional else None
                 scores.append(ChoiceScore(logprobs, unconditional=prior))
             used = sum(self._size(option) for option in call.choices)
-            return ChoiceScores(tuple(scores), self._meta(number, prompt, used, {"type": "stop"}))
+            return ChoiceScores(tuple(scores), self._meta(number, call.prompt, used, {"type": "stop"}))
         finally:
             self.in_flight -= 1
 
@@ -189,6 +191,27 @@ class MockBackend(Backend):
         if self.in_flight > self.most_in_flight:
             self.most_in_flight = self.in_flight
 
+    async def _pause(self) -> None:
+        """delay_s, or up to an eighth more: answers that fall due close together share one timer."""
+        if self.delay_s <= 0:
+            await asyncio.sleep(0)
+            return
+        loop = asyncio.get_running_loop()
+        grain = self.delay_s / 8
+        due = (id(loop), math.ceil((loop.time() + self.delay_s) / grain) * grain)
+        waiting = self._pauses.get(due)
+        if waiting is None:
+            waiting = self._pauses[due] = []
+            loop.call_at(due[1], self._wake, due)
+        done = loop.create_future()
+        waiting.append(done)
+        await done
+
+    def _wake(self, due: tuple[int, float]) -> None:
+        for done in self._pauses.pop(due):
+            if not done.done():  # it may have been cancelled
+                done.set_result(None)
+
     def _begin(self, call: Call) -> int:
         if call.options and (unknown := sorted(set(call.options) - _OPTIONS)):
             raise Unsupported(f"the mock backend does not know {', '.join(unknown)}")
@@ -196,18 +219,18 @@ class MockBackend(Backend):
             raise Unsupported(
                 "the mock backend has no log-probabilities of prompts and no top log-probabilities"
             )
-        if call.sampling.stop_regex:
+        sampling = call.sampling
+        if sampling.stop_regex:
             raise Unsupported("the mock backend does not know stop_regex", hint="use stop strings")
-        if call.sampling.logit_bias:
+        if sampling.logit_bias:
             raise Unsupported("the mock backend has no token ids", hint="leave logit_bias out")
-        if call.sampling.stop_token_ids:
+        if sampling.stop_token_ids:
             raise Unsupported("the mock backend has no token ids", hint="use stop strings")
         self.calls.append(call)
         return next(self._count)
 
     async def _complete(self, call: Call, number: int) -> Completion:
-        prompt = _flat(call.prompt)
-        made = self._reply(call, prompt)
+        made = self._reply(call)
         reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
         given = [reply] * call.n if isinstance(reply, str) else list(reply)
         if len(given) != call.n:
@@ -222,9 +245,9 @@ class MockBackend(Backend):
                 _check(call.constraint, *answers)
             texts.append(cut)
             used += size
-        meta = self._meta(number, prompt, used, finish)
+        meta = self._meta(number, call.prompt, used, finish)
         if call.return_logprob:
-            made_up = self._made_up(prompt, texts[0], self._size(texts[0]))
+            made_up = self._made_up(_flat(call.prompt), texts[0], self._size(texts[0]))
             # As an engine tells them, (logprob, id, text); there are no ids here.
             told = self._tokens(texts[0]) if call.options.get("return_text_in_logprobs") else None
             meta["output_token_logprobs"] = [
@@ -232,20 +255,21 @@ class MockBackend(Backend):
             ]
         return Completion(tuple(texts), meta)
 
-    def _reply(self, call: Call, prompt: str) -> Reply | Awaitable[Reply]:
+    def _reply(self, call: Call) -> Reply | Awaitable[Reply]:
         if self._script is not None:
             scripted = next(self._script, None)
             if scripted is None:
                 raise BackendError("the mock's script of replies is used up")
             return scripted
+        if callable(self.replies):
+            return self.replies(call)
+        prompt = _flat(call.prompt)
         if isinstance(self.replies, Mapping):
             replies: Mapping[str, Reply] = self.replies
             for pattern, text in replies.items():
                 if re.search(pattern, prompt):
                     return text
             raise BackendError(f"no pattern of the mock's script is found in the prompt ...{prompt[-60:]!r}")
-        if callable(self.replies):
-            return self.replies(call)
         return [self._invent(call, f"{prompt}\0{index}" if index else prompt) for index in range(call.n)]
 
     def _invent(self, call: Call, key: str) -> str:
@@ -321,11 +345,24 @@ class MockBackend(Backend):
         if text[begin:]:
             yield text[begin:]
 
-    def _meta(self, number: int, prompt: str, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
+    def _prompt_size(self, prompt: Prompt) -> int:
+        """Tokens of the prompt as _flat() writes it. Programs send the same turns again and again: their
+        words are counted once."""
+        if self.tokens == "bytes":
+            return self._size(_flat(prompt))
+        size = 0
+        for turn in prompt.messages:
+            if turn.role == RAW_ROLE or type(turn.content) is not str:
+                return self._size(_flat(prompt))
+            size += _words(turn.role, turn.content, turn.open)
+        return size
+
+    def _meta(self, number: int, prompt: Prompt, completion: int, finish: dict[str, Any]) -> dict[str, Any]:
         cached = 0
         if self._seen:
-            cached = max((self._size(seen) for seen in self._seen if prompt.startswith(seen)), default=0)
-        size, usage = self._size(prompt), self.usage
+            flat = _flat(prompt)
+            cached = max((self._size(seen) for seen in self._seen if flat.startswith(seen)), default=0)
+        size, usage = self._prompt_size(prompt), self.usage
         usage.prompt_tokens += size
         usage.completion_tokens += completion
         usage.cached_tokens += cached
@@ -382,6 +419,13 @@ def _beyond(kind: str, why: object) -> Unsupported:
     return Unsupported(
         f"the mock backend cannot make up text for this {kind}: {why}", hint="script the reply"
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _words(role: str, content: str, is_open: bool) -> int:
+    """Words of a turn, and one for a blank behind the last one."""
+    text = f"{opening(role)}{content}"
+    return len(text.split()) + (is_open and text[-1].isspace())
 
 
 def _flat(prompt: Prompt) -> str:
