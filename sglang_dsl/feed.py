@@ -241,7 +241,7 @@ class Variable(Feed):
         self.notify()
 
     def so_far(self) -> Sequence[Piece]:
-        """The pieces that there are by now. Of a value that was not streamed one, made for who reads first."""
+        """The pieces that there are by now; one for a value that was not streamed, made when it is read."""
         if not self.pieces and self.done and self.error is None:
             text = self.value if self.raw is None else self.raw
             text = text[0] if isinstance(text, list) and text else text

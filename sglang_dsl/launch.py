@@ -396,7 +396,7 @@ async def _item_async(program: Startable, wanted: Wanted, item: Any, index: int)
 
 def _arguments(item: Any) -> tuple[Args, Kwargs]:
     match item:
-        case Mapping():
+        case dict() | Mapping():
             return (), dict(item)
         case tuple() | list():
             return tuple(item), {}
