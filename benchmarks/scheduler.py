@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from runtime.config.scheduler import SchedulerConfig  # noqa: E402
-from runtime.plan import RowResult, StepPlan, StepResult, TokenMask  # noqa: E402
+from runtime.plan import RowResult, Sample, StepPlan, StepResult, TokenMask  # noqa: E402
 from runtime.protocol.io_struct import TokenizedGenerateReqInput  # noqa: E402
 from runtime.protocol.sampling import SamplingParams  # noqa: E402
 from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
@@ -38,7 +38,7 @@ class Instant:
     """Answers every row at once with a token that depends on the row; the cost is not the scheduler's."""
 
     def __init__(self) -> None:
-        self.answers = [RowResult(token, -1.0) for token in range(100, 1100)]
+        self.answers = [RowResult((Sample(token, -1.0),)) for token in range(100, 1100)]
         self.nothing = RowResult()
 
     def run(self, plan: StepPlan, masks: Mapping[int, TokenMask]) -> StepResult:

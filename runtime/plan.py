@@ -1,18 +1,19 @@
-"""Where the two wings meet: what the scheduler asks of a model step and what comes back.
+"""Where the two planes meet: what the scheduler asks of a model step and what comes back.
 
-Wing A (scheduler, cache, grammar) decides in ints; wing B (engine, attention, models) computes in tensors.
+The control plane (scheduler, cache, grammar) decides in ints, the compute plane (engine, attention, models)
+computes in tensors.
 This module knows nothing of either: no torch, no request objects, no policies.
 
 A sequence's KV is a list of runs of slots in the pool. A plan names each piece of KV once, as a Segment, with
 the rows that attend to the whole of it; a radix node shared by many requests is one Segment with many rows.
 
-Rows, segments and results are msgspec structs: hundreds of them are made in every step.
+Plans and results are msgspec structs: hundreds of rows are made in every step, and they are encoded as they
+are (runtime/ipc/plans.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
@@ -44,14 +45,24 @@ class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return sum(run.length for run in self.runs)
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class MediaSpan(NamedTuple):
+    """tokens[first : first + length] of a row stand for as many embeddings of a media item, those from its
+    `offset` on."""
+
+    item: int
+    offset: int
+    first: int
+    length: int
+
+
+class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One sequence's part in a step: tokens to compute, and what is wanted from their logits.
 
     seq        the sequence's handle, unique while it lives (a runner may keep sampler state under it)
     tokens     input ids to compute now, at least one; they attend causally to one another
     position   position of tokens[0]; equal to the number of KV entries before it
     slots      where the new KV goes: runs whose lengths add up to len(tokens)
-    sample     whether a next token is wanted after the last input token
+    sample     whether a next token is wanted after the last input token that is no draft
     step       how many tokens this sequence has generated so far (keys the random draw, with the seed)
     scores     (index into tokens, target id): the log-probability of `target` after tokens[index] is wanted;
                natural log, temperature 1, no mask
@@ -67,6 +78,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     start      position of the first output token; read only where log-probabilities are scaled by temperature
     masked     whether a mask for it may come with finish(): if it is a sparse one, and no log-probability of
                the sampled position is wanted, only the logits of its ids are computed
+    drafts     how many of the last `tokens` are guesses of what will be sampled. While a guess is what was
+               sampled, another token may be sampled after it: see RowResult.samples
+    adapter    whose weights are added to the model's; 0: none
+    media      which tokens stand for parts of pictures or sounds
     """
 
     seq: int
@@ -86,10 +101,12 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     logprob: bool = True
     start: int = 0
     masked: bool = False
+    drafts: int = 0
+    adapter: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One forward pass. `released` are handles of sequences that will not come again."""
 
     rows: tuple[Row, ...]
@@ -110,41 +127,54 @@ class TokenMask(NamedTuple):
     allowed: Any | None = None
 
 
+class Sample(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A sampled token.
+
+    logprob    its log-probability under the unmasked, temperature-1 distribution, without penalties and
+               biases; None where row.logprob is False. A runner may be told to take the row's own
+               temperature, for this and all other log-probabilities of output tokens
+    top        (id, logprob) pairs, best first, len == row.top_logprobs; of the sampled position
+    token_ids  one per row.token_ids, at the sampled position
+    """
+
+    token: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+    token_ids: tuple[float, ...] = ()
+
+
 class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """What one row gave. `error` is set (and the rest is empty) when its numbers were not finite, or its mask
     or its logit processor left no token.
 
-    token    the sampled id, None when row.sample was False
-    logprob  its log-probability under the unmasked, temperature-1 distribution, without penalties and biases;
-             None where row.logprob is False. A runner may be told to take the row's own temperature, for this
-             and all other log-probabilities of output tokens
-    scores   one per row.scores, same order
-    top      (id, logprob) pairs, best first, len == row.top_logprobs; of the sampled position
-    token_ids        one per row.token_ids, at the sampled position
+    samples          none when row.sample was False; else one, and behind each draft that equals the sample
+                     of its place there may be another. The KV of the drafts that do not is of no use
+    scores           one per row.scores, same order
     score_tops       per row.scores its row.score_top best pairs
     score_token_ids  per row.scores one per row.token_ids
     hidden           [tokens wanted, hidden_size], final norm applied
     """
 
-    token: int | None = None
-    logprob: float | None = None
+    samples: tuple[Sample, ...] = ()
     scores: tuple[float, ...] = ()
-    top: tuple[tuple[int, float], ...] = ()
-    error: str | None = None
-    token_ids: tuple[float, ...] = ()
     score_tops: tuple[tuple[tuple[int, float], ...], ...] = ()
     score_token_ids: tuple[tuple[float, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
+    error: str | None = None
+
+    @property
+    def token(self) -> int | None:
+        """The first sampled one."""
+        return self.samples[0].token if self.samples else None
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Results in the order of plan.rows. seconds: the model computed, sampling included; forward_s: until the
     final hidden states. 0: not measured."""
 
     rows: tuple[RowResult, ...]
-    seconds: float = field(default=0.0, compare=False)
-    forward_s: float = field(default=0.0, compare=False)
+    seconds: float = 0.0
+    forward_s: float = 0.0
 
 
 class Runner(Protocol):

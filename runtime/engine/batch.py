@@ -27,8 +27,9 @@ _SHOWN: dict[str, Callable[[int], int]] = {
 class Batch:
     """ids, positions   [tokens] int64, the plan's rows one behind the other
     sampled          plan row of each next token that is wanted
-    wanted           [len(sampled) + scored + shown] int64: tokens whose final hidden states are needed:
-                     to sample from, to score at, to give back as they are
+    wanted           [len(sampled) + scored + shown + drafts] int64: tokens whose final hidden states are
+                     needed: to sample from, to score at, to give back as they are, to sample from behind
+                     drafts
     targets          [scored] int64: the ids whose log-probabilities are wanted there, in the order of
     plan.rows
     wants            what each row with scores asks of them, in the same order
@@ -57,10 +58,12 @@ class Batch:
         wants: list[Want] = []
         shown: list[int] = []
         states: list[int] = []
+        drafts: list[int] = []
         for index, (row, length) in enumerate(zip(plan.rows, lengths)):
             if row.sample:
                 sampled.append(index)
-                wanted.append(first + length - 1)
+                wanted.append(first + length - 1 - row.drafts)
+                drafts += range(first + length - row.drafts, first + length)
             scored += [first + token for token, _ in row.scores]
             targets += [target for _, target in row.scores]
             if row.scores:
@@ -73,7 +76,7 @@ class Batch:
             ids.to(device),
             positions.to(device),
             tuple(sampled),
-            torch.tensor(wanted + scored + states, dtype=torch.int64, device=device),
+            torch.tensor(wanted + scored + states + drafts, dtype=torch.int64, device=device),
             torch.tensor(targets, dtype=torch.int64, device=device),
             tuple(wants),
             tuple(shown),
@@ -117,6 +120,10 @@ def check(plan: StepPlan, vocab_size: int, slots: int) -> None:
             raise InternalFault(
                 f"scores {row.scores} point outside its tokens or the vocabulary", where=where
             )
+        if not 0 <= row.drafts < len(row.tokens) or (row.drafts and not row.sample):
+            raise InternalFault(f"{row.drafts} of its {len(row.tokens)} tokens are drafts", where=where)
+        if row.adapter or row.media:
+            raise InternalFault("the model takes no adapters and no media", where=where)
         if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
             raise InternalFault(
                 f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=where

@@ -140,7 +140,7 @@ class Follower:
             except Exception as error:  # noqa: BLE001 - it is this plan's result
                 fault = fault_of(error)
             else:
-                self._send(Result(number, result.rows, result.seconds, result.forward_s))
+                self._send(Result(number, result))
         if fault is not None:
             self._send(Failure(number, fault.to_dict()))
         self._profiler.stepped()

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from runtime.attention.base import Attention, choose
@@ -41,7 +43,7 @@ from runtime.engine.sampler import Sampler, uniform
 from runtime.engine.threads import Threads
 from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
-from runtime.plan import Row, RowResult, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -65,28 +67,21 @@ class _Logits(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
-    their logits (None where masks are to come, which may make most of them useless), and the scores and
-    hidden states [shown, hidden_size] that the plan asked for. hidden_s: seconds until the hidden states."""
+    their logits (None where masks are to come, which may make most of them useless), the scores and hidden
+    states [shown, hidden_size] that the plan asked for, and the drafts' hidden states [drafts, hidden_size].
+    hidden_s: seconds until the hidden states."""
 
     last: Tensor
     logits: _Logits | None
     scores: Scores
     states: Tensor
+    drafts: Tensor
     hidden_s: float
     seconds: float
 
 
-class _Sampled(NamedTuple):
-    """What came of a sampled row: the id and its log-probabilities, or what went wrong."""
-
-    token: int | None = None
-    logprob: float | None = None
-    top: Pairs = ()
-    ids: tuple[float, ...] = ()
-    error: str | None = None
-
-
-_UNSAMPLED = _Sampled()
+Sampled: TypeAlias = Sample | str
+"""What came of a sampled position, or what went wrong."""
 _NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
 
 
@@ -249,8 +244,9 @@ class TorchRunner:
             rows = [batch.plan.rows[index] for index in batch.sampled]
             last = hidden[:count]
             logits = None if any(row.masked for row in rows) else self._logits(last, rows)
-            states = hidden[scored:].float()
-            return _Forward(last, logits, scores, states, hidden_s, time.perf_counter() - begin)
+            shown = scored + sum(batch.shown)
+            states, drafts = hidden[scored:shown].float(), hidden[shown:]
+            return _Forward(last, logits, scores, states, drafts, hidden_s, time.perf_counter() - begin)
 
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> _Logits:
         """last [rows, hidden]."""
@@ -263,10 +259,11 @@ class TorchRunner:
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
-        sampled = dict(zip(batch.sampled, self._sample(batch, forward, masks)))
+        sampled = dict(zip(batch.sampled, self._samples(batch, forward, masks)))
         values, at, shown, results = forward.scores.values.tolist(), 0, 0, []
         for index, row in enumerate(batch.plan.rows):
-            token, logprob, top, ids, error = sampled.get(index, _UNSAMPLED)
+            samples = sampled.get(index, ())
+            error = samples if isinstance(samples, str) else None
             scores, tops, score_ids = _NO_SCORES
             states: list[list[float]] = []
             if row.scores:
@@ -282,14 +279,37 @@ class TorchRunner:
                 if not mine.isfinite().all():
                     error = NOT_FINITE
                 shown += count
-            if error is not None:
+            if error is not None or isinstance(samples, str):
                 results.append(RowResult(error=error))
                 continue
             hidden = tuple(map(tuple, states))
-            results.append(RowResult(token, logprob, scores, top, None, ids, tops, score_ids, hidden))
+            results.append(RowResult(samples, scores, tops, score_ids, hidden))
         return tuple(results)
 
-    def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[_Sampled]:
+    def _samples(
+        self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
+    ) -> list[tuple[Sample, ...] | str]:
+        """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
+        equals another, where there is no mask."""
+        first = self._sample(batch, forward, masks)
+        made: list[tuple[Sample, ...] | str] = [one if isinstance(one, str) else (one,) for one in first]
+        if not len(forward.drafts):
+            return made
+        rows = [batch.plan.rows[index] for index in batch.sampled]
+        starts = [0, *accumulate(row.drafts for row in rows)]
+        going = [place for place, index in enumerate(batch.sampled) if index not in masks]
+        for turn in range(max(row.drafts for row in rows)):
+            going = [place for place in going if _guessed(rows[place], turn, made[place])]
+            if not going:
+                break
+            ahead = [_after_drafts(rows[place], turn + 1) for place in going]
+            logits = self._logits(forward.drafts[[starts[place] + turn for place in going]], ahead)
+            found = self._from_logits(logits, ahead, {}, [self._draw(row) for row in ahead])
+            for place, one in zip(going, found):
+                made[place] = one if isinstance(one, str) else (*made[place], one)
+        return made
+
+    def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[Sampled]:
         rows = [batch.plan.rows[index] for index in batch.sampled]
         mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
         draws = [self._draw(row) for row in rows]
@@ -297,7 +317,7 @@ class TorchRunner:
             return self._from_logits(forward.logits, rows, mine, draws)
         few = self._few(rows, mine)
         rest = [place for place in range(len(rows)) if place not in few]
-        found: dict[int, _Sampled] = {}
+        found: dict[int, Sampled] = {}
         if few:
             places = list(few)
             sampled = self._from_lists(
@@ -340,7 +360,7 @@ class TorchRunner:
         rows: Sequence[Row],
         lists: Sequence[npt.NDArray[np.int64]],
         draws: Sequence[float],
-    ) -> list[_Sampled]:
+    ) -> list[Sampled]:
         """Of the logits of `lists` alone; rows with the same list share a product."""
         healthy = finite(last).tolist()
         together: dict[int, list[int]] = {}
@@ -360,17 +380,13 @@ class TorchRunner:
         ]
         tokens = self._sampler.sample_listed(known, lists, rows, draws)
         return [
-            _Sampled(error=NOT_FINITE)
-            if not well
-            else _Sampled(error=token)
-            if isinstance(token, str)
-            else _Sampled(token)
+            NOT_FINITE if not well else token if isinstance(token, str) else Sample(token)
             for token, well in zip(tokens, healthy)
         ]
 
     def _from_logits(
         self, given: _Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
-    ) -> list[_Sampled]:
+    ) -> list[Sampled]:
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
         logits = given.logits
@@ -384,14 +400,14 @@ class TorchRunner:
         ]
         ids = [token if isinstance(token, int) else 0 for token in tokens]
         if given.total is None:
-            return [_Sampled(token, error=error) for token, error in zip(ids, errors)]
+            return [error or Sample(token) for token, error in zip(ids, errors)]
         chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
         told = given.told
         logprobs = (told.gather(1, chosen[:, None]).squeeze(1) - given.total).tolist()
         tops = top_of(told, given.total, [row.top_logprobs for row in rows])
         known = ids_of(told, given.total, [row.token_ids for row in rows])
         return [
-            _Sampled(token, logprob if row.logprob else None, top, own, error)
+            error or Sample(token, logprob if row.logprob else None, top, own)
             for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)
         ]
 
@@ -404,3 +420,14 @@ class TorchRunner:
             if seed is None:
                 seed = self._seeds[row.seq] = self._random.getrandbits(63)
         return uniform(seed, row.step)
+
+
+def _guessed(row: Row, turn: int, made: tuple[Sample, ...] | str) -> bool:
+    """Whether the draft with this number is what was sampled there."""
+    return turn < row.drafts and not isinstance(made, str) and made[-1].token == row.tokens[turn - row.drafts]
+
+
+def _after_drafts(row: Row, count: int) -> Row:
+    """What is asked after so many drafts that were right."""
+    drafts = row.tokens[len(row.tokens) - row.drafts :][:count]
+    return replace(row, step=row.step + count, output=[*row.output, *drafts])

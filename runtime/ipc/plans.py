@@ -16,45 +16,34 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from runtime.plan import Row, RowResult, Run, Segment, StepPlan, TokenMask
+from runtime.plan import Row, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 _ALIGNED = 64
 _SMALLEST = 1 << 16
+_LEFT_OUT: Final = SamplingParams()  # a byte
 
 
-class PlanRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A Row. sampling, prompt: None = as sent before, for this seq. output: (how many ids of what was sent
-    before stay, the ids that follow them); None: empty, and it was."""
+class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What is new of a sequence. sampling, prompt: None = as before. output: (how many ids of what was sent
+    before stay, the ids that follow them); None = as before."""
 
     seq: int
-    tokens: tuple[int, ...]
-    position: int
-    slots: tuple[Run, ...]
     sampling: SamplingParams | None
-    sample: bool
-    step: int
-    scores: tuple[tuple[int, int], ...]
-    top_logprobs: int
     prompt: list[int] | None
     output: tuple[int, list[int]] | None
-    score_top: int
-    token_ids: tuple[int, ...]
-    hidden: Literal["none", "last", "all"]
-    logprob: bool
-    start: int
-    masked: bool
 
 
 class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
-    """Run this plan. `at_once`: no masks will come, give the result as soon as there is one."""
+    """Run this plan, in whose rows `sampling`, `prompt` and `output` are left out: they are what the changes
+    say, or said before. `at_once`: no masks will come, give the result as soon as there is one."""
 
     number: int
-    rows: tuple[PlanRow, ...]
-    segments: tuple[Segment, ...]
-    released: tuple[int, ...]
+    plan: StepPlan
+    changes: tuple[Change, ...]
     at_once: bool
 
 
@@ -98,9 +87,7 @@ class Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     """Of the plan with this number."""
 
     number: int
-    rows: tuple[RowResult, ...]
-    seconds: float
-    forward_s: float = 0.0
+    result: StepResult
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -141,12 +128,12 @@ def read_answer(data: bytes) -> Answer:
 
 
 class _Sequence:
-    """What the other side knows of a sequence."""
+    """What both sides know of a sequence."""
 
     __slots__ = ("output", "prompt", "sampling")
 
     def __init__(self) -> None:
-        self.sampling: SamplingParams | None = None
+        self.sampling = _LEFT_OUT
         self.prompt: list[int] = []
         self.output: list[int] = []
 
@@ -162,15 +149,16 @@ class PlanWriter:
         for seq in plan.released:
             self._known.pop(seq, None)
         self._number += 1
-        rows = tuple([self._row(row) for row in plan.rows])
-        return Launch(self._number, rows, plan.segments, plan.released, at_once)
+        changes = tuple([change for row in plan.rows if (change := self._change(row)) is not None])
+        rows = tuple([replace(row, sampling=_LEFT_OUT, prompt=(), output=()) for row in plan.rows])
+        return Launch(self._number, StepPlan(rows, plan.segments, plan.released), changes, at_once)
 
     def forget(self, plan: StepPlan) -> None:
         """It was not sent after all: tell everything of its sequences once more."""
         for row in plan.rows:
             self._known.pop(row.seq, None)
 
-    def _row(self, row: Row) -> PlanRow:
+    def _change(self, row: Row) -> Change | None:
         known = self._known.get(row.seq)
         fresh = known is None  # then all is told: the other side may know other things of it
         if known is None:
@@ -186,25 +174,9 @@ class PlanWriter:
             output = _change(known.output, row.output)
             del known.output[output[0] :]
             known.output += output[1]
-        return PlanRow(
-            row.seq,
-            row.tokens,
-            row.position,
-            row.slots,
-            sampling,
-            row.sample,
-            row.step,
-            row.scores,
-            row.top_logprobs,
-            prompt,
-            output,
-            row.score_top,
-            row.token_ids,
-            row.hidden,
-            row.logprob,
-            row.start,
-            row.masked,
-        )
+        if sampling is None and prompt is None and output is None:
+            return None
+        return Change(row.seq, sampling, prompt, output)
 
 
 def _change(before: list[int], after: Sequence[int]) -> tuple[int, list[int]]:
@@ -225,42 +197,24 @@ class PlanReader:
         self._known: dict[int, _Sequence] = {}
 
     def read(self, order: Launch) -> StepPlan:
-        for seq in order.released:
+        plan = order.plan
+        for seq in plan.released:
             self._known.pop(seq, None)
-        return StepPlan(tuple([self._row(row) for row in order.rows]), order.segments, order.released)
+        for change in order.changes:
+            known = self._known.setdefault(change.seq, _Sequence())
+            if change.sampling is not None:
+                known.sampling = change.sampling
+            if change.prompt is not None:
+                known.prompt = change.prompt
+            if change.output is not None:
+                keep, more = change.output
+                del known.output[keep:]
+                known.output += more
+        return StepPlan(tuple([self._row(row) for row in plan.rows]), plan.segments, plan.released)
 
-    def _row(self, row: PlanRow) -> Row:
-        known = self._known.get(row.seq)
-        if known is None:
-            known = self._known[row.seq] = _Sequence()
-        if row.sampling is not None:
-            known.sampling = row.sampling
-        if row.prompt is not None:
-            known.prompt = row.prompt
-        if row.output is not None:
-            keep, more = row.output
-            del known.output[keep:]
-            known.output += more
-        assert known.sampling is not None, "the writer tells a sequence's parameters first"
-        return Row(
-            row.seq,
-            row.tokens,
-            row.position,
-            row.slots,
-            known.sampling,
-            row.sample,
-            row.step,
-            row.scores,
-            row.top_logprobs,
-            known.prompt,
-            known.output,
-            row.score_top,
-            row.token_ids,
-            row.hidden,
-            row.logprob,
-            row.start,
-            row.masked,
-        )
+    def _row(self, row: Row) -> Row:
+        known = self._known[row.seq]
+        return replace(row, sampling=known.sampling, prompt=known.prompt, output=known.output)
 
 
 class MaskWriter:

@@ -193,8 +193,8 @@ class RunnerProcess:
             places = self._masks.write(masks, processed)
             self._send(Finish(sent.number, places, self._masks.size))
         match self._result(sent, until):
-            case Result(_, rows, seconds, forward_s):
-                return StepResult(rows, seconds, forward_s)
+            case Result(_, result):
+                return result
             case Failure(_, error):
                 raise from_dict(error)
 

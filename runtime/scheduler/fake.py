@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from runtime.plan import Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.plan import Row, RowResult, Run, Sample, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -165,6 +165,8 @@ class FakeRunner:
         slots = [slot for run in row.slots for slot in range(*_ends(run))]
         if len(slots) != len(row.tokens) or not slots:
             raise _wrong(row, f"{len(slots)} slots for {len(row.tokens)} tokens")
+        if not 0 <= row.drafts < len(row.tokens) or row.adapter or row.media:
+            raise _wrong(row, f"{row.drafts} drafts, adapter {row.adapter}, {len(row.media)} media")
         seen: list[int] = []
         for slot, token in zip(slots, row.tokens):
             if not 0 <= slot < self._slots or self._touched[slot] == self.steps:
@@ -178,19 +180,28 @@ class FakeRunner:
         return seen
 
     def _answer(self, row: Row, seen: list[int], mask: TokenMask | None) -> RowResult:
-        last, at = seen[-1], [seen[index] for index, _ in row.scores]
+        at = [seen[index] for index, _ in row.scores]
         wanted = {"none": [], "last": seen[-1:], "all": seen}[row.hidden]
-        token = draw(last, self._vocab_size, mask) if row.sample else None
         return RowResult(
-            token=token,
-            logprob=logprob(last, token) if token is not None and row.logprob else None,
+            samples=self._samples(row, seen, mask) if row.sample else (),
             scores=tuple(logprob(here, target) for here, (_, target) in zip(at, row.scores)),
-            top=self._top(last, row.top_logprobs) if row.sample else (),
-            token_ids=_known(last, row.token_ids) if row.sample else (),
             score_tops=tuple(self._top(here, row.score_top) for here in at),
             score_token_ids=tuple(_known(here, row.token_ids) for here in at),
             hidden=tuple(hidden(here) for here in wanted),
         )
+
+    def _samples(self, row: Row, seen: list[int], mask: TokenMask | None) -> tuple[Sample, ...]:
+        """After the last token that is no draft, and after each draft that was right."""
+        made: list[Sample] = []
+        drafts = row.tokens[len(row.tokens) - row.drafts :]
+        for history, draft in zip(seen[-1 - row.drafts :], (*drafts, None)):
+            token = draw(history, self._vocab_size, mask)
+            known = logprob(history, token) if row.logprob else None
+            top = self._top(history, row.top_logprobs)
+            made.append(Sample(token, known, top, _known(history, row.token_ids)))
+            if token != draft or mask is not None:
+                break
+        return tuple(made)
 
     def _top(self, history: int, count: int) -> tuple[tuple[int, float], ...]:
         if not count:

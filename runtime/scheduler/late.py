@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from runtime.cache.manager import CacheManager
 from runtime.grammar.closing import Steps
-from runtime.plan import RowResult
+from runtime.plan import Sample
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
@@ -63,13 +63,11 @@ class LateLooks:
         """The results of `requests` are about to be looked at."""
         self.on = self.beside(requests)
 
-    def accept(self, request: Request, result: RowResult) -> FinishReason | None:
+    def accept(self, request: Request, sample: Sample) -> FinishReason | None:
         """Progress.accept() of what was sampled for it; where looks are late it is put on the list."""
-        token = result.token
-        assert token is not None
         began = 0.0 if self.on else time.thread_time()  # dear, where it is asked for each token
         reason = self._progress.accept(
-            request, token, result.logprob, result.top, result.token_ids, late=self.on
+            request, sample.token, sample.logprob, sample.top, sample.token_ids, late=self.on
         )
         if request.late:
             self._requests.append(request)

@@ -321,10 +321,9 @@ class Scheduler:
         computed, size, doomed = 0, len(self._vocabulary), bool(self._doomed)
         for request, row, got in zip(requests, rows, result.rows):
             computed += len(row.tokens)
-            token = got.token
+            token = got.samples[0].token if got.samples else -1
             if (
                 request.plain
-                and token is not None
                 and 0 <= token < size
                 and row.position >= request.publish_to
                 and got.error is None
@@ -385,7 +384,7 @@ class Scheduler:
     def _commit_row(self, request: Request, row: Row, result: RowResult, now: float) -> None:
         if result.error is not None:
             raise InternalFault(f"the model step failed: {result.error}", where=f"position {row.position}")
-        if len(result.scores) != len(row.scores) or (row.sample and result.token is None):
+        if len(result.scores) != len(row.scores) or len(result.samples) != row.sample:
             raise InternalFault(
                 "the step's result lacks what its row asked for", where=f"position {row.position}"
             )
@@ -402,10 +401,10 @@ class Scheduler:
             request.show(row.position, result.hidden)
         if row.position < request.publish_to:
             self._residents.publish(request)
-        if row.sample and result.token is not None and not void:
+        if row.sample and not void:
             if request.first_at < 0:
                 request.first_at = now
-            reason = self.late.accept(request, result)
+            reason = self.late.accept(request, result.samples[0])
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:

@@ -15,6 +15,7 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine import logprobs
 from runtime.engine.logprobs import Want, scores_of
 from runtime.engine.runner import NOT_FINITE, TorchRunner
+from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -112,13 +113,13 @@ def test_rows_say_what_they_are_asked(tiny: Any, prompt: Any, drive: Any, chunk:
                 assert result.score_token_ids[at] == pytest.approx(truth[[9, 0]].tolist(), abs=1e-4)
                 assert [token for token, _ in result.score_tops[at]] == truth.topk(3).indices.tolist()
                 assert result.hidden[at] == pytest.approx(hidden[first + at].tolist(), abs=1e-3)
-            assert quiet.logprob is None
-            assert quiet.top == quiet.scores == quiet.score_tops == quiet.token_ids == ()
+            assert quiet.samples == (Sample(quiet.token),)
+            assert quiet.scores == quiet.score_tops == ()
             assert len(quiet.hidden) == 1
             assert quiet.hidden[0] == pytest.approx(hidden[first + len(part) - 1].tolist(), abs=1e-3)
-        assert result.token_ids == pytest.approx(right[-1][[9, 0]].tolist(), abs=1e-4)
-        assert [token for token, _ in result.top] == right[-1].topk(4).indices.tolist()
-        assert result.logprob == pytest.approx(float(right[-1].max()), abs=1e-4)
+        assert result.samples[0].token_ids == pytest.approx(right[-1][[9, 0]].tolist(), abs=1e-4)
+        assert [token for token, _ in result.samples[0].top] == right[-1].topk(4).indices.tolist()
+        assert result.samples[0].logprob == pytest.approx(float(right[-1].max()), abs=1e-4)
     finally:
         runner.close()
 
@@ -133,7 +134,7 @@ def test_scaled_draws_are_told_by_the_models_own_numbers(tiny: Any, prompt: Any,
         words = SamplingParams(temperature=1.5, seed=3, logit_bias={7: 60.0}, frequency_penalty=1.0)
         (result,) = driver.step([driver.ask(driver.new(), ids, sampling=words, output=(7,))])
         assert result.token == 7
-        assert result.logprob == pytest.approx(right[7], abs=1e-4)
+        assert result.samples[0].logprob == pytest.approx(right[7], abs=1e-4)
     finally:
         runner.close()
 

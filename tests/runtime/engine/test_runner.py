@@ -14,7 +14,7 @@ import torch
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
-from runtime.plan import Row, Run, Segment, StepPlan, TokenMask
+from runtime.plan import MediaSpan, Row, Run, Segment, StepPlan, TokenMask
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, ModelLoadError
 from runtime.protocol.sampling import SamplingParams
 
@@ -79,11 +79,11 @@ def test_scores_and_top_are_natural_logs_of_the_plain_distribution(
         {0: mask},
     )
     assert got.token in (5, 6, 7)
-    assert got.logprob == pytest.approx(float(right[-1, got.token]), abs=1e-4)
+    assert got.samples[0].logprob == pytest.approx(float(right[-1, got.token]), abs=1e-4)
     assert got.scores == pytest.approx([float(right[place, target]) for place, target in wanted], abs=1e-4)
-    assert [token for token, _ in got.top][:5] == right[-1].topk(5).indices.tolist()
-    assert dict(got.top) == pytest.approx(dict(enumerate(right[-1].tolist())), abs=1e-4)
-    assert sum(math.exp(value) for _, value in got.top) == pytest.approx(1.0, abs=1e-4)
+    assert [token for token, _ in got.samples[0].top][:5] == right[-1].topk(5).indices.tolist()
+    assert dict(got.samples[0].top) == pytest.approx(dict(enumerate(right[-1].tolist())), abs=1e-4)
+    assert sum(math.exp(value) for _, value in got.samples[0].top) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_scores_in_chunks_give_the_same(
@@ -99,6 +99,44 @@ def test_scores_in_chunks_give_the_same(
     assert parts.scores == pytest.approx(whole.scores, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.3, "seed": 5},
+        {"temperature": 0.9, "seed": 1, "frequency_penalty": 1.5, "repetition_penalty": 1.2},
+    ],
+)
+def test_drafts_give_what_one_token_at_a_time_gives(
+    runner: TorchRunner, drive: Any, prompt: Any, words: Any
+) -> None:
+    """As many tokens as were guessed right, and one more; rows with and without right guesses in one step."""
+    ids, driver = prompt(30), drive(runner)
+    asked: dict[str, Any] = {"sampling": SamplingParams(**words), "prompt": tuple(ids), "top_logprobs": 2}
+    seq, feed, right = driver.new(), ids, []
+    for step in range(9):
+        output = tuple(one.token for one in right)
+        (got,) = driver.step([driver.ask(seq, feed, step=step, output=output, **asked)])
+        right += got.samples
+        feed = [got.token]
+    truth = [one.token for one in right]
+    asks, sizes = [], []
+    for good, guesses in ((0, 3), (1, 4), (3, 4), (4, 4), (0, 0), (6, 7)):
+        drafts = truth[1 : 1 + guesses]
+        if good < guesses:
+            drafts[good] = (drafts[good] + 1) % 160
+        row = driver.ask(
+            driver.new(), [*ids, truth[0], *drafts], step=1, output=(truth[0],), drafts=guesses, **asked
+        )
+        asks.append(row)
+        sizes.append(good + 1)
+    for result, size in zip(driver.step(asks), sizes):
+        assert [one.token for one in result.samples] == truth[1 : 1 + size]
+        for mine, theirs in zip(result.samples, right[1:]):
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-4)
+
+
 def test_rows_of_different_wants(tiny: Any, runner: TorchRunner, drive: Any, prompt: Any) -> None:
     driver, ids = drive(runner), [prompt(length, seed=length) for length in (5, 6, 7)]
     first, second, third = driver.step(
@@ -108,11 +146,11 @@ def test_rows_of_different_wants(tiny: Any, runner: TorchRunner, drive: Any, pro
             driver.ask(driver.new(), ids[2], scores=((2, 11),)),
         ]
     )
-    assert (first.token, first.logprob, first.scores, first.top) == (None, None, (), ())
+    assert (first.samples, first.scores) == ((), ())
     assert second.token == tiny("llama").greedy(ids[1], 1)[0]
-    assert second.top[0][0] == second.token
-    assert len(second.top) == 2
-    assert third.top == ()
+    assert second.samples[0].top[0][0] == second.token
+    assert len(second.samples[0].top) == 2
+    assert third.samples[0].top == ()
     assert len(third.scores) == 1
 
 
@@ -217,6 +255,10 @@ def test_a_row_that_is_not_finite_harms_no_other(load: Any, tiny: Any, drive: An
         (Row(1, (5,), 2, (Run(0, 1),), GREEDY), (Segment((Run(0, 2),), (0, 4), 0),), "row 4"),
         (Row(1, (), 0, (), GREEDY), (), "no tokens"),
         (Row(1, (5,), 0, (Run(0, 1),), GREEDY, scores=((1, 5),)), (), "scores"),
+        (Row(1, (5,), 0, (Run(0, 1),), GREEDY, drafts=1), (), "1 of its 1 tokens are drafts"),
+        (Row(1, (5, 6), 0, (Run(0, 2),), GREEDY, sample=False, drafts=1), (), "drafts"),
+        (Row(1, (5,), 0, (Run(0, 1),), GREEDY, adapter=3), (), "no adapters"),
+        (Row(1, (5,), 0, (Run(0, 1),), GREEDY, media=(MediaSpan(1, 0, 0, 1),)), (), "no media"),
     ],
 )
 def test_a_plan_that_is_not_whole_is_refused_before_it_runs(
@@ -301,7 +343,7 @@ def test_bfloat16_weights_and_compute(
     (got,) = driver.step([driver.ask(driver.new(), ids, top_logprobs=160)])
     right = case.logits(ids)[-1].log_softmax(-1)
     tolerance = 1e-4 if dtype == "float32" else 0.5
-    assert dict(got.top) == pytest.approx(dict(enumerate(right.tolist())), abs=tolerance)
+    assert dict(got.samples[0].top) == pytest.approx(dict(enumerate(right.tolist())), abs=tolerance)
 
 
 @pytest.mark.parametrize("pack", ["always", "never"])

@@ -291,7 +291,7 @@ class Text:
             prompt=self.prompt if self.reads else (), output=self.output if self.reads else (),
             score_top=dice.choice([0, 2]), token_ids=dice.choice([(), (1, 2, 3)]),
             hidden=dice.choice(["none", "none", "last", "all"]), logprob=dice.random() < 0.5,
-            masked=dice.random() < 0.4,
+            masked=dice.random() < 0.4, drafts=dice.randrange(len(new)),
         )  # fmt: skip
         before = (Run(self.first, self.computed),) if self.computed else ()
         self.computed = len(all_ids)

@@ -92,7 +92,7 @@ def test_the_same_tokens_as_from_all_logits(
         )
         assert not wholes
         assert [one.token for one in sparse] == [one.token for one in dense]
-        assert all(one.logprob is None and one.error is None for one in sparse)
+        assert all(one.samples[0].logprob is None and one.error is None for one in sparse)
 
 
 def test_rows_that_need_the_whole_row_get_it(
@@ -120,11 +120,11 @@ def test_rows_that_need_the_whole_row_get_it(
     right = [tiny("llama").logits(one)[-1] for one in ids]
     allowed = [list(range(VOCAB)), few, few, few, few, few[1:], most]
     assert [one.token for one in got] == [max(a, key=r.__getitem__) for a, r in zip(allowed, right)]
-    assert [one.logprob is None for one in got] == [True, True, False, True, True, True, True]
+    assert [one.samples[0].logprob is None for one in got] == [True, True, False, True, True, True, True]
     logprobs = right[2].log_softmax(-1)
-    assert got[2].logprob == pytest.approx(float(logprobs[got[2].token]), abs=1e-4)
-    assert [token for token, _ in got[3].top] == right[3].topk(3).indices.tolist()
-    assert got[4].token_ids == pytest.approx([float(right[4].log_softmax(-1)[5])], abs=1e-4)
+    assert got[2].samples[0].logprob == pytest.approx(float(logprobs[got[2].token]), abs=1e-4)
+    assert [token for token, _ in got[3].samples[0].top] == right[3].topk(3).indices.tolist()
+    assert got[4].samples[0].token_ids == pytest.approx([float(right[4].log_softmax(-1)[5])], abs=1e-4)
 
 
 def test_one_id_needs_no_logits_and_none_is_an_error(

@@ -14,6 +14,7 @@ import pytest
 
 from runtime.ipc.line import Line, LineClosed, make_line
 from runtime.ipc.plans import (
+    Change,
     Done,
     Failure,
     Finish,
@@ -28,7 +29,17 @@ from runtime.ipc.plans import (
     read_answer,
     read_order,
 )
-from runtime.plan import Row, RowResult, Run, Segment, StepPlan, TokenMask
+from runtime.plan import (
+    MediaSpan,
+    Row,
+    RowResult,
+    Run,
+    Sample,
+    Segment,
+    StepPlan,
+    StepResult,
+    TokenMask,
+)
 from runtime.protocol.sampling import SamplingParams
 
 PARAMS = [
@@ -52,7 +63,8 @@ def draw_plan(dice: random.Random) -> StepPlan:
             dice.random() < 0.5, dice.choice([0, 7, (1 << 62) + 5]), tuple(zip(ids(), ids())),
             dice.randrange(9), ids(6, 3), ids(6, 3), dice.randrange(9), ids(),
             dice.choice(["none", "last", "all"]), dice.random() < 0.5, dice.randrange(99),
-            dice.random() < 0.5,
+            dice.random() < 0.5, dice.randrange(4), dice.randrange(3),
+            tuple(MediaSpan(*pair, 5, 6) for pair in zip(ids(), ids())),
         )  # fmt: skip
 
     rows = tuple(row(seq) for seq in dice.sample(range(1, 6), dice.randint(0, 5)))
@@ -101,14 +113,12 @@ def test_what_stays_the_same_is_sent_once() -> None:
 
     assert len(encode(send())) > 5000
     output += [7, 8]
-    again = send()
-    assert (again.rows[0].sampling, again.rows[0].prompt) == (None, None)
-    assert again.rows[0].output == (1000, [7, 8])
+    assert send().changes == (Change(1, None, None, (1000, [7, 8])),)
     del output[500:]
     output.append(3)
-    assert send().rows[0].output == (500, [3])
+    assert send().changes == (Change(1, None, None, (500, [3])),)
     output.clear()
-    assert send().rows[0].output == (0, [])
+    assert send().changes == (Change(1, None, None, (0, [])),)
     assert len(encode(send())) < 60
 
 
@@ -169,8 +179,13 @@ def test_masks_arrive_and_stay_shared(seed: int) -> None:
 
 
 def test_answers_arrive_as_they_are() -> None:
-    rows = (RowResult(error="no"), RowResult(5, -0.1, (float("-inf"),), ((1, 2.0),), None, (0.5,)))
-    for answer in (Result(9, rows, 0.25), Failure(-1, {"code": "x", "where": None}), Done({"file": "f"})):
+    samples = (Sample(5, -0.1, ((1, 2.0),), (0.5,)), Sample(7))
+    rows = (RowResult(error="no"), RowResult(samples, (float("-inf"),), hidden=((0.1, 2.0),)))
+    for answer in (
+        Result(9, StepResult(rows, 0.25)),
+        Failure(-1, {"code": "x", "where": None}),
+        Done({"file": "f"}),
+    ):
         assert read_answer(encode(answer)) == answer
     with pytest.raises(msgspec.DecodeError):
         read_answer(encode(Verify(SamplingParams(), None)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.plan import Row, Run, Segment, StepPlan, TokenMask
+from runtime.plan import MediaSpan, Row, Run, Segment, StepPlan, TokenMask
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.fake import FakeRunner
@@ -36,10 +36,27 @@ def runner() -> FakeRunner:
     return runner
 
 
+def test_drafts_give_what_one_token_at_a_time_gives(runner: FakeRunner) -> None:
+    prefix, token, right = seg(0, (0,), (0, 4)), 9, []
+    for place in range(4):
+        here = [seg(0, (0,), (0, 4)), seg(4, (0,), (4, place))][: 1 + bool(place)]
+        (got,) = run(runner, [row(1, (token,), 4 + place, (4 + place, 1))], here)
+        right += got.samples
+        token = got.token
+    drafts = [one.token for one in right[:3]]
+    for good in range(4):
+        guessed = (*drafts[:good], *(guess + 1 for guess in drafts[good:]))
+        (got,) = run(runner, [row(5 + good, (9, *guessed), 4, (12, 4), drafts=3)], [prefix])
+        assert got.samples == tuple(right[: good + 1])
+    for wrong in ({"drafts": 1}, {"adapter": 2}, {"media": (MediaSpan(1, 0, 0, 1),)}):
+        with pytest.raises(InternalFault):
+            runner.launch(StepPlan((row(9, (9,), 4, (12, 1), **wrong),), (prefix,)))
+
+
 def test_the_same_history_gives_the_same_however_it_is_held(runner: FakeRunner) -> None:
     whole = run(FakeRunner(9, 50), [row(7, (1, 2, 3, 4, 9), 0, (3, 5), scores=((0, 2), (3, 9)))], [])
     (parts,) = run(runner, [row(1, (9,), 4, (7, 1))], [seg(2, (0,), (2, 2)), seg(0, (0,), (0, 1), (1, 1))])
-    assert (parts.token, parts.logprob) == (whole[0].token, whole[0].logprob)
+    assert parts.samples == whole[0].samples
     assert len(whole[0].scores) == 2
     runner.copy_slots([(Run(0, 4), Run(12, 4))])
     (copied,) = run(runner, [row(8, (9,), 4, (17, 1))], [seg(0, (0,), (12, 4))])

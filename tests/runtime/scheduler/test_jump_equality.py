@@ -14,7 +14,7 @@ from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Matcher
 from runtime.grammar.jump_plan import JumpPlanner
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
-from runtime.plan import Row, RowResult, StepPlan, TokenMask
+from runtime.plan import Row, RowResult, Sample, StepPlan, TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
@@ -157,7 +157,7 @@ class Reciting(FakeRunner):
         token = whole[len(known)]
         assert mask is not None
         assert int(mask.bits[token >> 5]) >> (token & 31) & 1
-        return RowResult(token)
+        return RowResult((Sample(token),))
 
 
 def check_canonical(made: Trained, backend: OutlinesGrammarBackend, seed: int, count: int) -> tuple[int, int]:

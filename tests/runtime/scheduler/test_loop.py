@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.plan import RowResult, StepResult
+from runtime.plan import RowResult, Sample, StepResult
 
 
 class Broken:
@@ -39,7 +39,7 @@ class Broken:
             case "no token":
                 return StepResult((RowResult(), *result.rows[1:]))
             case "foreign token":
-                return StepResult((RowResult(token=10_000), *result.rows[1:]))
+                return StepResult((RowResult((Sample(10_000),)), *result.rows[1:]))
         return result
 
 
