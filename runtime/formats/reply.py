@@ -84,11 +84,16 @@ class ReplyParser:
         self.is_first = self.output is None
         self.output = output
         ended = meta.get("finish_reason") is not None
-        reasoning, text = self._split(output, ended)
+        if self._marks is None or "answer_start" not in meta:
+            reasoning, text = "", output.text
+        else:
+            reasoning, text = self._split(self._marks, output, ended)
         events = self._tools.feed(text)
         if ended:
             events += self._tools.end()
-        self._content += [one.text for one in events if isinstance(one, ContentDelta)]
+        for one in events:
+            if isinstance(one, ContentDelta):
+                self._content.append(one.text)
         if not events and meta.get("output_token_logprobs"):
             events = [ContentDelta("")]
         if reasoning:
@@ -96,13 +101,11 @@ class ReplyParser:
             events = [ReasoningDelta(reasoning), *events]
         self.events = events
 
-    def _split(self, output: OutputDelta, ended: bool) -> tuple[str, str]:
+    def _split(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
         meta = output.meta
-        if self._marks is None or "answer_start" not in meta:
-            return "", output.text
         if self._splitter is None:
             # Text that a constraint shaped is exact; any other begins with what separates it from the mark.
-            self._splitter = ReasoningSplitter([self._marks], begun=True, told=True, exact="grammar" in meta)
+            self._splitter = ReasoningSplitter([marks], begun=True, told=True, exact="grammar" in meta)
         reasoning, text = self._splitter.feed(output.text, meta["answer_start"])
         if ended:
             more, rest = self._splitter.end()

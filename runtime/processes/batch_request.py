@@ -56,6 +56,7 @@ class BatchRequest:
         self._made: list[tuple[int, Outcome]] = []
         self._waiting: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._timed = False
         self.left = len(self._items)
 
     @classmethod
@@ -113,6 +114,8 @@ class BatchRequest:
 
     def time_left(self) -> float | None:
         """Seconds until some request is overdue; None: none ever is."""
+        if not self._timed:
+            return None
         times = [state.time_left() for state in (*self._states.values(), *self._commits.values())]
         return min((left for left in times if left is not None), default=None)
 
@@ -167,9 +170,12 @@ class BatchRequest:
             stream=False,
         )
         try:
-            self._commits[prompt] = self._door.open(request, Job((tokens,)), self._teller(True, prompt))
+            state = self._door.open(request, Job((tokens,)), self._teller(True, prompt))
         except RuntimeFault as fault:
             self._samples_fail(prompt, fault)
+            return
+        self._commits[prompt] = state
+        self._timed = self._timed or state.time_left() is not None
 
     def _take_commit(self, prompt: int) -> None:
         state = self._commits.get(prompt)
@@ -201,6 +207,7 @@ class BatchRequest:
             self._settle(index, fault)
             return
         self._states[index] = state
+        self._timed = self._timed or state.time_left() is not None
         self._waiting.pop(item.rid, None)
 
     def _take_item(self, index: int) -> None:

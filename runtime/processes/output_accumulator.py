@@ -166,10 +166,9 @@ class OutputAccumulator:
         return made
 
     def logprob_meta(self) -> dict[str, Any]:
-        """The log-probabilities of every token of `ids`, where asked for. The prompt's are in the first and
-        in the last answer of a stream: they may be long; [] where none of them are asked for."""
-        if not self.lists:
-            return {}
+        """The log-probabilities of every token of `ids`, for requests that ask for them. The prompt's are in
+        the first and in the last answer of a stream: they may be long; [] where none of them are asked for.
+        """
         meta: dict[str, Any] = {name: list(some) for name, some in self.lists.items()}
         none_of_prompt: dict[str, Any] = {name.replace("output", "input"): [] for name in meta}
         meta["output_token_logprobs_length"] = self.total

@@ -48,6 +48,8 @@ class RequestState:
         self.index = {part.rid: at for at, part in enumerate(job.requests)}
         self.open = set(self.index)
         self.cancelled = False
+        deadline = job.requests[0].deadline
+        self._due = None if deadline is None else deadline + GRACE_S
         self._facts = facts
         self._observer = observer if request.log_metrics else NOBODY
         self._changed = self._over = False
@@ -78,7 +80,8 @@ class RequestState:
                 if finish.type == "abort" and self.fault is None:
                     self.fault = _fault_of(output, self.request.rid)
             self._changed = True
-            over, self._over = self.done and not self._over, self._over or self.done
+            done = self.done
+            over, self._over = done and not self._over, self._over or done
         self._observe(made.total - before)
         if over:
             self._observe_end()
@@ -127,8 +130,7 @@ class RequestState:
         return made
 
     def time_left(self) -> float | None:
-        deadline = self.job.requests[0].deadline
-        return None if deadline is None else max(0.0, deadline + GRACE_S - time.monotonic())
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def overdue(self) -> DeadlineExceeded:
         return DeadlineExceeded(
@@ -148,7 +150,7 @@ class RequestState:
             "reasoning_tokens": 0 if made.reasoning is None else made.reasoning.tokens,
             "weight_version": self._facts.weight_version,
             "dp_rank": 0,  # there is one engine
-            **made.logprob_meta(),
+            **(made.logprob_meta() if made.lists else {}),
             "e2e_latency": self._elapsed(),
         }
         if made.grammar is not None:

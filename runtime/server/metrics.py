@@ -7,7 +7,11 @@ label `worker`, the scheduler's gauges are the same whoever answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -129,7 +133,10 @@ class RequestMetrics:
         self.first_token = histogram(
             "time_to_first_token_seconds", "From a request's arrival to its first token", _LONG
         )
-        self.inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _SHORT)
+        self.inter_token = Latencies(
+            "inter_token_latency_seconds", "Between two tokens of a request" + OWN, labels, _SHORT
+        )
+        registry.register(self.inter_token)
         self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _LONG)
         self.queue = histogram("queue_time_seconds", "In the scheduler's queue", _LONG)
         self._values = tuple(labels.values())
@@ -149,9 +156,7 @@ class RequestMetrics:
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
         """`count` tokens in `seconds` are as many latencies of a share each."""
-        share = max(0.0, seconds) / count
-        for _ in range(count):
-            self.inter_token.observe(share)
+        self.inter_token.observe(max(0.0, seconds) / count, count)
 
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
         self.requests.inc()
@@ -172,6 +177,32 @@ class RequestMetrics:
         self.requests.inc()
         gone = fault is None or fault.code == Aborted.code
         (self.aborted if gone else self.failed).inc()
+
+
+class Latencies(Collector):
+    """A histogram that takes many equal values at once: every streamed token is one."""
+
+    def __init__(self, name: str, help: str, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
+        self._name, self._help, self._labels = PREFIX + name, help, labels
+        self._bounds, self._counts, self._sum = (*buckets, math.inf), [0] * (len(buckets) + 1), 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, seconds: float, count: int) -> None:
+        at = bisect_left(self._bounds, seconds)
+        with self._lock:
+            self._counts[at] += count
+            self._sum += seconds * count
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            counts, total = list(accumulate(self._counts)), self._sum
+        made = HistogramMetricFamily(self._name, self._help, labels=tuple(self._labels))
+        buckets = [
+            ("+Inf" if bound == math.inf else str(bound), count)
+            for bound, count in zip(self._bounds, counts, strict=True)
+        ]
+        made.add_metric(tuple(self._labels.values()), buckets, total)
+        yield made
 
 
 class SchedulerState(Collector):

@@ -224,6 +224,12 @@ class ChatJob:
         self._replies = parsers(ctx, self._request)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
+        self._head: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": ctx.served_name,
+        }
 
     async def whole(self) -> ChatCompletion:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
@@ -255,7 +261,7 @@ class ChatJob:
                     extras = {"matched_stop": matched, **extras_of(reply)}
                     yield self._chunk(index, {}, reason=reason, extras=extras)
         if self._body.tells_usage:
-            yield event({**self._head(), "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
+            yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
     def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
@@ -264,14 +270,6 @@ class ChatJob:
             return None
         content = token_entries(reply.output, self._ctx.door.tokenizer.vocabulary)
         return {"content": content, "refusal": None}
-
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": self._created,
-            "model": self._ctx.served_name,
-        }
 
     def _chunk(
         self,
@@ -290,4 +288,4 @@ class ChatJob:
             **(extras or {}),
         }
         usage = usage_of(self._ctx, self._replies, 1) if self._body.tells_usage_always else None
-        return event({**self._head(), "choices": [choice], "usage": usage})
+        return event({**self._head, "choices": [choice], "usage": usage})

@@ -21,6 +21,22 @@ MAX_HEADER_BYTES = 32 << 10
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
+class Connection(h11.Connection):
+    """h11's, with a short way for the pieces of a chunked body: a stream has one per token, and they change
+    no state."""
+
+    _chunked = False
+
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
+        if type(event) is h11.Data and self._chunked and self.our_state is h11.SEND_BODY:
+            data = event.data
+            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+        made = super().send(event)
+        if type(event) is h11.Response:
+            self._chunked = made is not None and b"transfer-encoding: chunked" in made.lower()
+        return made
+
+
 class PatientProtocol(H11Protocol):
     """HTTP/1.1 whose patience ends: a request's headers must come within header_timeout_s, and what was sent
     must be read within stall_timeout_s; else the connection is cut, which ends what it asked for. What waits
@@ -28,6 +44,7 @@ class PatientProtocol(H11Protocol):
 
     def __init__(self, limits: ServerConfig, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.conn = Connection(h11.SERVER, MAX_HEADER_BYTES)
         self._limits = limits
         self._headers_due: asyncio.TimerHandle | None = None
         self._reading_due: asyncio.TimerHandle | None = None

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
 
@@ -68,23 +69,24 @@ class EventStream(Response):
         super().__init__(None, 200, {**HEADERS, **(headers or {})})
         self._wire_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
         self._events, self._keep_alive_s, self._on_fault = events, keep_alive_s, on_fault
-        self._lock = asyncio.Lock()
+        self._commenting = asyncio.Lock()
+        self._busy = False
         self._started = False
         self._spoke = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        loop = asyncio.get_running_loop()
-        self._spoke = loop.time()
+        self._spoke = time.monotonic()
         work = asyncio.create_task(self._work(send), name="sglang-dsl-stream")
         gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
         try:
             while not work.done() and not gone.done():
                 due = self._spoke + self._keep_alive_s if self._keep_alive_s else math.inf
-                wait = None if due == math.inf else max(0.0, due - loop.time())
+                wait = None if due == math.inf else max(0.0, due - time.monotonic())
                 await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
-                quiet = loop.time() >= due
-                if quiet and not work.done() and not gone.done() and not self._lock.locked():
-                    await self._say(send, KEEP_ALIVE)
+                quiet = time.monotonic() >= due
+                if quiet and not work.done() and not gone.done() and not self._busy:
+                    async with self._commenting:
+                        await self._say(send, KEEP_ALIVE)
             if work.done():
                 await work
         finally:
@@ -97,33 +99,36 @@ class EventStream(Response):
         """Send all events; raise what happens before the first."""
         try:
             async for piece in self._events:
-                await self._say(send, piece)
+                await self._piece(send, piece)
         except RuntimeFault as fault:
             if not self._started:
                 raise
-            await self._say(send, self._on_fault(fault))
+            await self._piece(send, self._on_fault(fault))
         except Exception as error:
             # A defect: whoever reads the stream is told, and so is the log.
             if not self._started:
                 raise
             logger.exception("a stream failed")
             defect = InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime")
-            await self._say(send, self._on_fault(defect))
-        async with self._lock:
-            await self._start(send)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._piece(send, self._on_fault(defect))
+        await self._piece(send, b"", last=True)
 
-    async def _say(self, send: Send, piece: bytes) -> None:
-        async with self._lock:
-            await self._start(send)
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-            self._spoke = asyncio.get_running_loop().time()
+    async def _piece(self, send: Send, piece: bytes, last: bool = False) -> None:
+        """Once no comment is on its way; none begins until the piece is sent."""
+        self._busy = True
+        if self._commenting.locked():
+            async with self._commenting:
+                pass
+        await self._say(send, piece, last)
+        self._busy = False
 
-    async def _start(self, send: Send) -> None:
+    async def _say(self, send: Send, piece: bytes, last: bool = False) -> None:
         if not self._started:
             self._started = True
-            message: Message = {"type": "http.response.start", "status": 200, "headers": self._wire_headers}
-            await send(message)
+            start: Message = {"type": "http.response.start", "status": 200, "headers": self._wire_headers}
+            await send(start)
+        await send({"type": "http.response.body", "body": piece, "more_body": not last})
+        self._spoke = time.monotonic()
 
 
 @contextlib.asynccontextmanager
