@@ -258,7 +258,7 @@ def table(
             was, now = served
             ratios = " | ".join(f"{one[now] / one[was]:.2f}" for one in found)
             rows.append(f"| {name} | ratio | {ratios} |")
-        print("\n".join(rows[-3:]), flush=True)
+        print(rows[-1], flush=True)
     return rows
 
 

@@ -105,3 +105,28 @@ def test_ways_are_measured_in_turn_and_the_last_report_replaces_the_older(tmp_pa
     kept = keep("engine", conditions("1 thread"), folder=tmp_path)
     assert re.search("commit .*1 thread", kept.read_text())
     assert sorted(tmp_path.iterdir()) == sorted([kept, tmp_path / "2020-01-02-other-engine.md"])
+
+
+def test_streaming_benchmark_in_small() -> None:
+    """Every interface streams through the worker it measures, and each of its rows holds times."""
+    command = [
+        "benchmarks/streaming.py",
+        "--streams",
+        "3",
+        "--tokens",
+        "12",
+        "--lengths",
+        "20",
+        "--rounds",
+        "1",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=PROGRAM_S, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    heads, _, *rows = done.stdout[done.stdout.rindex("| interface") :].splitlines()
+    assert heads == "| interface | worker | 3 x 12 | 1 x 20 |"
+    names = [row.split(" | ")[0].removeprefix("| ") for row in rows]
+    assert names == ["native", "native, incremental", "completions", "chat", "chat, reasoning", "responses",
+                     "messages"]  # fmt: skip
+    assert all(float(cell) > 0 for row in rows for cell in row.strip(" |").split(" | ")[2:])
