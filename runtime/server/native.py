@@ -178,35 +178,22 @@ class Native:
         yield DONE
 
 
-class AnswerSoFar(msgspec.Struct):
-    """A GenerateAnswer whose text and lists are JSON already."""
-
-    text: msgspec.Raw
-    output_ids: msgspec.Raw
-    meta_info: dict[str, Any]
-    index: int | msgspec.UnsetType
-    choices: Any
-    error: Any
-
-
 class SoFar:
     """All that one stream has told, as JSON: an event adds to it, and what was told is not encoded again."""
 
     def __init__(self) -> None:
         self._text = bytearray(b'"')
-        self._ids = _JsonList()
-        self._lists = {name: _JsonList() for name in PER_ITEM}
+        self._lists = {name: _JsonList() for name in ("output_ids", *PER_ITEM)}
 
-    def add(self, answer: GenerateAnswer, replaced: int) -> AnswerSoFar:
-        """`answer`: what is new; `replaced`: see OutputDelta."""
+    def add(self, answer: GenerateAnswer, replaced: int) -> GenerateAnswer:
+        """`answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
         self._text += msgspec.json.encode(answer.text)[1:-1]
-        meta = dict(answer.meta_info)
+        meta: dict[str, Any] = {"output_ids": answer.output_ids, **answer.meta_info}
         for name, some in self._lists.items():
             if name in meta:
                 meta[name] = some.add(meta[name], replaced)
-        ids = self._ids.add(answer.output_ids, replaced)
-        text = msgspec.Raw(b'%b"' % bytes(self._text))
-        return AnswerSoFar(text, ids, meta, answer.index, answer.choices, answer.error)
+        text, ids = msgspec.Raw(b'%b"' % bytes(self._text)), meta.pop("output_ids")
+        return msgspec.structs.replace(answer, text=text, output_ids=ids, meta_info=meta)
 
 
 class _JsonList:
@@ -229,18 +216,15 @@ class _JsonList:
         return msgspec.Raw(b"%b]" % bytes(self._data))
 
 
-def _streamed(
-    answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None
-) -> GenerateAnswer | AnswerSoFar:
+def _streamed(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> GenerateAnswer:
     """The answer with all so far, or without what takes the place of ids that were sent."""
     if so_far is not None:
         return so_far.add(answer, output.replaced)
     if output.replaced:
-        meta = dict(answer.meta_info)
-        for name in PER_ITEM:
-            if name in meta:
-                meta[name] = meta[name][output.replaced :]
-        answer.output_ids, answer.meta_info = answer.output_ids[output.replaced :], meta
+        answer.output_ids = answer.output_ids[output.replaced :]
+        answer.meta_info |= {
+            name: answer.meta_info[name][output.replaced :] for name in PER_ITEM if name in answer.meta_info
+        }
     return answer
 
 

@@ -11,10 +11,14 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from runtime.processes.launch import Pipeline
 from runtime.protocol.control import GetStateReq
-from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
+from runtime.server.native import SoFar, answer_of
+from runtime.server.sse import event
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12}
 ENDLESS = {"temperature": 0.0, "max_new_tokens": 1900, "ignore_eos": True}
@@ -473,3 +477,24 @@ def test_every_event_says_how_many_log_probabilities_there_are_in_all(
     assert sent == 8
     whole = client.post("/generate", json={**body, "stream": False}).json()["meta_info"]
     assert "output_token_logprobs_length" not in whole
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=3), st.lists(st.integers(0, 99_999), max_size=3), st.integers(0, 2)),
+        max_size=8,
+    )
+)
+def test_what_is_added_as_json_is_all_so_far(deltas: list[tuple[str, list[int], int]]) -> None:
+    """Whatever is taken back, each event holds what an event made of everything would hold."""
+    so_far, text, ids = SoFar(), "", list[int]()
+    for new_text, new_ids, replaced in deltas:
+        kept = max(0, len(ids) - replaced)
+        text, ids = text + new_text, ids[:kept] + new_ids
+        meta = {"id": "r", "output_top_logprobs": [[[-1.0, one, "é"]] for one in new_ids]}
+        answer = answer_of(OutputDelta(new_text, new_ids, meta, replaced=replaced), 3)
+        told = json.loads(event(so_far.add(answer, replaced)).removeprefix(b"data: "))
+        entries = [[[-1.0, one, "é"]] for one in ids]
+        assert told == {"text": text, "output_ids": ids, "index": 3,
+                        "meta_info": {"id": "r", "output_top_logprobs": entries}}  # fmt: skip
