@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from runtime.grammar.charset import SURROGATES, Ranges, category, difference
 from runtime.grammar.regex_syntax import Alt, At, AtKind, Chars, Node, Repeat, Seq, has_conditions, positions
-from runtime.protocol.errors import BadConstraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Meter:
         if states * (classes + 1) * 4 > self.limits.table_bytes:
             raise self.too_large(f"needs a table of more than {self.limits.table_bytes >> 20} MiB")
 
-    def too_large(self, what: str) -> BadConstraint:
+    def too_large(self, what: str) -> UnsupportedConstraint:
         hint = "use smaller counts or fewer alternatives"
-        return BadConstraint(f"the constraint {what}", where=self._where, hint=hint)
+        return UnsupportedConstraint(f"the constraint {what}", where=self._where, hint=hint)
 
 
 class CharDfa(NamedTuple):

@@ -17,9 +17,7 @@ import numpy.typing as npt
 
 from runtime.grammar.automaton import Limits, Meter, build
 from runtime.grammar.byte_automaton import DEAD, ByteAutomaton
-from runtime.grammar.counted_dfa import CountedByteDfa, nodes_below
-from runtime.grammar.counters import UNROLLED, CountDfa, build_counted
-from runtime.grammar.regex_syntax import Node, has_conditions, parse
+from runtime.grammar.regex_syntax import Node, parse
 from runtime.grammar.utf8 import utf8_table
 from runtime.protocol.errors import BadConstraint
 
@@ -27,6 +25,7 @@ DEFAULT_LIMITS = Limits()
 MAX_PATTERN = 1 << 17
 """Characters of a pattern; longer ones would take seconds in `re`'s own parser."""
 _PRODUCT_LIMIT = 1 << 21
+_MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +62,7 @@ class ByteDfa(ByteAutomaton):
             np.packbits(allowed, axis=1), axis=0, return_index=True, return_inverse=True
         )
         rows = allowed[firsts]
-        below = nodes_below(self.utf8, self.delta.shape[1])
+        below = _nodes_below(self.utf8, self.delta.shape[1])
         return (rows.astype(np.float32) @ below.T.astype(np.float32)) > 0, pattern_of.reshape(-1)
 
     @cached_property
@@ -135,43 +134,34 @@ class ByteDfa(ByteAutomaton):
         taken = self.delta[at] >= 0
         return int(np.bincount(self.delta[at][taken], self._bytes[taken]).max(initial=0))
 
+    def alike(self, steps: int) -> npt.NDArray[np.uint64]:
+        """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
+        characters lead on. The states of a long repeat are alike up to its end."""
+        width = self.delta.shape[1]
+        weights = np.random.default_rng(0).integers(1 << 63, size=width, dtype=np.uint64) | np.uint64(1)
+        digests = np.ones(len(self.delta) + 1, dtype=np.uint64)
+        digests[-1] = 0  # of DEAD, which is -1
+        for _ in range(min(steps, len(self.delta))):
+            digests *= _MIX
+            digests ^= digests >> np.uint64(29)
+            digests[:-1] = (digests[self.delta] * weights).sum(axis=1, dtype=np.uint64) | np.uint64(1)
+        return digests[:-1]
+
+    @cached_property
+    def widest(self) -> int:
+        """The greatest width() of all states."""
+        return max((self.width(at * self.nodes) for at in range(len(self.delta))), default=0)
+
     @cached_property
     def _bytes(self) -> npt.NDArray[np.intp]:
         """How many ASCII bytes each class has."""
         return np.bincount(~np.minimum(self.utf8[0, :128], -1), minlength=self.delta.shape[1])
 
-    def with_controls(self) -> CountedByteDfa | None:
-        """This automaton as one with counters, of which it has none; its states are the same ints. None where
-        its table is large."""
-        return None if self.delta.size > _PRODUCT_LIMIT else self._by_controls
 
-    @cached_property
-    def _by_controls(self) -> CountedByteDfa:
-        taken = self.delta >= 0
-        count = taken.astype(np.int32)
-        first = (np.cumsum(taken, dtype=np.int64).reshape(taken.shape) - count).astype(np.int32)
-        target = self.delta[taken]
-        shape = (0, len(target))
-        nothing = np.zeros(shape, dtype=np.int64)
-        classes = self.delta.shape[1] - 1
-        accepts = tuple(((),) if accepts else () for accepts in self.accepting.tolist())
-        counts = CountDfa(
-            len(self.delta), classes, (), first, count, target, nothing, nothing,
-            np.zeros(shape, dtype=np.bool_), nothing, accepts, self.intervals,
-        )  # fmt: skip
-        return CountedByteDfa(counts, self.utf8)
-
-
-def compile_regex(
-    pattern: str, limits: Limits = DEFAULT_LIMITS, *, unrolled: int | None = UNROLLED
-) -> ByteDfa | CountedByteDfa:
-    """The automaton of all UTF-8 texts that re.fullmatch(pattern, text) accepts.
-
-    unrolled: bounded repeats that spell out to fewer characters become states, longer ones counters where
-    their count is one number; None: there are no counters.
-    Raises BadConstraint (syntax, with the position; too large; matches nothing) or UnsupportedConstraint.
-    """
-    return compile_node(parse_regex(pattern), limits, unrolled=unrolled)
+def compile_regex(pattern: str, limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
+    """The automaton of all UTF-8 texts that re.fullmatch(pattern, text) accepts. Raises BadConstraint
+    (syntax, with the position; matches nothing) or UnsupportedConstraint (too large, or not regular)."""
+    return compile_node(parse_regex(pattern), limits)
 
 
 def parse_regex(pattern: str) -> Node:
@@ -181,24 +171,13 @@ def parse_regex(pattern: str) -> Node:
     return parse(pattern)
 
 
-def compile_node(
-    node: Node, limits: Limits = DEFAULT_LIMITS, *, unrolled: int | None = UNROLLED
-) -> ByteDfa | CountedByteDfa:
+def compile_node(node: Node, limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
     """The automaton of a tree of languages; see compile_regex."""
     try:
-        return _compiled(node, limits, unrolled)
+        automaton = build(node, limits)
     except RecursionError:
         raise BadConstraint("groups are nested too deeply", where="regex") from None
-
-
-def _compiled(node: Node, limits: Limits, unrolled: int | None) -> ByteDfa | CountedByteDfa:
-    if unrolled is not None and not has_conditions(node):
-        counted = build_counted(node, limits, unrolled)
-        if counted is not None and (dfa := CountedByteDfa(counted)).fits():
-            return dfa
-    automaton = build(node, limits)
-    classes = automaton.delta.shape[1] - 1
-    utf8 = utf8_table(automaton.intervals, classes)
+    utf8 = utf8_table(automaton.intervals, automaton.delta.shape[1] - 1)
     return ByteDfa(automaton.delta, utf8, automaton.accepting, automaton.intervals)
 
 
@@ -240,3 +219,16 @@ def compile_choices(options: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> 
     for byte, number in used.items():
         entries[0, byte] = ~number
     return ByteDfa(delta, entries, accepting)
+
+
+def _nodes_below(utf8: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_]:
+    """bool [nodes, width]: the classes of the characters that go on from each node of a UTF-8 table."""
+    nodes = len(utf8)
+    below = np.zeros((nodes, width), dtype=np.bool_)
+    at, byte = np.nonzero(utf8 < 0)
+    below[at, ~utf8[at, byte]] = True
+    inner = utf8 >= 0
+    parents = np.flatnonzero(inner.any(axis=1)).tolist()
+    for node in sorted(parents, key=lambda node: node or nodes):  # children have smaller numbers; the root
+        below[node] |= below[utf8[node, inner[node]]].any(axis=0)  # comes last
+    return below

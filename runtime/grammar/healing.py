@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.base import Matcher
-from runtime.grammar.masks import pack
+from runtime.grammar.token_bits import token_bits
 from runtime.plan import TokenMask
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -39,11 +39,11 @@ class Healing:
 
     def mask(self, matcher: Matcher | None) -> TokenMask:
         """The ids that may come next; `matcher` follows what stands behind the prompt, None: anything."""
-        text, width = self.text, len(self._vocabulary)
+        text = self.text
         if matcher is None:
             return _longer(self._vocabulary, text, self.given[0])
         ids = [self.given[0], *_fitting(self._vocabulary, text, matcher)]
-        return pack(np.array(sorted(set(ids)), dtype=np.int64), width)
+        return token_bits(self._vocabulary).listed(ids)
 
     def take(self, token: int, matcher: Matcher | None) -> int | None:
         """Follow one token of mask(). How many bytes of its text are the prompt's; all of them where it is
@@ -63,7 +63,7 @@ class Healing:
 @lru_cache(maxsize=64)
 def _longer(vocabulary: Vocabulary, text: bytes, own: int) -> TokenMask:
     ids = [own, *(number for _, number in _beginning(vocabulary, text))]
-    return pack(np.array(sorted(set(ids)), dtype=np.int64), len(vocabulary))
+    return token_bits(vocabulary).listed(ids)
 
 
 def _fitting(vocabulary: Vocabulary, text: bytes, matcher: Matcher) -> list[int]:

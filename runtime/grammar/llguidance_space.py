@@ -6,7 +6,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 
 from runtime.grammar.gaps import has_gaps
 from runtime.grammar.json_schema.checked import Sieve
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.token_bits import token_bits
 from runtime.protocol.vocabulary import Vocabulary
 
 _INSIDE = r'[^"\\\x00-\x1F\x7F]'
@@ -58,6 +58,6 @@ class LLSpace:
             eos_token=stop,
             slices=[_INSIDE + "{1,10}", _INSIDE + "+"],
         )
-        self.bits = TokenBits(vocabulary)
+        self.bits = token_bits(vocabulary)
         self.gaps = has_gaps(self.bits)
         self.sieve = Sieve(self.bits)

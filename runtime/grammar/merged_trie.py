@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from runtime.grammar.dfa import ByteDfa
 from runtime.grammar.mask_store import MaskStore
+from runtime.grammar.trie import TokenTrie, spread, stepper
 
 _SCATTERED = 8
 
@@ -24,42 +26,22 @@ Small = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-class Tree(Protocol):
-    """The tree of tokens: see TokenTrie."""
-
-    byte: npt.NDArray[np.int32]
-    child_start: npt.NDArray[np.int32]
-    child_count: npt.NDArray[np.int32]
-    roots: int
-    levels: list[int]
-
-    @property
-    def parent(self) -> npt.NDArray[np.int32]: ...
-
-    @property
-    def end_of(self) -> npt.NDArray[np.int32]: ...
-
-
 class MergedTrie:
     """Nodes level by level; a node's children are consecutive; the first `roots` nodes are the first bytes.
 
-    byte, child_start, child_count int [nodes]: some byte of the node's kind, its children. token int32
-    [nodes]: the node itself where tokens end, else -1. node_of int32 [ids of the vocabulary, in whole words
-    of 32]: where an id's text ends; `nodes` for ids without a text, and for those that hold a byte of no
-    kind.
+    byte, child_start, child_count int [nodes]: some byte of the node's kind, its children. node_of int32 [ids
+    of the vocabulary, in whole words of 32]: where an id's text ends; `nodes` for ids without a text, and for
+    those that hold a byte of no kind.
     """
 
     def __init__(self, byte: Small, child_count: Small, roots: int, node_of: npt.NDArray[np.int32]) -> None:
         self.byte, self.child_count, self.roots, self.node_of = byte, child_count, roots, node_of
         self.nodes = len(byte)
         self.child_start = (roots + np.cumsum(child_count) - child_count).astype(np.int32)
-        self.token = np.full(self.nodes + 1, -1, dtype=np.int32)
-        self.token[node_of] = node_of
-        self.token = self.token[: self.nodes]
 
     @property
     def nbytes(self) -> int:
-        mine = (self.byte, self.child_count, self.child_start, self.token, self.node_of)
+        mine = (self.byte, self.child_count, self.child_start, self.node_of)
         return sum(part.nbytes for part in mine)
 
     def pack(self, nodes: Bools) -> npt.NDArray[np.uint32]:
@@ -67,10 +49,26 @@ class MergedTrie:
         flags = nodes.take(self.node_of)
         return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32, copy=False)
 
+    def reach(self, dfa: ByteDfa, state: int) -> npt.NDArray[np.uint32]:
+        """The ids whose bytes `dfa` allows from `state`, as words; a new array. Its kinds of bytes are those
+        of `dfa`."""
+        step = stepper(dfa)
+        nodes = np.zeros(self.nodes + 1, dtype=np.bool_)
+        here = np.arange(self.roots)
+        at = np.full(self.roots, state, dtype=np.int64)
+        while len(here):
+            at = step(at, self.byte.take(here))
+            keep = (at >= 0).nonzero()[0]
+            here = here.take(keep)
+            nodes[here] = True
+            here, source = spread(self.child_start.take(here), self.child_count.take(here))
+            at = at.take(keep.take(source))
+        return self.pack(nodes)
 
-def merged(trie: Tree, kind_of: Ints) -> MergedTrie:
-    """`kind_of` [bytes, or characters of the tree]: the kind of each, -1 for those that are never wanted:
-    what holds one is left out."""
+
+def merged(trie: TokenTrie, kind_of: Ints) -> MergedTrie:
+    """`kind_of` [256]: the kind of each byte, -1 for those that are never wanted: what holds one is left
+    out."""
     kinds = int(kind_of.max(initial=-1)) + 1
     some = np.zeros(max(kinds, 1), dtype=np.int64)
     wanted = np.flatnonzero(kind_of >= 0)
@@ -122,9 +120,8 @@ class MergedTries:
     """Those of one vocabulary by kinds of bytes; the longest unused go when they take more than
     `limit_bytes`. With a store they are found on disk again. Thread-safe."""
 
-    def __init__(self, trie: Tree, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
+    def __init__(self, trie: TokenTrie, limit_bytes: int = 64 << 20, store: MaskStore | None = None) -> None:
         self._trie, self._limit, self._store = trie, limit_bytes, store
-        self._content = len(trie.byte).to_bytes(8, "little")  # two trees of a vocabulary may share a store
         self._known: OrderedDict[bytes, MergedTrie] = OrderedDict()
         self._held = 0
         self._lock = threading.Lock()
@@ -134,11 +131,8 @@ class MergedTries:
 
     def of(self, utf8: npt.NDArray[np.int32], dead: int) -> MergedTrie:
         """Of an automaton over the table `utf8` (see utf8_table), whose entry `dead` leads nowhere."""
-        return self.of_kinds(byte_kinds(utf8, dead))
-
-    def of_kinds(self, kind_of: Ints) -> MergedTrie:
-        """Of bytes by their kinds; see merged()."""
-        key = hashlib.blake2b(kind_of.tobytes() + self._content, digest_size=20).digest()
+        kind_of = byte_kinds(utf8, dead)
+        key = hashlib.blake2b(kind_of.tobytes(), digest_size=20).digest()
         with self._lock:
             found = self._known.get(key)
             if found is not None:

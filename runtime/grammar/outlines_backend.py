@@ -1,14 +1,14 @@
 """OutlinesGrammarBackend: regular constraints by automata over the vocabulary.
 
 After Willard & Louf, "Efficient Guided Generation for Large Language Models" (arXiv:2307.09702), with the
-index of allowed tokens filled in as states are visited instead of beforehand, and bounded repeats counted
-instead of written out. It refuses what it would have to weaken. It does not know requests or models.
+index of allowed tokens filled in as states are visited instead of beforehand. It refuses what it would have
+to weaken. It does not know requests or models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 
 import msgspec
 
@@ -17,21 +17,14 @@ from runtime.grammar.automaton import Limits
 from runtime.grammar.base import GrammarBackend, Matcher, Origin
 from runtime.grammar.byte_automaton import DEAD
 from runtime.grammar.closing import Steps
-from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import DEFAULT_LIMITS, compile_choices, compile_node, parse_regex
-from runtime.grammar.json_schema.checked import CheckedMatcher, Sieve
 from runtime.grammar.json_schema.examples import examples
-from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import KIND
-from runtime.grammar.json_schema.residual import Residual
-from runtime.grammar.json_schema.schema_language import SchemaLanguage
+from runtime.grammar.json_schema.schema_regex import schema_regex
 from runtime.grammar.json_schema.source import format_policy, layout, read_document
-from runtime.grammar.json_schema.tracker import JsonTracker
-from runtime.grammar.json_schema.widen import Widen
 from runtime.grammar.mask_store import MaskStore
 from runtime.grammar.masks import TokenAutomaton, TokenSpace
 from runtime.grammar.regex_syntax import Node
-from runtime.grammar.token_bits import TokenBits
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -63,10 +56,10 @@ class DfaMatcher(Matcher):
         space = self._automaton.space
         if token in space.vocabulary.eos:
             return self._move(_STOPPED) if self.may_stop() else False
-        data = space.bytes_of(token)
-        if not data or self._state == _STOPPED:
+        if self._state == _STOPPED or not 0 <= token < space.bits.width:
             return False
-        return self._follow(data)
+        data = space.bits.texts[token]
+        return bool(data) and self._follow(data)
 
     def advance_bytes(self, data: bytes) -> bool:
         if self._state == _STOPPED:
@@ -81,7 +74,7 @@ class DfaMatcher(Matcher):
 
     def mask(self) -> TokenMask:
         if self._state == _STOPPED:
-            return self._automaton.space.stop_only
+            return self._automaton.space.bits.stop_only
         return self._automaton.mask(self._state)
 
     def forced_bytes(self) -> bytes:
@@ -126,12 +119,11 @@ class DfaMatcher(Matcher):
 
 class OutlinesGrammarBackend(GrammarBackend):
     """Kinds: regex (exactly what re.fullmatch accepts, as UTF-8), choices, and json_schema where a regular
-    language holds it.
+    expression keeps it.
 
-    A schema's documents are taken in the order of its properties, in the layout of `whitespace` ("compact",
-    "single", "flexible": see json_schema/source.py) and with one spelling for each value. What the language
-    is too wide for, a validator checks (origin.checked); what it does not offer although the schema allows
-    it is told in origin.narrowed. A schema that refers to itself is refused, as are the other kinds.
+    A schema becomes a regular expression by outlines-core, an extra, in the layout of `whitespace`
+    ("compact", "single", "flexible": see json_schema/source.py); what an expression cannot say is refused by
+    keyword and place, what it offers less than the schema allows is told in origin.narrowed.
     schema_format: what `format` does in a schema: "assertion", or "annotation".
     grammar_cache_dir: a folder that keeps what is expensive to make for a vocabulary; "": none.
     """
@@ -171,39 +163,22 @@ class OutlinesGrammarBackend(GrammarBackend):
         return read(constraint)
 
     def _start(self, node: Node) -> DfaMatcher:
-        """A matcher at the start of a language; without counters where the vocabulary lacks bytes."""
-        dfa = compile_node(node, self._limits)
-        if isinstance(dfa, CountedByteDfa) and not self._space.trie.can_spell(dfa):
-            dfa = compile_node(node, self._limits, unrolled=None)
-        return DfaMatcher(TokenAutomaton(dfa, self._space))
+        """A matcher at the start of a language."""
+        return DfaMatcher(TokenAutomaton(compile_node(node, self._limits), self._space))
 
     def _schema(self, constraint: Constraint) -> Matcher:
         document = read_document(constraint, self._formats)
-        if document.scoped:
-            raise UnsupportedConstraint("$dynamicRef is not kept", where=KIND, hint='"auto" may keep it')
-        plan = lower(document, Widen())
-        language = SchemaLanguage(plan, constraint.whitespace or self._whitespace)
         try:
-            matcher = self._start(language.node)
+            pattern, narrowed = schema_regex(document, constraint.whitespace or self._whitespace)
+            matcher = self._start(parse_regex(pattern))
         except BadConstraint as error:
             if error.where != "regex":
                 raise
             raise type(error)(error.message, where=KIND, hint=error.hint) from None
-        except RecursionError:
-            raise BadConstraint("is nested too deeply", where=KIND) from None
         matcher.origin = Origin(
-            self.name, plan.listed(), tuple(plan.ignored), narrowed=language.narrowed,
-            examples=partial(examples, document),
-        )  # fmt: skip
-        if not plan.checks:
-            return matcher
-        checked = CheckedMatcher(matcher, JsonTracker(Residual(plan).root), self._sieve)
-        checked.mask()
-        return checked
-
-    @cached_property
-    def _sieve(self) -> Sieve:
-        return Sieve(TokenBits(self.vocabulary))
+            self.name, ignored=tuple(document.told), narrowed=narrowed, examples=partial(examples, document)
+        )
+        return matcher
 
 
 def _options(spec: str) -> list[str]:

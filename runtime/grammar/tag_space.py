@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.token_bits import token_bits
 from runtime.protocol.vocabulary import Vocabulary
 
 Bits = npt.NDArray[np.uint32]
@@ -95,7 +95,7 @@ class TagSpace:
     """Made once for a vocabulary, used by every constraint. Thread-safe. All bits are uint32 [words]."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.bits = TokenBits(vocabulary)
+        self.bits = token_bits(vocabulary)
         self.texts = self.bits.texts
         self.ids = sorted(
             (token for token, data in enumerate(self.texts) if data), key=self.texts.__getitem__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,12 @@ _FEW = 6
 _SEALED_BYTES = 8 << 20
 
 Bits = npt.NDArray[np.uint32]
+
+
+@lru_cache(maxsize=4)
+def token_bits(vocabulary: Vocabulary) -> TokenBits:
+    """That of `vocabulary`, made once for all who ask: a process has one vocabulary."""
+    return TokenBits(vocabulary)
 
 
 class TokenBits:
@@ -42,7 +49,7 @@ class TokenBits:
     def listed(self, ids: Iterable[int]) -> TokenMask:
         """The mask of exactly `ids`."""
         flags = np.zeros(self.width, dtype=np.bool_)
-        flags[list(ids)] = True
+        flags[ids if isinstance(ids, np.ndarray) else list(ids)] = True
         return self.seal(self.pack(flags))
 
     def seal(self, bits: Bits) -> TokenMask:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.byte_automaton import DEAD
-from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import ByteDfa
 from runtime.protocol.vocabulary import Vocabulary
 
@@ -39,12 +38,9 @@ class TokenTrie:
     byte, child_start, child_count, token int32 [nodes]: the byte of a node, its children, the token that ends
     at it (-1 for none). The first `roots` nodes are the first bytes. Leaves out
     ids that stand for no text: special ones, those that end a generation and empty ones.
-
-    characters: the tokens are whole characters, and those take the part of bytes: `byte` is the place of a
-    node's in `points`, the code points in use, ascending.
     """
 
-    def __init__(self, vocabulary: Vocabulary, *, characters: bool = False) -> None:
+    def __init__(self, vocabulary: Vocabulary) -> None:
         tokens = vocabulary.tokens
         silent = vocabulary.special | vocabulary.eos
         ids = [token for token, data in enumerate(tokens) if data and token not in silent]
@@ -52,21 +48,15 @@ class TokenTrie:
         self.size = len(tokens)
         self._ids = np.array(ids, dtype=np.int32)
         texts = [tokens[token] for token in ids]
-        joined = b"".join(texts)
-        if characters:
-            spelled = joined.decode()
-            lengths = np.fromiter((len(data.decode()) for data in texts), np.int32, len(texts))
-            self.points, buffer = _numbered(np.frombuffer(spelled.encode("utf-32-le"), dtype="<u4"))
-        else:
-            lengths = np.fromiter(map(len, texts), np.int32, len(texts))
-            self.points, buffer = np.arange(256), np.frombuffer(joined, dtype=np.uint8)
+        buffer = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
         self.deepest = int(lengths.max(initial=0))
         self._twins = np.empty((0, 2), dtype=np.int32)  # (id, the one of equal text that a node names)
         self.roots = 0
         self.levels = [0]
         """Where each level of nodes begins, and where the last one ends."""
         self._build(buffer, lengths)
-        singles = () if characters else self.byte[: self.roots][self.token[: self.roots] >= 0].tolist()
+        singles = self.byte[: self.roots][self.token[: self.roots] >= 0].tolist()
         self.missing_bytes = frozenset(range(256)) - frozenset(singles)
 
     def _build(self, buffer: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
@@ -127,7 +117,7 @@ class TokenTrie:
 
     def reach(self, dfa: ByteDfa, state: int) -> Reached:
         """All tokens whose bytes `dfa` allows from `state`."""
-        step = _by_product(dfa) or _by_parts(dfa)
+        step = stepper(dfa)
         here = np.arange(self.roots)
         at = np.full(self.roots, state, dtype=np.int64)
         tokens: list[Ints] = []
@@ -179,17 +169,20 @@ class TokenTrie:
         ids = np.flatnonzero(state_of != DEAD)
         return Reached(ids, state_of[ids])
 
-    def can_spell(self, dfa: ByteDfa | CountedByteDfa) -> bool:
+    def can_spell(self, dfa: ByteDfa) -> bool:
         """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
         if not self.missing_bytes:
             return True
-        allowed = dfa.delta >= 0 if isinstance(dfa, ByteDfa) else dfa.counts.count > 0
-        wanted = {int(number) for number in np.flatnonzero(allowed.any(axis=0))}
+        wanted = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
         for byte in self.missing_bytes:
             for entry in np.unique(dfa.utf8[:, byte]):
                 if entry >= 0 or int(~entry) in wanted:
                     return False
         return True
+
+
+def stepper(dfa: ByteDfa) -> Step:
+    return _by_product(dfa) or _by_parts(dfa)
 
 
 def _by_product(dfa: ByteDfa) -> Step | None:
@@ -225,16 +218,6 @@ def spread(
     """start, start + 1 ... of each run, and which run each comes from."""
     source = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(source)) + (starts - (np.cumsum(counts) - counts)).take(source), source
-
-
-def _numbered(points: npt.NDArray[np.uint32]) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """The code points in use, ascending, and the number of each of `points` among them."""
-    there = np.zeros(0x110000, dtype=np.bool_)
-    there[points] = True
-    used = np.flatnonzero(there)
-    number = np.zeros(0x110000, dtype=np.int32)
-    number[used] = np.arange(len(used), dtype=np.int32)
-    return used, number[points]
 
 
 def _in_one(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:

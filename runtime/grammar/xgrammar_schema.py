@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
-from runtime.grammar.json_schema.schema_language import ORDER
+from runtime.grammar.json_schema.schema_regex import ORDER
 from runtime.grammar.json_schema.shapes import check_shapes, known, shown
 from runtime.grammar.json_schema.unheard import MAX_TOLD
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint

@@ -19,20 +19,17 @@ from typing import Any
 
 from runtime.grammar.automaton import Limits
 from runtime.grammar.closing import PAUSE
-from runtime.grammar.counted_dfa import CountedByteDfa
 from runtime.grammar.dfa import compile_node
-from runtime.grammar.json_schema import text_nodes
-from runtime.grammar.json_schema.common_text import shortest_of_all
+from runtime.grammar.json_schema.common_text import found_by, shortest_of_all
 from runtime.grammar.json_schema.ecma import spell
 from runtime.grammar.json_schema.formats import FORMATS
-from runtime.grammar.json_schema.lower import FREE_LADDER, lower
+from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.searching import found
 from runtime.grammar.json_schema.shapes import known
 from runtime.grammar.json_schema.source import read_document
 from runtime.grammar.json_schema.widen import Unspelled, Widen
-from runtime.grammar.regex_syntax import Node
 from runtime.grammar.shortest_end import ShortestEnds
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
@@ -85,7 +82,7 @@ class Examples:
         try:
             plan = lower(document, Widen())
         except Unspelled:  # for a part, which need not be in all values
-            plan = lower(document, FREE_LADDER[0])
+            plan = lower(document, Widen(everything=True))
         self._residual = Residual(plan)
         self._work = _WORK
 
@@ -422,11 +419,6 @@ def shortest(pattern: str, *, ecma: bool = True) -> str | None:
         spelled = spell(pattern).rust if ecma else pattern
         if spelled is None:
             return None
-        language = text_nodes.found_by(spelled)
-        inside: Node = text_nodes.quoted(text_nodes.in_string(language))
-        dfa = compile_node(inside, _LIMITS)
-        counted = dfa if isinstance(dfa, CountedByteDfa) else dfa.with_controls()
-        text = None if counted is None else ShortestEnds(counted).text(0)
-        return None if text is None else str(json.loads(text))
-    except (BadConstraint, RecursionError, ValueError):
+        return ShortestEnds(compile_node(found_by(spelled), _LIMITS)).text(0).decode()
+    except (BadConstraint, UnicodeDecodeError):
         return None

@@ -10,8 +10,10 @@ import pytest
 
 from runtime.grammar import dfa as dfa_module
 from runtime.grammar.dfa import DEAD, compile_choices, compile_regex
-from runtime.grammar.masks import MaskCache, TokenAutomaton, TokenSpace, pack
+from runtime.grammar.mask_cache import MaskCache
+from runtime.grammar.masks import TokenAutomaton, TokenSpace
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.token_bits import TokenBits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary
@@ -147,10 +149,11 @@ def test_random_small_vocabularies_have_no_dead_ends():
 
 def test_the_cache_is_bounded_and_shared():
     cache, made = MaskCache(limit_bytes=5000), []
+    bits = TokenBits(Vocabulary((b"x",) * 320))
 
     def make(number):
         made.append(number)
-        return pack(np.array([number]), 320)
+        return bits.listed([number])
 
     first = cache.get((0, 1), lambda: make(1))
     assert cache.get((0, 1), lambda: make(1)) is first

@@ -1,27 +1,23 @@
-"""Schemas on the outlines path: nothing invalid is taken, what is not offered is told."""
+"""Schemas on the outlines path: as a regular expression exactly, or refused by name."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.byte_matcher import BYTES
-from runtime.grammar.json_schema.schema_language import ORDER
+from runtime.grammar.json_schema.schema_regex import LEVELS, ORDER, UNNAMED
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 jsonschema = pytest.importorskip("jsonschema")
-DATA = Path(os.environ.get("SGLANG_DSL_DATA", "/nonexistent")) / "maskbench_sample.jsonl.gz"
+pytest.importorskip("outlines_core")
 COMPACT = OutlinesGrammarBackend(BYTES, whitespace="compact")
-FLEXIBLE = OutlinesGrammarBackend(BYTES)
 
 
 def start(schema, backend=COMPACT):
@@ -50,7 +46,7 @@ def spoken(pick, matcher, most=120):
     return json.loads(data + bytes(ids))
 
 
-words = st.sampled_from(["a", "b", 'q"', "né", "x\ny"])
+words = st.sampled_from(["a", "b", "c d", "né", "x.*"])
 scalars = st.one_of(
     st.fixed_dictionaries(
         {"type": st.just("string")},
@@ -59,37 +55,30 @@ scalars = st.one_of(
     st.fixed_dictionaries(
         {
             "type": st.just("string"),
-            "pattern": st.sampled_from(["^a", "b$", "[é-日]{2}", "^[a-z ]*$", "^(a|b$)", "^a{2,90}$"]),
-        },
-        optional={"maxLength": st.integers(2, 40), "minLength": st.integers(0, 2)},
+            "pattern": st.sampled_from(["^a$", "^[é-日]{2}$", r"^[a-z ]*\d?$", "^(a|b)+$", "^(ab|c){2,9}$"]),
+        }
     ),
-    st.tuples(st.integers(-300, 300), st.integers(0, 1200), st.sampled_from(["integer", "number"])).map(
-        lambda b: {"type": b[2], "minimum": b[0], "exclusiveMaximum": b[0] + b[1] + 1}
-    ),
-    st.sampled_from([{"type": "null"}, {"type": ["boolean", "integer"]}, {"enum": ["a", 1, None, [2, "x"]]}]),
-    st.just({"type": "integer", "multipleOf": 3}),
-)
+    st.sampled_from([{"type": "null"}, {"type": ["boolean", "integer"]}, {"enum": ["a\n", 1, None, [2, "x"]]},
+                     {"const": 'q"\\'}, {"type": "string", "enum": ["a", "é"]}, {"type": "integer"},
+                     {"type": "number"}, {"type": "object"}, {"type": "array"}]),
+)  # fmt: skip
 
 
 def nested(inner):
     return st.one_of(
-        st.tuples(inner, st.integers(0, 2), st.integers(2, 70)).map(
+        st.tuples(inner, st.integers(0, 2), st.integers(2, 30)).map(
             lambda p: {"type": "array", "items": p[0], "minItems": p[1], "maxItems": p[2]}
         ),
-        st.tuples(
-            st.dictionaries(words, inner, max_size=4),
-            st.data(),
-            st.sampled_from([False, False, {"type": "null"}]),
-        ).map(
+        st.tuples(st.dictionaries(words, inner, max_size=4), st.booleans()).map(
             lambda p: {
                 "type": "object",
                 "properties": p[0],
                 "required": sorted(p[0])[: len(p[0]) // 2],
-                "additionalProperties": p[2],
+                "additionalProperties": p[1],
             }
         ),
+        inner.map(lambda part: {"type": "object", "additionalProperties": part}),
         st.lists(inner, min_size=1, max_size=3).map(lambda parts: {"anyOf": parts}),
-        st.tuples(inner, inner).map(lambda p: {"type": "array", "prefixItems": list(p), "items": False}),
         inner.map(lambda part: {"$defs": {"d": part}, "$ref": "#/$defs/d"}),
     )
 
@@ -105,53 +94,23 @@ def without_definitions(schema):
 @settings(max_examples=60, deadline=None)
 @given(schemas.filter(without_definitions), st.integers())
 def test_what_is_generated_is_valid(schema, seed):
-    try:
-        matcher = start(schema)
-    except BadConstraint as error:
-        if "no text can match" not in error.message:
-            raise
-        return
+    matcher = start(schema)
     checker, pick = jsonschema.Draft202012Validator(schema), random.Random(seed)
-    if matcher.origin.checked:
-        return  # its closings are searched for: see the next test
+    assert matcher.origin.exact
     for _ in range(6):
         value = spoken(pick, matcher)
         assert checker.is_valid(value), value
-        assert takes(matcher, json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 @pytest.mark.parametrize(
     ("schema", "good", "bad"),
     [
         (
-            {"type": "integer", "minimum": -12, "maximum": 130},
-            ["-12", "0", "-0", "99", "130"],
-            ["-13", "131", "007", "1.5"],
+            {"type": "string", "maxLength": 400},
+            ['"' + "é" * 400 + '"', '"\\n"'],
+            ['"' + "a" * 401 + '"', '"\n"'],
         ),
-        (
-            {"type": "number", "exclusiveMinimum": 0, "maximum": 10},
-            ["0.01", "10", "10.0", "9.99"],
-            ["0", "0.0", "10.01", "-1"],
-        ),
-        (
-            {"type": "string", "maxLength": 4096},
-            ['"' + "é" * 4096 + '"', '"\\n"'],
-            ['"' + "a" * 4097 + '"', '"\n"'],
-        ),
-        (
-            {"type": "string", "pattern": "^[a-z]+$", "minLength": 2, "maxLength": 3},
-            ['"ab"', '"abc"'],
-            ['"a"', '"abcd"'],
-        ),
-        (
-            {"type": "string", "pattern": "ab|cd$", "maxLength": 5},
-            ['"xaby"', '"xcd"'],
-            ['"xcdx"', '"xxxxab"'],
-        ),
-        ({"type": "string", "format": "date"}, ['"2024-02-29"'], ['"2023-02-29"']),
-        ({"type": "integer", "multipleOf": 7}, ["14", "-7"], ["15"]),
-        ({"oneOf": [{"type": "integer"}, {"type": "number", "minimum": 5}]}, ["3", "5.5"], ["7"]),
-        ({"allOf": [{"multipleOf": 2}, {"multipleOf": 3}], "type": "integer"}, ["6"], ["2", "3"]),
+        ({"type": "string", "pattern": r"^\d[a-z]+$"}, ['"1ab"'], ['"ab"', '"1"', '"1a1"', '"٣a"']),
         (
             {
                 "type": "object",
@@ -162,33 +121,8 @@ def test_what_is_generated_is_valid(schema, seed):
             ['{"b":null}', '{"a":null,"b":null}', '{"b":null,"c":null}'],
             ["{}", '{"a":null}', '{"b":null,"d":null}'],
         ),
-        (
-            {
-                "type": "object",
-                "properties": {"ab": {"type": "null"}},
-                "additionalProperties": {"type": "integer"},
-            },
-            ["{}", '{"ab":null,"a":1,"abc":2}', '{"":1}'],
-            ['{"ab":1}', '{"a":null}'],
-        ),
-        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, ["[1,2]"], ["[1,1]"]),
-        (
-            {
-                "type": "object",
-                "properties": {"a": {"type": "null"}},
-                "required": ["a"],
-                "minProperties": 2,
-                "additionalProperties": {"type": "null"},
-            },
-            ['{"a":null,"z":null}'],
-            ['{"a":null}'],
-        ),
-        # Values that are listed are held to what else is said of them.
-        ({"enum": ["a", "b7"], "pattern": "[0-9]"}, ['"b7"'], ['"a"']),
-        ({"enum": [1, 20, "x"], "minimum": 5}, ["20", '"x"'], ["1"]),
-        ({"enum": [{"k": 1}, [1]], "additionalProperties": False}, ["[1]"], ['{"k":1}']),
-        ({"allOf": [{"enum": ["ab", "a", "b"]}, {"minLength": 2}]}, ['"ab"'], ['"a"', '"b"']),
-        ({"properties": {"x": {"const": "a", "maxLength": 0}}, "type": "object"}, ["{}"], ['{"x":"a"}']),
+        ({"enum": [1, "x", None]}, ["1", '"x"', "null"], ["2", "x"]),
+        ({"anyOf": [{"type": "integer"}, {"type": "boolean"}]}, ["-7", "true"], ["1.5", '"a"']),
     ],
 )
 def test_instances(schema, good, bad):
@@ -199,9 +133,8 @@ def test_instances(schema, good, bad):
 
 def test_what_is_not_offered_is_told():
     free = start({"type": "object", "properties": {"a": {"type": "null"}, "b": {"type": "null"}}})
-    assert ORDER in free.origin.narrowed
-    assert any("does not name" in told for told in free.origin.narrowed)
-    assert any("levels" in told for told in start({"type": "array"}).origin.narrowed)
+    assert free.origin.narrowed == (ORDER, UNNAMED)
+    assert start({"type": "array"}).origin.narrowed == (LEVELS,)
     assert start({"type": "string", "maxLength": 9}).origin.narrowed == ()
 
 
@@ -216,36 +149,33 @@ def test_whitespace_is_a_policy():
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        (
-            {"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"},
-            "leads back",
-        ),
-        ({"type": "array", "items": {"$ref": "#"}}, "leads back"),
-        ({"allOf": [{"anyOf": [{"minimum": n} for n in range(9)]}] * 3}, "alternatives"),
+        ({"$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}, "$ref": "#/$defs/n"}, "back"),
+        ({"type": "array", "items": {"$ref": "#"}}, "#/items.*leads back"),
+        ({"type": "integer", "minimum": 3}, "minimum"),
+        ({"type": "array", "items": {"type": "null"}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}, "/a: format"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"allOf": [{"type": "integer"}]}, "allOf"),
+        ({"not": {"type": "null"}}, "not"),
+        ({"type": "string", "pattern": "a|b"}, "anchored"),
+        ({"type": "string", "pattern": "^a$|^b$"}, "anchored"),
+        ({"type": "string", "pattern": "^.*$"}, "escapes"),
+        ({"type": "string", "pattern": "^a*$", "maxLength": 3}, "maxLength, pattern"),
+        ({"type": "object", "properties": {'q"': {"type": "null"}}}, "escapes"),
+        ({"type": "object", "required": ["a"]}, "required"),
+        ({"enum": [2**60]}, "beyond"),
+        ({"enum": ["a"], "minLength": 2}, "enum beside minLength"),
+        ({"enum": [True], "type": "integer"}, "enum beside type"),
+        ({}, "without a type"),
+        (True, "true or false"),
     ],
-)
+)  # fmt: skip
 def test_refusals_are_by_name(schema, told):
     with pytest.raises(UnsupportedConstraint, match=told):
         start(schema)
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="needs SGLANG_DSL_DATA")
-def test_schema_sample():
-    wrong, unexplained, seen = [], [], 0
-    with gzip.open(DATA, "rt") as lines:
-        cases = [json.loads(line) for line in lines][2::60]
-    for case in cases:
-        try:
-            matcher = start(case["schema"], FLEXIBLE)
-        except BadConstraint:
-            continue
-        for test in case["tests"]:
-            taken = takes(matcher, json.dumps(test["data"], ensure_ascii=False))
-            seen += 1
-            if taken and not test["valid"]:
-                wrong.append(case["name"])
-            if test["valid"] and not taken and not matcher.origin.narrowed:
-                unexplained.append(case["name"])
-    assert seen
-    assert wrong == []
-    assert unexplained == []
+def test_references_written_out_are_bounded():
+    twice = {str(n): {"anyOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(40)}
+    with pytest.raises(BadConstraint, match="too large"):
+        start({"$ref": "#/$defs/0", "$defs": {**twice, "40": {"type": "null"}}})

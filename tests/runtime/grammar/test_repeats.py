@@ -1,4 +1,4 @@
-"""Bounded repeats are counted: the same language as when written out, at a cost that does not grow."""
+"""Bounded repeats: what re.fullmatch takes, masks to the end of the count, one mask in the middle of it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from hypothesis import strategies as st
 
 from runtime.grammar.automaton import Limits
 from runtime.grammar.byte_automaton import DEAD
-from runtime.grammar.counted_dfa import CountedByteDfa
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.dfa import compile_regex
 from runtime.grammar.masks import TokenAutomaton, TokenSpace
+from runtime.grammar.merged_trie import byte_kinds, merged
 from runtime.grammar.outlines_backend import OutlinesGrammarBackend
-from runtime.grammar.plain_tokens import plain_tokens
+from runtime.grammar.table import make_backend
+from runtime.grammar.trie import TokenTrie
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import BadConstraint
+from runtime.protocol.errors import UnsupportedConstraint
+from runtime.protocol.vocabulary import Vocabulary
 
 LETTERS = "aabbcé日"
 JSON_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\nrtbf])'
@@ -50,8 +53,8 @@ def accepts(dfa, text):
 @given(
     patterns, st.lists(st.text(st.sampled_from(LETTERS), max_size=8), min_size=5, max_size=12), st.integers()
 )
-def test_counted_repeats_are_what_fullmatch_takes(pattern, texts, seed):
-    dfa, wanted, pick = compile_regex(pattern, unrolled=1), re.compile(pattern), random.Random(seed)
+def test_repeats_are_what_fullmatch_takes(pattern, texts, seed):
+    dfa, wanted, pick = compile_regex(pattern), re.compile(pattern), random.Random(seed)
     for text in texts:
         assert accepts(dfa, text) == bool(wanted.fullmatch(text)), f"{pattern} on {text!r}"
     for _ in range(4):
@@ -69,46 +72,31 @@ def test_counted_repeats_are_what_fullmatch_takes(pattern, texts, seed):
             assert wanted.fullmatch(data.decode())
 
 
-PLAINER = {"(a{1,500}){1,500}": "a{1,250000}", "(a?){5000}": "a{0,5000}"}
+PLAINER = {"(a?){5000}": "a{0,5000}"}
 """The same language without a choice of ways: `re` goes through all of them."""
 
 
 @pytest.mark.parametrize(
-    ("pattern", "counted"),
+    "pattern",
     [
-        (r'"[^"]{0,256}"', True),
-        (r"\w{3,4096}", True),
-        ("(a{1,500}){1,500}", True),
-        ("(ab?){0,300}", True),
-        ("(?:[a-z]{1,50},){0,100}", True),
-        (f'(?:"{JSON_CHARACTER}{{0,64}}",){{2,80}}', True),
-        ("[a-z]{2,33}[a-c]{1,32}", False),
-        (".*[ab]{40}", False),
-        ("a{1000,}b", True),
-        ("(a?){5000}", True),
-        ("(?:a{1,40}|[ab]{1,60})c", True),
+        r'"[^"]{0,256}"',
+        r"\w{3,4096}",
+        "(ab?){0,300}",
+        "(?:[a-z]{1,50},){0,100}",
+        f'(?:"{JSON_CHARACTER}{{0,64}}",){{2,80}}',
+        "[a-z]{2,33}[a-c]{1,32}",
+        "a{1000,}b",
+        "(a?){5000}",
+        "(?:a{1,40}|[ab]{1,60})c",
     ],
 )
-def test_what_is_counted_and_what_is_written_out(pattern, counted):
-    try:
-        dfa = compile_regex(pattern)
-    except BadConstraint:
-        assert not counted
-        return
-    assert isinstance(dfa, CountedByteDfa) == counted
-    wanted, pick = re.compile(PLAINER.get(pattern, pattern)), random.Random(1)
+def test_long_repeats(pattern):
+    dfa, wanted, pick = compile_regex(pattern), re.compile(PLAINER.get(pattern, pattern)), random.Random(1)
     for size in (0, 1, 2, 3, 30, 50, 64, 255, 256, 257, 300, 301, 4096):
         for text in ("a" * size, "a" * size + "b", '"' + "a" * size + '"', "a," * size, 'x"a",' * size):
             assert accepts(dfa, text) == bool(wanted.fullmatch(text)), (pattern, size, text[:20])
         text = "".join(pick.choices("abc", k=size))
         assert accepts(dfa, text) == bool(wanted.fullmatch(text))
-
-
-def test_the_cost_does_not_grow_with_the_bound():
-    sizes = [
-        compile_regex(f'"{JSON_CHARACTER}{{0,{bound}}}"').counts for bound in (16, 64, 256, 4096, 100_000)
-    ]
-    assert len({(one.controls, one.classes, len(one.target)) for one in sizes}) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,8 +109,23 @@ def test_the_cost_does_not_grow_with_the_bound():
     ],
 )
 def test_hostile_counts_are_refused_within_their_limits(pattern):
-    with pytest.raises(BadConstraint):
+    with pytest.raises(UnsupportedConstraint):
         compile_regex(pattern, Limits(work=300_000))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("a{3,100000}", "a" * 5000, "aa"),
+        (r"(?:\w{1,300},){2,500}!", "abc," * 60 + "!", "abc,!"),
+    ],
+)
+def test_counts_beyond_the_automata_go_to_another_engine(pattern, good, bad):
+    start = make_backend("auto", BYTES).compile(Constraint("regex", pattern))
+    assert start.origin.backend == "llguidance"
+    for text in (good, bad):
+        matcher = start.copy()
+        assert (matcher.advance_bytes(text.encode()) and matcher.may_stop()) == (text == good)
 
 
 def brute(dfa, vocabulary, state):
@@ -135,19 +138,19 @@ def brute(dfa, vocabulary, state):
     return sorted([*found, *vocabulary.eos]) if dfa.accepts(state) else found
 
 
-def ids_of(mask):
-    return np.flatnonzero(np.unpackbits(mask.bits.view(np.uint8), bitorder="little")).tolist()
+def ids_of(bits):
+    return np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
         f'"{JSON_CHARACTER}{{0,12}}"',
-        f'"{JSON_CHARACTER}{{3,9}}", x',
+        f'"{JSON_CHARACTER}{{3,90}}", x',
         f'\\["{JSON_CHARACTER}{{0,5}}"(?:, "{JSON_CHARACTER}{{0,5}}"){{0,4}}\\]',
         r"[\w ]{2,14}",
         "[^x]{0,9}x",
-        "[a-zé日東京本語]{4,11}!",
+        "[a-zé日東京本語]{4,40}!",
         "(?:[a-z]{1,6} ){0,7}",
         "(?:ab?){0,30}",
         f'"{JSON_CHARACTER}*"',
@@ -156,17 +159,14 @@ def ids_of(mask):
 )
 def test_masks_equal_brute_force_up_to_the_end_of_the_count(tokenizer, pattern):
     vocabulary = tokenizer.vocabulary
-    space = TokenSpace(vocabulary)
-    dfa = compile_regex(pattern, unrolled=2)
-    if not space.trie.can_spell(dfa):
-        dfa = compile_regex(pattern, unrolled=None)
-    automaton = TokenAutomaton(dfa, space)
+    dfa = compile_regex(pattern)
+    automaton = TokenAutomaton(dfa, TokenSpace(vocabulary))
     pick = random.Random(pattern)
-    for _ in range(2):
+    for _ in range(3):
         state = 0
-        for _ in range(10):
+        for _ in range(30):
             mask = automaton.mask(state)
-            ids = ids_of(mask)
+            ids = ids_of(mask.bits)
             assert ids == brute(dfa, vocabulary, state)
             assert mask.allowed is None or mask.allowed.tolist() == ids
             texts = [token for token in ids if token not in vocabulary.eos]
@@ -175,26 +175,24 @@ def test_masks_equal_brute_force_up_to_the_end_of_the_count(tokenizer, pattern):
             state = dfa.walk(state, vocabulary.tokens[pick.choice(texts)])
 
 
-def test_strings_of_all_constraints_share_one_table(trained):
-    plain_tokens.cache_clear()  # other tests had trees of this vocabulary, too
-    space = TokenSpace(trained("gpt2").vocabulary)
-    for bound in (16, 64, 256, 4096):
-        for before in ('"', '\\{"a": "'):
-            dfa = compile_regex(f'{before}{JSON_CHARACTER}{{0,{bound}}}"')
-            automaton = TokenAutomaton(dfa, space)
-            state = dfa.walk(0, before.replace("\\", "").encode())
-            assert ids_of(automaton.mask(state)) == brute(dfa, space.vocabulary, state)
-    assert len(space.plain.trees) <= 2, "however long they may be, and whatever stands before them"
-    before = len(space.cache._masks)
-    TokenAutomaton(compile_regex(f'"{JSON_CHARACTER}{{0,16}}"'), space).mask(0)
-    assert len(space.cache._masks) == before, "an equal automaton has its masks already"
+def test_the_middle_of_a_long_repeat_has_one_mask(trained):
+    vocabulary = trained("gpt2").vocabulary
+    longest = max(map(len, vocabulary.tokens))
+    space = TokenSpace(vocabulary)
+    dfa = compile_regex(f"[^x]{{5,{20 * longest}}}x")
+    automaton = TokenAutomaton(dfa, space)
+    masks = [automaton.mask(dfa.walk(0, b"a" * size)) for size in range(19 * longest)]
+    assert len({id(mask) for mask in masks[5:]}) == 1
+    assert len({id(mask) for mask in masks}) > 1, "an x may not come before its time"
+    for size in range(19 * longest, 20 * longest + 1):  # up to the end, where each place has its own
+        state = dfa.walk(0, b"a" * size)
+        assert ids_of(automaton.mask(state).bits) == brute(dfa, vocabulary, state)
 
 
 @settings(max_examples=40, deadline=None)
 @given(pattern=patterns, seed=st.integers())
 def test_a_closing_is_as_short_as_can_be(trained, pattern, seed):
-    vocabulary = trained("gpt2").vocabulary
-    matcher = OutlinesGrammarBackend(vocabulary).compile(Constraint("regex", pattern))
+    matcher = OutlinesGrammarBackend(trained("gpt2").vocabulary).compile(Constraint("regex", pattern))
     pick = random.Random(seed)
     for _ in range(4):
         ids = matcher.closing(64)
@@ -212,9 +210,51 @@ def test_a_closing_is_as_short_as_can_be(trained, pattern, seed):
 
 def _fewest_bytes(matcher):
     """Bytes to the nearest match, by breadth; at most 24."""
-    dfa, states = matcher._automaton.dfa, {matcher._state}
+    ends = [matcher]
     for size in range(24):
-        if any(map(dfa.accepts, states)):
+        if any(end.may_stop() for end in ends):
             return size
-        states = {dfa.step(state, byte) for state in states for byte in dfa.next_bytes(state)}
+        further = {}
+        for end in ends:
+            for byte in end.next_bytes():
+                after = end.copy()
+                assert after.advance_bytes(bytes((byte,)))
+                further.setdefault((after.next_bytes(), after.may_stop(), after.closing(64)), after)
+        ends = list(further.values())
     return 24
+
+
+@pytest.mark.parametrize(
+    "pattern", ['"([^"\\\\\\x00-\\x1f]|\\\\["n])*"', r"\w+ [a-f]{2}", "(?:ab|cd)*é", "."]
+)
+def test_a_merged_tree_has_the_tokens_of_the_tree(trained, pattern):
+    vocabulary = trained("gpt2").vocabulary
+    dfa = compile_regex(pattern)
+    trie = TokenTrie(vocabulary)
+    tree = merged(trie, byte_kinds(dfa.utf8, ~dfa.classes))
+    assert ids_of(tree.reach(dfa, 0)) == sorted(trie.reach(dfa, 0).ids.tolist())
+    assert tree.nodes <= len(trie.byte)
+
+
+@given(st.lists(st.text("abé東", max_size=4), max_size=25), st.sets(st.integers(0, 30), max_size=4))
+def test_the_tree_spells_each_token(texts, silent):
+    """From the root to where it ends its text is spelled; children and levels are consecutive."""
+    tokens = tuple(data.encode() for data in texts)
+    silent = frozenset(n for n in silent if n < len(tokens))
+    trie = TokenTrie(Vocabulary(tokens, silent, frozenset()))
+    spelled: list[bytes] = []
+    for node, above in enumerate(trie.parent.tolist()):
+        spelled.append((spelled[above] if above >= 0 else b"") + bytes([int(trie.byte[node])]))
+        if above >= 0:
+            first = int(trie.child_start[above])
+            assert first <= node < first + int(trie.child_count[above])
+    assert len(set(spelled)) == len(spelled) == trie.levels[-1]
+    for token, data in enumerate(tokens):
+        end = int(trie.end_of[token])
+        assert (end >= 0) == (bool(data) and token not in silent)
+        if end >= 0:
+            named = int(trie.token[end])
+            assert (spelled[end], tokens[named]) == (data, data)
+            assert named <= token
+    singles = {data[0] for n, data in enumerate(tokens) if len(data) == 1 and n not in silent}
+    assert trie.missing_bytes == frozenset(range(256)) - singles
