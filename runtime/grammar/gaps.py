@@ -6,9 +6,8 @@ the mask is empty, verdict() says how far to go back, as a checked matcher's doe
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from runtime.grammar.base import Matcher, Rejection, last_steps
+from runtime.grammar.backtracking import BacktrackingMatcher
+from runtime.grammar.base import Matcher
 from runtime.grammar.token_bits import TokenBits
 from runtime.plan import TokenMask
 
@@ -18,44 +17,24 @@ def has_gaps(bits: TokenBits) -> bool:
     return len({data for data in bits.texts if len(data) == 1}) < 256
 
 
-class _Step(NamedTuple):
-    """What was before one successful call. `token` it took (None: text), `mask` then, if it was asked for,
-    `forbidden` there."""
-
-    token: int | None
-    mask: TokenMask | None
-    forbidden: frozenset[int]
-    before: _Step | None
-
-
-class GapMatcher(Matcher):
+class GapMatcher(BacktrackingMatcher[None]):
     """`inner` follows the language; steps are remembered, so that they can be taken back one by one."""
 
     def __init__(self, inner: Matcher, bits: TokenBits) -> None:
-        self._inner, self._bits = inner, bits
-        self.vocabulary = bits.vocabulary
-        self._last: _Step | None = None
-        self._mask: TokenMask | None = None
-        self._forbidden: frozenset[int] = frozenset()
-        self.origin = inner.origin
+        super().__init__(bits)
+        self._inner, self.origin = inner, inner.origin
 
     def advance(self, token: int) -> bool:
-        return token not in self._forbidden and self._inner.advance(token) and self._done(token)
+        return token not in self._forbidden and self._inner.advance(token) and self._done(None, token)
 
     def advance_bytes(self, data: bytes) -> bool:
-        return self._inner.advance_bytes(data) and self._done(None)
+        return self._inner.advance_bytes(data) and self._done(None, None)
 
-    def _done(self, token: int | None) -> bool:
-        self._last = _Step(token, self._mask, self._forbidden, self._last)
-        self._mask, self._forbidden = None, frozenset()
-        return True
+    def _allowed(self) -> TokenMask:
+        return self._inner.mask()
 
-    def mask(self) -> TokenMask:
-        if self._mask is None:
-            mask = self._inner.mask()
-            gone = [token for token in self._forbidden if self._bits.has(mask, token)]
-            self._mask = self._bits.without(mask, gone) if gone else mask
-        return self._mask
+    def _return(self, state: None, steps: int) -> None:
+        self._inner.rollback(steps)
 
     def forced_bytes(self) -> bytes:
         return b"" if self._forbidden else self._inner.forced_bytes()
@@ -66,39 +45,11 @@ class GapMatcher(Matcher):
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()
 
-    def rollback(self, steps: int) -> None:
-        last, mask, forbidden = self._last, self._mask, self._forbidden
-        for step in last_steps(self._last, steps):
-            mask, forbidden, last = step.mask, step.forbidden, step.before
-        self._inner.rollback(steps)
-        self._last, self._mask, self._forbidden = last, mask, forbidden
-
     def copy(self) -> GapMatcher:
-        twin = GapMatcher(self._inner.copy(), self._bits)
-        twin._last, twin._mask, twin._forbidden = self._last, self._mask, self._forbidden
-        return twin
+        return self._carry_over(GapMatcher(self._inner.copy(), self._bits))
 
-    def verdict(self) -> Rejection | None:
-        if self._bits.count(self.mask()) or self.is_terminated():
-            return None
-        reason = "the vocabulary has no token to go on with"
-        back, step = 0, self._last
-        while step is not None:
-            back += 1
-            if step.token is not None and (step.mask is None or self._bits.count(step.mask) > 1):
-                return Rejection(back, reason)
-            step = step.before
-        return Rejection(0, reason)
-
-    def retract(self, rejection: Rejection) -> None:
-        step = self._last
-        for _ in range(rejection.back - 1):
-            step = step.before if step is not None else None
-        if step is None or step.token is None:
-            raise ValueError(f"there is no choice {rejection.back} steps back")
-        self.rollback(rejection.back)
-        self._forbidden |= {step.token}
-        self._mask = None
+    def _reason(self) -> str:
+        return "the vocabulary has no token to go on with"
 
     def undoable(self) -> int:
         """Every step: nobody knows what the tokens lead to."""

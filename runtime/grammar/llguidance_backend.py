@@ -24,12 +24,10 @@ from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.ebnf import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf_spelling import to_lark
 from runtime.grammar.gaps import GapMatcher
-from runtime.grammar.json_schema.any_order import Spare, Wider, loosely
 from runtime.grammar.json_schema.checked import CheckedMatcher
 from runtime.grammar.json_schema.empty import bury, endless, innermost
 from runtime.grammar.json_schema.examples import examples
-from runtime.grammar.json_schema.listed_values import settle_lists
-from runtime.grammar.json_schema.lower import ANY_LADDER, FREE_LADDER, LADDER, TEXT_LADDER, Plan, lower
+from runtime.grammar.json_schema.lower import ANY_JSON_LADDER, LADDER, Plan, lower
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.residual import Residual
 from runtime.grammar.json_schema.source import ESCAPES, format_policy, layout, read_document
@@ -41,7 +39,7 @@ from runtime.grammar.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
 
 
@@ -77,10 +75,10 @@ DEFAULT_LIMITS = LLGuidanceLimits()
 
 
 _DEFINITION = re.compile(r"json-schema:///#/\$defs/(\w+)")
+_UNSATISFIABLE = "nsatisfiable"
+"""Of schemas that no value matches, in which the library has the last word."""
 _DEAD = re.compile(r"nsatisfiable.* while processing json-schema:///#/\$defs/(\w+)")
 _MAX_DEAD = 64
-_CURES = {"oneOf constraints": "one_of", "circular references with sibling": "siblings"}
-"""What the library says of a schema -> the way of widening that avoids it."""
 _SOURCE_LINE = re.compile(r" 1 \| ")
 _SOURCE_LINES = re.compile(r" \d+ \| ")
 _LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
@@ -189,6 +187,7 @@ class LLGuidanceMatcher(Matcher):
     def copy(self) -> LLGuidanceMatcher:
         twin = LLGuidanceMatcher(self._compiled, self._parser.copy())
         twin._last, twin._stopped, twin._mask = self._last, self._stopped, self._mask
+        twin.origin = self.origin
         return twin
 
     def _check(self) -> None:
@@ -206,25 +205,21 @@ class LLGuidanceBackend(GrammarBackend):
 
     whitespace: between the tokens of JSON: "compact" (none), "single" (at most one space) or "flexible" (a
     space, or a line break with up to 40 columns of indentation).
-    property_order: of objects in given text (advance_bytes): "any", or "schema" as the schema writes them.
-    Masks always offer them in the order of the schema.
+    Properties come in the order of the schema.
     schema_format: what `format` does in a schema: "assertion", or "annotation".
     """
 
     name = "llguidance"
-    OPTIONS = frozenset({"whitespace", "property_order", "schema_format", "parser_limits"})
+    OPTIONS = frozenset({"whitespace", "schema_format", "parser_limits"})
 
     def __init__(
-        self, vocabulary: Vocabulary, *, whitespace: str = "flexible", property_order: str = "any",
-        schema_format: str = "assertion", parser_limits: LLGuidanceLimits = DEFAULT_LIMITS,
+        self, vocabulary: Vocabulary, *, whitespace: str = "flexible", schema_format: str = "assertion",
+        parser_limits: LLGuidanceLimits = DEFAULT_LIMITS,
     ) -> None:  # fmt: skip
         super().__init__(vocabulary)
         self._limits = parser_limits
         self._layout, self._formats = layout(whitespace), format_policy(schema_format)
-        if property_order not in ("schema", "any"):
-            raise BadRequest(f"must be schema or any, got {property_order!r}", where="property_order")
-        self._order = property_order
-        self._tags = StructuralTags(vocabulary, self._part, self.name)
+        self._tags = StructuralTags(vocabulary, self.compile, self.name)
         self._space: LLSpace | None = None
         self._lock = threading.Lock()
 
@@ -252,53 +247,31 @@ class LLGuidanceBackend(GrammarBackend):
             case "structural_tag":
                 return self._tags.compile(constraint)
 
-    def _part(self, constraint: Constraint) -> Matcher:
-        """The matcher of a part of a structural tag: properties come in the order of the schema."""
-        if constraint.kind == "json_schema":
-            document = read_document(constraint, self._formats)
-            return self._climb(document, LADDER, self._layout_of(constraint))
-        return self.compile(constraint)
-
-    def _layout_of(self, constraint: Constraint) -> dict[str, Any]:
-        """Its own whitespace policy, else the engine's."""
-        return self._layout if constraint.whitespace is None else layout(constraint.whitespace)
-
     def _json(self, constraint: Constraint) -> Matcher:
         document = read_document(constraint, self._formats)
-        own = self._layout_of(constraint)
-        if self._order == "schema":
-            return self._climb(document, LADDER, own)
-        free = {
-            **own,
-            "json_allowed_escapes": ESCAPES + "u",
-            "json_allow_general_unicode_escapes": True,
-        }
-        wider = [
-            Wider(Spare(partial(self._climb, document, ladder, free)), needs)
-            for ladder, needs in ((FREE_LADDER, b""), (TEXT_LADDER, b""), (ANY_LADDER, b"\\"))
-        ]
+        spaces = self._layout if constraint.whitespace is None else layout(constraint.whitespace)
         try:
-            first = self._climb(document, LADDER, own)
-        except Unspelled:
-            first = self._climb(document, FREE_LADDER, free)
-        return loosely(first, wider, self.space.bits.texts)
+            return self._climb(document, LADDER, spaces)
+        except Unspelled:  # a text that strings without escapes by number do not have
+            escapes = {"json_allowed_escapes": ESCAPES + "u", "json_allow_general_unicode_escapes": True}
+            return self._climb(document, ANY_JSON_LADDER, {**spaces, **escapes})
 
     def _climb(self, document: SchemaDocument, ladder: tuple[Widen, ...], layout: dict[str, Any]) -> Matcher:
         """The narrowest language of `ladder` that the library takes, checked for what it lacks."""
         refused: BadConstraint | None = None
-        needed = ""
+        tried: list[Lowered] = []
         for widen in ladder[-1:] if document.scoped else ladder:
-            if needed and not (getattr(widen, needed) or widen.everything):
-                continue
             plan = lower(document, widen)
+            if plan.schema in tried:
+                continue  # it has nothing that this leaves to the validator
+            tried.append(plan.schema)
             try:
                 matcher = self._start_plan(plan, layout)
             except BadConstraint as error:
                 told = _about_schema(error.message, plan)
-                if "nsatisfiable" in told:
+                if _UNSATISFIABLE in told:
                     raise self._nothing(plan, widen, layout, told) from None
                 refused = refused or UnsupportedConstraint(told, where=KIND)
-                needed = next((field for text, field in _CURES.items() if text in told), "")
                 continue
             if not plan.checks:
                 return matcher
@@ -319,7 +292,6 @@ class LLGuidanceBackend(GrammarBackend):
         schema: Lowered = bury(plan.schema, dead) if dead else plan.schema
         buried = 0
         while True:
-            schema = settle_lists(schema)
             text = json.dumps({**schema, "x-guidance": layout} if isinstance(schema, dict) else schema)
             try:
                 return self._start(_unforced(f"start: %json {text}"), origin, KIND)
@@ -340,12 +312,12 @@ class LLGuidanceBackend(GrammarBackend):
                 self._start_plan(part, layout)
             except BadConstraint as error:
                 message = _about_schema(error.message, part)
-                return message if "nsatisfiable" in message else None
+                return message if _UNSATISFIABLE in message else None
             return None
 
         place, told = innermost(plan.document, empty, told)
         # Of the texts with control characters, which this language leaves out, some may still match.
-        kind = Unspelled if "Regex is empty" in told and not widen.order else BadConstraint
+        kind = Unspelled if "Regex is empty" in told and not widen.everything else BadConstraint
         return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
 
     def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.grammar.base import Matcher, Origin, Rejection, earliest
+from runtime.grammar.backtracking import BacktrackingMatcher
+from runtime.grammar.base import Origin
 from runtime.grammar.tag_space import TagSpace
 from runtime.grammar.tagged_text import Candidates, InLeaf, Machine, Now, Part, Runs
 from runtime.plan import TokenMask
@@ -42,29 +43,21 @@ class TagProgram:
         return found
 
 
-class _Step(NamedTuple):
-    """What was before one successful call. `token` it took (None: text), `mask` then, if it was asked for,
-    `forbidden` there, `runs` that existed."""
+class _State(NamedTuple):
+    """Where the text is, whether it has ended, and how many runs there were."""
 
     now: Now
     stopped: bool
-    token: int | None
-    mask: TokenMask | None
-    forbidden: frozenset[int]
     runs: int
-    before: _Step | None
 
 
-class TagMatcher(Matcher):
+class TagMatcher(BacktrackingMatcher[_State]):
     """A place in tagged text. After an eos only an eos may follow, which changes nothing."""
 
     def __init__(self, program: TagProgram, machine: Machine, now: Now) -> None:
+        super().__init__(program.space.bits)
         self._program, self._machine, self._now = program, machine, now
-        self.vocabulary = self._program.space.bits.vocabulary
-        self._last: _Step | None = None
         self._stopped = False
-        self._mask: TokenMask | None = None
-        self._forbidden: frozenset[int] = frozenset()
         self.origin = program.origin
 
     @classmethod
@@ -81,7 +74,7 @@ class TagMatcher(Matcher):
         if token in self._forbidden or not 0 <= token < bits.width:
             return False
         if token in bits.vocabulary.eos:
-            return self._done(self._now, token, stopped=True) if self.may_stop() else False
+            return self._go(self._now, token, stopped=True) if self.may_stop() else False
         data = bits.texts[token]
         return bool(data) and self._follow(data, token)
 
@@ -90,28 +83,20 @@ class TagMatcher(Matcher):
 
     def _follow(self, data: bytes, token: int | None) -> bool:
         if self._stopped:
-            return self._done(self._now, token, stopped=True) if not data else False
+            return self._go(self._now, token, stopped=True) if not data else False
         mark = self._machine.runs.next
         after = self._machine.follow(self._now, data)
-        return False if after is None else self._done(after, token, mark=mark)
+        return False if after is None else self._go(after, token, mark=mark)
 
-    def _done(self, now: Now, token: int | None, *, stopped: bool = False, mark: int | None = None) -> bool:
+    def _go(self, now: Now, token: int | None, *, stopped: bool = False, mark: int | None = None) -> bool:
         runs = self._machine.runs.next if mark is None else mark
-        step = _Step(self._now, self._stopped, token, self._mask, self._forbidden, runs, self._last)
-        self._last, self._stopped = step, stopped
-        if now is not self._now or self._forbidden:
-            self._mask = None
-        self._now, self._forbidden = now, frozenset()
+        kept = self._mask if now is self._now and not stopped and not self._forbidden else None
+        self._done(_State(self._now, self._stopped, runs), token)
+        self._now, self._stopped, self._mask = now, stopped, kept
         return True
 
-    def mask(self) -> TokenMask:
-        bits = self._program.space.bits
-        if self._stopped:
-            return bits.stop_only
-        if self._mask is None:
-            mask = self._shared_mask()
-            self._mask = bits.without(mask, self._forbidden) if self._forbidden else mask
-        return self._mask
+    def _allowed(self) -> TokenMask:
+        return self._bits.stop_only if self._stopped else self._shared_mask()
 
     def _shared_mask(self) -> TokenMask:
         """The mask of this place; kept for others where no constrained part is under way."""
@@ -142,20 +127,15 @@ class TagMatcher(Matcher):
     def is_terminated(self) -> bool:
         return self._stopped or (self._now.whole and not self._now.threads)
 
-    def rollback(self, steps: int) -> None:
-        oldest = earliest(self._last, steps)
-        if oldest is None:
-            return
-        self._machine.runs.restore(oldest.now)
-        self._machine.runs.forget(oldest.runs)
-        self._now, self._stopped, self._last = oldest.now, oldest.stopped, oldest.before
-        self._mask, self._forbidden = oldest.mask, oldest.forbidden
+    def _return(self, state: _State, steps: int) -> None:
+        self._machine.runs.restore(state.now)
+        self._machine.runs.forget(state.runs)
+        self._now, self._stopped = state.now, state.stopped
 
     def copy(self) -> TagMatcher:
         twin = TagMatcher(self._program, Machine(self._machine.runs.copy()), self._now)
-        twin._last, twin._stopped = self._last, self._stopped
-        twin._mask, twin._forbidden = self._mask, self._forbidden
-        return twin
+        twin._stopped = self._stopped
+        return self._carry_over(twin)
 
     def undoable(self) -> int:
         """The steps since the part under way began whose language is wider than its constraint."""
@@ -166,25 +146,5 @@ class TagMatcher(Matcher):
         ]
         return max(wide) + 1 if wide else 0
 
-    def verdict(self) -> Rejection | None:
-        bits = self._program.space.bits
-        if bits.count(self.mask()):
-            return None
-        reason = "no valid content of this tag goes on from here"
-        back, step = 0, self._last
-        while step is not None:
-            back += 1
-            if step.token is not None and (step.mask is None or bits.count(step.mask) > 1):
-                return Rejection(back, reason)
-            step = step.before
-        return Rejection(0, reason)
-
-    def retract(self, rejection: Rejection) -> None:
-        step = self._last
-        for _ in range(rejection.back - 1):
-            step = step.before if step is not None else None
-        if step is None or step.token is None:
-            raise ValueError(f"there is no choice {rejection.back} steps back")
-        self.rollback(rejection.back)
-        self._forbidden |= {step.token}
-        self._mask = None
+    def _reason(self) -> str:
+        return "no valid content of this tag goes on from here"

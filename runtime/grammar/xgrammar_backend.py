@@ -29,7 +29,7 @@ from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.source import format_policy, read_document
 from runtime.grammar.structural_tag import StructuralTags
-from runtime.grammar.token_bits import Bits, TokenBits
+from runtime.grammar.token_bits import Bits, token_bits
 from runtime.grammar.xgrammar_schema import check, spelled_out
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -87,7 +87,7 @@ class XSpace:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.bits = TokenBits(vocabulary)
+        self.bits = token_bits(vocabulary)
         self.gaps = has_gaps(self.bits)
         tokens = list(self.bits.texts)
         spelled = {data[0]: number for number, data in enumerate(tokens) if len(data) == 1}
@@ -232,7 +232,7 @@ class XGrammarMatcher(Matcher):
     def copy(self) -> XGrammarMatcher:
         twin = XGrammarMatcher(self._compiled, self._parser.fork())
         twin._last, twin._stopped = self._last, self._stopped
-        twin._mask, twin._final = self._mask, self._final
+        twin._mask, twin._final, twin.origin = self._mask, self._final, self.origin
         return twin
 
 

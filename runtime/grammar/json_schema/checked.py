@@ -8,12 +8,11 @@ far to go back. It knows nothing of the engine behind the wider grammar.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.base import Matcher, Rejection, last_steps
+from runtime.grammar.backtracking import BacktrackingMatcher
+from runtime.grammar.base import Matcher
 from runtime.grammar.json_schema import tracker as at
 from runtime.grammar.json_schema.sift import Closers
 from runtime.grammar.json_schema.tracker import JsonTracker
@@ -36,54 +35,30 @@ class Sieve:
         self.checked_string = bits.pack(quoted)
         self.outside = bits.pack(end | comma | twice)
         self.checked_scalar = bits.pack(end | comma | twice | space)
-        self.all = bits.pack(np.ones(bits.width, dtype=np.bool_))
         self.closers = Closers(bits)
 
-    def _closing(self, place: at.Place) -> npt.NDArray[np.uint32]:
+    def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
+        """The tokens that may close something at `place`."""
         if place.mode == at.NAME:
             return self.checked_string
         inside = place.frame
         differs = inside is not None and not inside.is_object and inside.duty.unique
-        if differs and inside is not None and inside.duty.choices.tell(inside.number):
-            return self.all
         if place.mode == at.STRING:
             return self.checked_string if differs or place.duty.minds_text else self.string
         owed = differs or bool(place.duty.places)
         return self.checked_scalar if owed and place.mode in (at.SCALAR, at.VALUE) else self.outside
 
-    def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
-        """The tokens that may close something at `place`, or begin what cannot be closed."""
-        closing = self._closing(place)
-        if not place.duty.begins_tell:
-            return closing
-        begins = self.closers.begins
-        return closing | (begins & self.checked_string if place.mode in (at.STRING, at.NAME) else begins)
 
-
-class _Step(NamedTuple):
-    """What was before one successful call. `token` it took (None: forced text), `mask` then, if it was asked
-    for, `forbidden` there."""
-
-    place: at.Place
-    token: int | None
-    mask: TokenMask | None
-    forbidden: frozenset[int]
-    before: _Step | None
-
-
-class CheckedMatcher(Matcher):
+class CheckedMatcher(BacktrackingMatcher[at.Place]):
     """`inner` follows the wider grammar, `tracker` the values."""
 
     def __init__(self, inner: Matcher, tracker: JsonTracker, sieve: Sieve) -> None:
+        super().__init__(sieve.bits)
         self._inner, self._tracker, self._sieve = inner, tracker, sieve
-        self.vocabulary = self._sieve.bits.vocabulary
-        self._last: _Step | None = None
-        self._mask: TokenMask | None = None
-        self._forbidden: frozenset[int] = frozenset()
         self.origin = inner.origin
 
     def advance(self, token: int) -> bool:
-        bits = self._sieve.bits
+        bits = self._bits
         if token in self._forbidden or not 0 <= token < bits.width:
             return False
         if token in bits.vocabulary.eos:
@@ -104,18 +79,11 @@ class CheckedMatcher(Matcher):
         if data and not self._tracker.feed(data):
             self._inner.rollback(1)
             return False
-        self._last = _Step(place, token, self._mask, self._forbidden, self._last)
-        self._mask, self._forbidden = None, frozenset()
-        return True
+        return self._done(place, token)
 
-    def mask(self) -> TokenMask:
-        if self._mask is None:
-            self._mask = self._sift(self._inner.mask())
-        return self._mask
-
-    def _sift(self, wide: TokenMask) -> TokenMask:
-        bits = self._sieve.bits
-        gone = [token for token in self._forbidden if bits.has(wide, token)]
+    def _allowed(self) -> TokenMask:
+        wide, bits = self._inner.mask(), self._bits
+        gone: list[int] = []
         if not self._tracker.complete():
             gone.extend(token for token in bits.vocabulary.eos if bits.has(wide, token))
             candidates = wide.bits & self._sieve.at(self._tracker.place)
@@ -135,19 +103,12 @@ class CheckedMatcher(Matcher):
     def is_terminated(self) -> bool:
         return self._inner.is_terminated() and self._tracker.complete()
 
-    def rollback(self, steps: int) -> None:
-        last, place = self._last, self._tracker.place
-        mask, forbidden = self._mask, self._forbidden
-        for step in last_steps(self._last, steps):
-            place, mask, forbidden, last = step.place, step.mask, step.forbidden, step.before
+    def _return(self, state: at.Place, steps: int) -> None:
         self._inner.rollback(steps)
-        self._tracker.restore(place)
-        self._last, self._mask, self._forbidden = last, mask, forbidden
+        self._tracker.restore(state)
 
     def copy(self) -> CheckedMatcher:
-        twin = CheckedMatcher(self._inner.copy(), self._tracker.copy(), self._sieve)
-        twin._last, twin._mask, twin._forbidden = self._last, self._mask, self._forbidden
-        return twin
+        return self._carry_over(CheckedMatcher(self._inner.copy(), self._tracker.copy(), self._sieve))
 
     def undoable(self) -> int:
         """The steps since the outermost open value that owes a check began, the one it began in included. No
@@ -157,32 +118,10 @@ class CheckedMatcher(Matcher):
             return 0
         while step is not None:
             count += 1
-            if step.place.length <= unsure:
+            if step.state.length <= unsure:
                 break
             step = step.before
         return count
 
-    def verdict(self) -> Rejection | None:
-        bits = self._sieve.bits
-        if bits.count(self.mask()):
-            return None
-        back, step = 0, self._last
-        while step is not None:
-            back += 1
-            if step.token is not None and (step.mask is None or bits.count(step.mask) > 1):
-                return Rejection(back, self._reason())
-            step = step.before
-        return Rejection(0, self._reason())
-
     def _reason(self) -> str:
         return self._tracker.fault or "no valid document goes on from here"
-
-    def retract(self, rejection: Rejection) -> None:
-        step = self._last
-        for _ in range(rejection.back - 1):
-            step = step.before if step is not None else None
-        if step is None or step.token is None:
-            raise ValueError(f"there is no choice {rejection.back} steps back")
-        self.rollback(rejection.back)
-        self._forbidden |= {step.token}
-        self._mask = None

@@ -44,12 +44,11 @@ _PROPERTY = re.compile(r"\{(?:(?:gc|sc|scx|General_Category|Script|Script_Extens
 
 @dataclass(frozen=True, slots=True)
 class Spelled:
-    """The same expression thrice. `rust` leaves out UNSPELLED characters, `rust_wide` does not; both are None
-    where Rust's crates have no such thing: `why` names it."""
+    """The same expression twice. `rust` leaves out UNSPELLED characters; it is None where Rust's crates have
+    no such thing: `why` names it."""
 
     python: str
     rust: str | None
-    rust_wide: str | None
     why: str = ""
 
 
@@ -84,20 +83,17 @@ class _Speller:
         self._at = 0
         self._python: list[str] = []
         self._rust: list[str] = []
-        self._wide: list[str] = []
         self._why = ""
 
     def run(self) -> Spelled:
         while self._at < len(self._text):
             self._step()
-        python, rust, wide = ("".join(parts) for parts in (self._python, self._rust, self._wide))
-        return Spelled(python, None, None, self._why) if self._why else Spelled(python, rust, wide)
+        python, rust = "".join(self._python), "".join(self._rust)
+        return Spelled(python, None, self._why) if self._why else Spelled(python, rust)
 
-    def _put(self, python: str, rust: str | None = None, wide: str | None = None) -> None:
-        rust = python if rust is None else rust
+    def _put(self, python: str, rust: str | None = None) -> None:
         self._python.append(python)
-        self._rust.append(rust)
-        self._wide.append(rust if wide is None else wide)
+        self._rust.append(python if rust is None else rust)
 
     def _step(self) -> None:
         char = self._text[self._at]
@@ -125,13 +121,11 @@ class _Speller:
 
     def _literal(self, value: int) -> None:
         narrow = difference(_one(value), UNSPELLED)
-        self._put(_python_point(value), _class_of(narrow, _rust_point), _rust_point(value))
+        self._put(_python_point(value), _class_of(narrow, _rust_point))
 
     def _chars(self, ranges: Ranges) -> None:
         narrow = difference(ranges, UNSPELLED)
-        self._put(
-            _class_of(ranges, _python_point), _class_of(narrow, _rust_point), _class_of(ranges, _rust_point)
-        )
+        self._put(_class_of(ranges, _python_point), _class_of(narrow, _rust_point))
 
     def _brace(self) -> None:
         found = _REPEAT.match(self._text, self._at)

@@ -6,18 +6,15 @@ the validator, never narrowed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.grammar.json_schema.decimal_bounds import shorter_within
 from runtime.grammar.json_schema.ecma import spell, spellable
-from runtime.grammar.json_schema.finite import few_items
 from runtime.grammar.json_schema.formats import CHECKED, FORMATS, MAX_LENGTH
-from runtime.grammar.json_schema.negation import opposite
 from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
 from runtime.grammar.json_schema.searching import found
-from runtime.grammar.json_schema.shapes import check_shapes, known
+from runtime.grammar.json_schema.shapes import canonical, check_shapes, known
 from runtime.grammar.json_schema.widen import Lowered, Owner, Unspelled, Widen
 from runtime.grammar.regex_spelling import rust_literal
 
@@ -91,9 +88,6 @@ class KeywordRules:
     def type(self) -> None:
         names = self._node["type"]
         names = names if isinstance(names, list) else [names]
-        if self._widen.order and "integer" in names and "number" not in names:
-            self.check("type")  # 1.0 is an integer too
-            names = ["number" if name == "integer" else name for name in names]
         self._out["type"] = names[0] if len(names) == 1 else names
 
     def values(self) -> None:
@@ -103,7 +97,7 @@ class KeywordRules:
             values = self._node["enum"] if word == "enum" else [self._node["const"]]
             if not values:
                 raise mistake("enum is empty: nothing matches", (*self._place, word))
-            if any(map(_is_beyond, values)) and not self._widen.order:
+            if any(map(_is_beyond, values)):
                 self._spelled(word, values)
                 continue
             options: list[Any] = []
@@ -111,7 +105,7 @@ class KeywordRules:
                 options.append(value)
                 if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
                     options.append(int(value))  # the same number, as it is usually written
-            if self._widen.order or self._widen.everything:
+            if self._widen.everything:
                 self._spelled(word, options)
                 continue
             options = [value for value in options if _spellable(value)]
@@ -161,14 +155,9 @@ class KeywordRules:
             self._out["oneOf"] = branches
 
     def negations(self) -> None:
-        other = None if self._widen.order else opposite(self._node["not"])
-        if other is None or _refers(other):
-            self.leave("not")
-        else:
-            inner = (*self._place, "not")
-            self._all.append(self._owner.lower_node(inner, other, self._base))
-            if self._owner.forget(inner):  # what the opposite leaves out stands nowhere: all of it is checked
-                self.check("not")
+        if self._node["not"] in (True, {}):
+            raise mistake("not refuses all values: nothing matches", (*self._place, "not"))
+        self.leave("not")
 
     def conditions(self) -> None:
         if not self.has("if") or not (self.has("then") or self.has("else")):
@@ -177,12 +166,8 @@ class KeywordRules:
         yes: list[Lowered] = [self.child("if")]
         if self.has("then"):
             yes.append(self.child("then"))
-        no: list[Lowered] = [self.child("else")] if self.has("else") else []
-        other = opposite(self._node["if"])
-        if other is not None and not _refers(other):
-            no.append(self._owner.lower_node((*self._place, "if"), other, self._base))
-        if no and not self._widen.siblings and not self._widen.order:
-            self._all.append({"anyOf": [{"allOf": yes}, {"allOf": no}]})
+        if self.has("else") and not self._widen.siblings:
+            self._all.append({"anyOf": [{"allOf": yes}, self.child("else")]})
 
     def reference(self) -> None:
         for word in ("$ref", "$dynamicRef", "$recursiveRef"):
@@ -248,20 +233,18 @@ class KeywordRules:
         spelled = self._pattern_properties()
         named = {name: self.child("properties", name) for name in node.get("properties", {})}
         patterns: dict[str, Lowered] = {}
-        if self._widen.order:
-            patterns = _by_schema(named)
-        elif named:
+        if named:
             self._out["properties"] = {name: inner for name, inner in named.items() if spellable(name)}
         if spelled is None:
             self.leave("patternProperties", "additionalProperties", "unevaluatedProperties")
         else:
             own = {pattern: self.child("patternProperties", name) for name, pattern in spelled.items()}
-            patterns = self._apart(patterns, own, len(spelled))
+            patterns = self._apart(own, len(spelled))
             rest = self._rest()
             names = self._names_rule()
             # A pattern's schema holds for named properties too.
             apart = rest is None or isinstance(rest, bool) or not self._out.get("properties")
-            if names is not None and apart and not patterns and not self._widen.order:
+            if names is not None and apart and not patterns:
                 self._names_held = True
                 for name in self._out.get("properties", {}):
                     self._out["properties"][name] = named[name] if self._name_fits(name) else False
@@ -287,15 +270,14 @@ class KeywordRules:
             return self.child("unevaluatedProperties")
         return None
 
-    def _apart(self, named: dict[str, Lowered], own: dict[str, Lowered], count: int) -> dict[str, Lowered]:
+    def _apart(self, patterns: dict[str, Lowered], count: int) -> dict[str, Lowered]:
         """Patterns of which no two match one name, as the engine needs them: else one for the names of all,
         and the values are checked."""
-        patterns = {**named, **own}
-        together = len(own) < count or len(patterns) > MAX_PATTERNS or self._widen.property_patterns
-        alone = len(patterns) < 2 and ("properties" not in self._node or self._widen.order)
+        together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._widen.property_patterns
+        alone = len(patterns) < 2 and "properties" not in self._node
         if not patterns or alone or not together:
             return patterns
-        self.check(*(("properties", "patternProperties") if named else ("patternProperties",)))
+        self.check("patternProperties")
         return {"|".join(f"(?:{pattern})" for pattern in patterns): True}
 
     def _names_rule(self) -> str | None:
@@ -340,7 +322,7 @@ class KeywordRules:
         return spelled
 
     def required(self) -> None:
-        if self._widen.order or self._widen.everything:
+        if self._widen.everything:
             self.check("required")
             return
         if not all(map(spellable, self._node["required"])):
@@ -411,10 +393,12 @@ class KeywordRules:
         self._bound_by_values()
 
     def _bound_by_values(self) -> None:
-        """Items that must differ are no more than the values they may have."""
-        values = few_items(self._document, self._place, self._node) if self._has_unique() else None
-        if values is not None:
-            self._out["maxItems"] = min(self._out.get("maxItems", len(values)), len(values))
+        """Items that must differ are no more than the values that are listed for them."""
+        items = self._node.get("items")
+        listed = items.get("enum") if isinstance(items, Mapping) and not self.has("prefixItems") else None
+        if self._has_unique() and isinstance(listed, list):
+            values = len(set(map(canonical, listed)))
+            self._out["maxItems"] = min(self._out.get("maxItems", values), values)
 
     def _has_unique(self) -> bool:
         return self._node.get("uniqueItems") is True and bool(self._node.get("maxItems", 2) > 1)
@@ -465,14 +449,6 @@ _RULES = _table(
 )
 
 
-def _by_schema(named: Mapping[str, Lowered]) -> dict[str, Lowered]:
-    """Properties as patterns, those of equal schemas as one."""
-    groups: dict[str, list[str]] = {}
-    for name, inner in named.items():
-        groups.setdefault(json.dumps(inner), []).append(rust_literal(name))
-    return {f"^(?:{'|'.join(names)})$": json.loads(inner) for inner, names in groups.items()}
-
-
 def _is_beyond(value: Any) -> bool:
     """Whether some number of the value is beyond the engine's, which are floats."""
     match value:
@@ -496,8 +472,3 @@ def _spellable(value: Any) -> bool:
             return all(spellable(name) and _spellable(inner) for name, inner in value.items())
         case _:
             return True
-
-
-def _refers(schema: Lowered) -> bool:
-    """Whether a schema made of parts of another holds references, whose place would be lost."""
-    return '"$ref"' in json.dumps(schema)

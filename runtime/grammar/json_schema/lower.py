@@ -8,7 +8,7 @@ place. It matches nothing and calls no engine.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -27,31 +27,18 @@ MAX_DEPTH = 600
 MAX_NODES = 50_000
 
 
+ANY_JSON_LADDER = (Widen(everything=True),)
+"""JSON of the right type: all else is left to the validator."""
+
 LADDER = (
     Widen(),
     Widen(one_of=True),
     Widen(one_of=True, property_counts=True, property_patterns=True),
     Widen(one_of=True, property_counts=True, property_patterns=True, siblings=True),
-    Widen(False, True, True, True, True, True, True),
-    Widen(everything=True),
+    Widen(True, True, True, True, True, True),
+    *ANY_JSON_LADDER,
 )
 """From exact to "some JSON of the right type": the first that the engine takes is used."""
-
-FREE_LADDER = (
-    Widen(order=True, one_of=True, property_counts=True, numbers=True),
-    Widen(order=True, one_of=True, property_counts=True, numbers=True, property_patterns=True),
-    Widen(order=True, one_of=True, property_counts=True, numbers=True, property_patterns=True, siblings=True),
-    Widen(True, True, True, True, True, True, True),
-    Widen(everything=True),
-)
-"""The same for a language in which the properties of an object may come in any order, and numbers in any
-spelling: -0.0, 1e3."""
-
-TEXT_LADDER = tuple(replace(widen, patterns=True) for widen in FREE_LADDER[:3])
-"""And strings may be all that their formats allow, of which expressions hold a part."""
-
-ANY_LADDER = (Widen(everything=True),)
-"""The widest: names and strings may be escaped in any way too, so all is left to the validator."""
 
 
 @dataclass
@@ -100,9 +87,7 @@ class _Lowering(Owner):
             self._visit_all()
         self._visit_all()
         _check_depth(root, self._definitions)
-        self._plan.whole = self._widen.order or self._widen.everything
-        if self._widen.order:
-            self.check((), "the order and spelling of names")  # always validated: "\\u0061" is "a"
+        self._plan.whole = self._widen.everything
         if self._widen.everything:
             root = _any_of_types(document)
             self.check((), "the whole schema")
@@ -120,12 +105,6 @@ class _Lowering(Owner):
             return
         kept = self._plan.checks.setdefault(place, [])
         kept.extend(word for word in words if word not in kept)
-
-    def forget(self, place: Place) -> bool:
-        below = [other for other in self._plan.checks if other[: len(place)] == place]
-        for other in below:
-            del self._plan.checks[other]
-        return bool(below)
 
     def lower_node(self, place: Place, node: Any, base: str) -> Lowered:
         if isinstance(node, bool):
@@ -218,7 +197,7 @@ class _Lowering(Owner):
                 spelled = spell(value)
             except BadConstraint as error:
                 raise type(error)(error.message, where=f"{KIND} {show(place)}/pattern") from None
-            return spelled.rust_wide if self._widen.order else spelled.rust
+            return spelled.rust
         if value in FORMATS:
             return f"^(?:{FORMATS[value]})$"
         if value not in CHECKED:

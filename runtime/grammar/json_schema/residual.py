@@ -20,7 +20,6 @@ from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import lookup_recursive_ref
 
-from runtime.grammar.json_schema.finite import ANY_ITEMS, MOST, ItemChoices, Values, few
 from runtime.grammar.json_schema.lower import Plan
 from runtime.grammar.json_schema.refs import IN_PLACE, Place, show
 from runtime.grammar.json_schema.searching import found
@@ -36,8 +35,6 @@ _DROPPED = (
     "properties", "patternProperties", "additionalProperties", "allOf", "items", "prefixItems",
     "additionalItems",
 )  # fmt: skip
-_ITEMS = {"items", "prefixItems", "additionalItems", "unevaluatedItems"}
-_LISTING = {"enum", "const", "title", "description", "default", "examples", "$comment"}
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 _KEPT_NAMES = 256
 _MAX_REFERENCES = 48
@@ -65,10 +62,6 @@ class Residual:
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
-        differ = any("uniqueItems" in words for words in plan.checks.values())
-        self.items_differ = differ and any(
-            self._has_few(place, node) for place, node in self.document.objects()
-        )
         self._duties: dict[tuple[Place, ...], Duty] = {}
         self._unheld = self._reach(self._dropped())
         # Where a reference depends on the way to it, only the whole document can be validated.
@@ -169,38 +162,6 @@ class Residual:
                 found[place] = None
                 waiting.extend(reversed(self._same(place)))
         return tuple(found)
-
-    def few(self, places: tuple[Place, ...]) -> Values | None:
-        """The values that match the schemas at all of `places`; None where they are not few."""
-        listed = [few(self.document, place, self.node(place)) for place in self.closure(places)]
-        bounds = [values for values in listed if values is not None]
-        if not bounds:
-            return None
-        judges = [judge for place in places if (judge := self._judge_of_listed(place)) is not None]
-        return frozenset(text for text in frozenset.intersection(*bounds) if self._is_one(judges, text))
-
-    def _has_few(self, place: Place, node: Mapping[str, Any]) -> bool:
-        """Whether some item of an array by the schema `node` has few values."""
-        inner = [step for step in self.document.subschemas(node) if step[0][0] in _ITEMS]
-        return any(few(self.document, place + steps, schema) is not None for steps, schema in inner)
-
-    def _judge_of_listed(self, place: Place) -> Any:
-        """A validator for values that the schema at `place` lists, of what else it says; None: of nothing."""
-        node = self.node(place)
-        if not isinstance(node, Mapping) or len(node.get("enum", ())) > MOST:
-            return self._kind(node, registry=self._registry) if isinstance(node, Mapping) else None
-        rest = {word: value for word, value in node.items() if word not in _LISTING}
-        self._parts.append(rest)  # kept, for its id stands for it
-        self._places[id(rest)] = place
-        return self._kind(rest, registry=self._registry) if rest else None
-
-    def _is_one(self, judges: list[Any], text: str) -> bool:
-        self._local.depth = 0
-        value = json.loads(text)
-        try:
-            return all(judge.is_valid(value) for judge in judges)
-        except (RecursionError, BadConstraint, Unresolvable):
-            return True
 
     def node(self, place: Place) -> Any:
         node: Any = self.document.root
@@ -401,26 +362,6 @@ class Duty:
             if len(self._items) < _KEPT_NAMES:
                 self._items[index] = known
         return known
-
-    @property
-    def begins_tell(self) -> bool:
-        """Whether the begin of an array's first item may be refused somewhere: some items, which may have to
-        differ, are of few values."""
-        return self._residual.items_differ
-
-    @cached_property
-    def choices(self) -> ItemChoices:
-        """The values that the items of an array here may have, where they have to differ."""
-        if not self.unique:
-            return ANY_ITEMS
-        nodes = [node for place in self._same if isinstance(node := self._residual.node(place), Mapping)]
-        first = [node.get(word) for node in nodes for word in ("items", "prefixItems")]
-        return ItemChoices(
-            lambda index: self._residual.few(tuple(self._item_places(index, self._same))),
-            numbered=max((len(items) for items in first if isinstance(items, list)), default=0),
-            least=max((int(node.get("minItems", 0)) for node in nodes), default=0),
-            one_spelling=not self._residual.whole,
-        )
 
     def _property_places(self, name: str) -> Iterator[Place]:
         for place in self._all:

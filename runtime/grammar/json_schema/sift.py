@@ -34,9 +34,6 @@ _OUTSIDE = re.compile(rb"[-+\w.]*+" + _ENDS + _QUIET)
 _OPENING = re.compile(rb'[:,\[{ \t\r\n]*+(?:"[^"]*+|[-+\w.]++)?+')
 """After or before a value: what may begin others and ends none."""
 
-_BEGINS = re.compile(rb"\[[ \t\r\n]*+[^\]\[{ \t\r\n]")
-"""An array opens and its first item begins."""
-
 _LEAD = re.compile(rb'[, \t\r\n]*+"')
 _PIECES = re.compile(rb'[^"\\,:\[\]{} \t\r\n]+|.', re.DOTALL)
 _LEVELS = 4
@@ -48,7 +45,6 @@ class Closers:
     strings, others, names   tokens that end a string under way, another value under way or none, or a name
                              that they begin; by number n < _LEVELS, those that besides end at most n of the
                              arrays and objects around it (names: none), and that end nothing else
-    commas, begins           those that hold a comma, or an array's begin and that of a scalar in it
     never, opening           those that hold quotes, all escaped; those that end nothing but other space
     """
 
@@ -81,24 +77,11 @@ class Closers:
         self.others = [bits.pack(ends[1] <= number) for number in range(_LEVELS)]
         self.names = bits.pack(self._groups[1].group >= 0)
         self.never, self.opening = bits.pack(never), bits.pack(opening)
-        self.commas = bits.pack(np.array([b"," in data for data in bits.texts]))
-        self.begins = bits.pack(np.array([_BEGINS.search(data) is not None for data in bits.texts]))
 
     def refused(self, tracker: JsonTracker, candidates: Bits) -> Iterator[int]:
         """Those of `candidates` that may not follow."""
         place = tracker.place
         frame = place.frame
-        if place.duty.begins_tell:
-            yield from self._followed(tracker, candidates & self.begins)
-            candidates = candidates & ~self.begins
-        if frame is not None and not frame.is_object and frame.duty.choices.limited:
-            if frame.duty.choices.tell(frame.number):
-                yield from self._followed(tracker, candidates)
-                return
-            # After a comma another item has to come: whether there is one is no matter of what closes.
-            commas = candidates & self.commas
-            yield from self._followed(tracker, commas)
-            candidates = candidates & ~commas
         if place.mode in (at.STRING, at.NAME):
             if not place.escaped:
                 candidates = candidates & ~self.never
@@ -226,9 +209,7 @@ def told_apart(place: Place) -> frozenset[str] | None:
     apart = place.duty.told_apart
     if apart is None or frame is None or frame.is_object or not frame.duty.unique:
         return apart
-    return apart | {
-        json.loads(item) for item in {*frame.names, *frame.duty.choices.listed} if item.startswith('"')
-    }
+    return apart | {json.loads(item) for item in frame.names if item.startswith('"')}
 
 
 def _fresh() -> Iterator[str]:

@@ -11,8 +11,8 @@ import json
 import re
 from typing import NamedTuple
 
-from runtime.grammar.json_schema.finite import canonical
 from runtime.grammar.json_schema.residual import Duty
+from runtime.grammar.json_schema.shapes import canonical
 
 VALUE, KEY, STRING, NAME, SCALAR, AFTER, COLON, DONE = range(8)
 """What comes next: a value (or the end of an array), a name (or the end of an object), more of a string, of a
@@ -76,26 +76,8 @@ class JsonTracker:
                 self.restore(before)
                 return False
             place = after
-        if not self._leads_on(place):
-            self.restore(before)
-            return False
         self.place = place
         return True
-
-    def _leads_on(self, place: Place) -> bool:
-        """Whether the item under way can still become one that is not there yet, where that can be told."""
-        frame = place.frame
-        if (
-            frame is None
-            or frame.is_object
-            or place.mode not in (STRING, SCALAR)
-            or not frame.duty.choices.limited
-        ):
-            return True
-        if frame.duty.choices.fits(frame.names, frame.number, bytes(self._text[place.start :])):
-            return True
-        self.fault = f"{frame.duty.unique_at}: no value that begins so is left"
-        return False
 
     def allows(self, data: bytes) -> bool:
         """What feed(data) would say."""
@@ -116,8 +98,7 @@ class JsonTracker:
             return False
         if frame is None or frame.is_object or not frame.duty.unique:
             return True
-        item = json.dumps(text)
-        return item not in frame.names and frame.duty.choices.room(frame.names | {item}, frame.number + 1)
+        return json.dumps(text) not in frame.names
 
     def complete(self) -> bool:
         """Whether the text is a whole document that its schema takes."""
@@ -231,9 +212,6 @@ class JsonTracker:
         if frame.is_object:
             return Place(at, KEY, at, False, frame.duty, frame)
         frame = frame._replace(number=frame.number + 1)
-        if frame.duty.unique and not frame.duty.choices.room(frame.names, frame.number, frame.number + 1):
-            self.fault = f"{frame.duty.unique_at}: all values that an item may have are in the array"
-            return None
         return Place(at, VALUE, at, False, frame.duty.item(frame.number), frame)
 
     def _close_frame(self, place: Place) -> Place | None:
@@ -256,9 +234,6 @@ class JsonTracker:
                 self.fault = f"{frame.duty.unique_at}: the item is in the array already"
                 return None
             frame = frame._replace(names=frame.names | {item})
-            if not frame.duty.choices.room(frame.names, frame.number + 1):
-                self.fault = f"{frame.duty.unique_at}: with this item too few are left for the others"
-                return None
             return place._replace(mode=AFTER, frame=frame)
         return place._replace(mode=AFTER)
 

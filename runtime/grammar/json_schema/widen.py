@@ -19,7 +19,6 @@ class Widen:
     """What is left to the validator besides what always is: steps of a ladder, taken when the engine
     refuses."""
 
-    order: bool = False
     one_of: bool = False
     property_counts: bool = False
     property_patterns: bool = False
@@ -47,10 +46,6 @@ class Owner(ABC):
     @abstractmethod
     def reference(self, place: Place, word: str, reference: Any, base: str) -> Lowered:
         """A reference to a definition of the result; True where only the validator knows it."""
-
-    @abstractmethod
-    def forget(self, place: Place) -> bool:
-        """Take back the checks at `place` and below. Whether there were any."""
 
     @abstractmethod
     def visit(self, place: Place, node: Any, base: str) -> None:

@@ -54,9 +54,7 @@ def valid(schema: Any) -> Callable[[str], bool]:
 
 
 def _schema(name: str, schema: Any, *backends: str) -> Case:
-    return Case(
-        name, "json_schema", json.dumps(schema), backends or ("outlines", "llguidance", "auto"), valid(schema)
-    )
+    return Case(name, "json_schema", json.dumps(schema), backends or ("llguidance", "auto"), valid(schema))
 
 
 def _counted_parens(text: str) -> bool:

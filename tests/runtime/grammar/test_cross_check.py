@@ -20,7 +20,7 @@ from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 ENGINES: dict[str, tuple[str, ...]] = {
     "regex": ("outlines", "llguidance", "xgrammar"),
-    "json_schema": ("llguidance", "xgrammar", "outlines"),
+    "json_schema": ("llguidance", "xgrammar"),
     "ebnf": ("llguidance", "xgrammar"),
 }
 KNOWN: dict[str, dict[str, str]] = json.loads(

@@ -17,7 +17,7 @@ DATE = {"type": "object", "properties": {"day": {"type": "string", "format": "da
         "additionalProperties": False}  # fmt: skip
 GOOD, BAD = '{"day": "2026-11-21"}', '{"day": "a Saturday"}'
 WRONG = '{"day": 3}'
-BACKENDS = ("auto", "llguidance", "outlines", "xgrammar")
+BACKENDS = ("auto", "llguidance", "xgrammar")
 
 
 def takes(matcher, text):

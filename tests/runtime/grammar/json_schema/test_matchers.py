@@ -221,32 +221,21 @@ def test_dead_ends_say_how_far_back():
     assert found.is_terminated()
 
 
-def test_properties_in_another_order(small):
+def test_properties_come_in_the_order_of_the_schema(small):
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a", "b"],
               "additionalProperties": False}  # fmt: skip
-    text = '{"b": 1, "a": 2}'
-    assert small.accepts(small.matcher(schema), text)
-    assert not small.accepts(small.matcher(schema, property_order="schema"), text)
-    assert not small.accepts(small.matcher(schema), '{"b": 1, "a": "2"}')
-    assert not small.accepts(small.matcher(schema), '{"b": 1}')
+    assert small.accepts(small.matcher(schema), '{"a": 2, "b": 1}')
+    assert not small.accepts(small.matcher(schema), '{"b": 1, "a": 2}')
+    assert not small.accepts(small.matcher(schema), '{"a": 1}')
     face = small.matcher(schema)
     assert face.advance(ord("{"))
     assert face.next_bytes() <= set(b'" \r\n')
-    found = start(schema)
-    before = allowed(found)
-    assert found.advance_bytes(b'{"b": 1,')
-    assert found.advance_bytes(b' "a"')
-    assert not found.copy().advance_bytes(b': "')
-    found.rollback(2)
-    assert allowed(found) == before
 
 
 def test_spellings_of_one_value(small):
-    assert small.accepts(small.matcher({"const": 1}), "1.0")
-    assert small.accepts(small.matcher({"type": "integer"}), "1.0")
+    assert small.accepts(small.matcher({"const": 1.0}), "1")
     assert not small.accepts(small.matcher({"type": "integer"}), "1.5")
-    assert small.accepts(small.matcher({"const": {"a": 1, "b": [2.0]}}), '{"b": [2], "a": 1}')
-    assert small.accepts(small.matcher({"type": "object"}), json.dumps({"é": "ü"}))
+    assert small.accepts(small.matcher({"type": "object"}), json.dumps({"é": "ü"}, ensure_ascii=False))
     assert not small.accepts(small.matcher({"properties": {"a": {"type": "integer"}}}), r'{"\u0061": "x"}')
 
 
@@ -270,8 +259,6 @@ def test_whitespace_is_bounded(small, whitespace, good, bad):
 def test_options_are_checked(small):
     with pytest.raises(BadRequest, match="whitespace"):
         small.matcher({}, whitespace="none")
-    with pytest.raises(BadRequest, match="property_order"):
-        small.matcher({}, backend="llguidance", property_order="random")
     with pytest.raises(BadRequest, match="colour"):
         small.matcher({}, colour="red")
 

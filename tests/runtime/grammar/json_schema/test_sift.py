@@ -77,7 +77,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def backend() -> LLGuidanceBackend:
-    return LLGuidanceBackend(VOCABULARY, property_order="schema")
+    return LLGuidanceBackend(VOCABULARY)
 
 
 def asked_one_by_one(matcher: CheckedMatcher) -> list[int]:

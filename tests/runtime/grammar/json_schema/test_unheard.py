@@ -55,7 +55,7 @@ def test_of_many_a_few_are_told() -> None:
     assert all(len(line) < 200 for line in told)
 
 
-@pytest.mark.parametrize("backend", ["auto", "llguidance", "outlines", "xgrammar"])
+@pytest.mark.parametrize("backend", ["auto", "llguidance", "xgrammar"])
 @pytest.mark.parametrize("draft", [None, "http://json-schema.org/draft-03/schema#"])
 @pytest.mark.parametrize(
     ("word", "value", "instead"),
