@@ -25,7 +25,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
 
-from runtime.grammar.vocabulary_bytes import vocabulary_from_file  # noqa: E402
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_file  # noqa: E402
 from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
 
 LARGEST = 131_072

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from runtime.grammar.base import Matcher, Rejection, earliest
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.masks.token_bits import TokenBits
 from runtime.plan import TokenMask
 
 State = TypeVar("State")

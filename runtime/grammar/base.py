@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeVar
 
-from runtime.grammar.closing import (
+from runtime.grammar.completion import (
     PAUSE,
     Found,
     Steps,
@@ -23,7 +23,7 @@ from runtime.grammar.closing import (
     spelling,
     written,
 )
-from runtime.grammar.first_bytes import first_bytes
+from runtime.grammar.masks.first_bytes import first_bytes
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
@@ -160,7 +160,7 @@ class Matcher(ABC):
 
     def closing_steps(self, limit: int) -> Steps[tuple[int, ...] | None]:
         """closing() in pieces, between which the matcher stays as it is. Here: a bounded search over copies
-        (runtime.grammar.closing)."""
+        (runtime.grammar.completion)."""
         if self.may_stop():
             return ()
         if self.vocabulary is None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.grammar.base import Matcher
-from runtime.grammar.token_bits import token_bits
+from runtime.grammar.masks.token_bits import token_bits
 from runtime.plan import TokenMask
 from runtime.protocol.vocabulary import Vocabulary
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.grammar.byte_automaton import LONGEST_FORCED, ByteAutomaton
-from runtime.grammar.dfa import compile_regex
+from runtime.grammar.automata.byte_automaton import LONGEST_FORCED, ByteAutomaton
+from runtime.grammar.automata.dfa import compile_regex
 from runtime.grammar.jump_plan import Jump, JumpPlanner, plan_jump
 
 __all__ = ["Jump", "JumpEdge", "JumpPlanner", "OutlinesJumpForwardMap", "plan_jump"]

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from runtime.grammar.base import Completion, GrammarBackend, Matcher, quick_completion
+from runtime.grammar.histogram import COMPILE_S, Histogram
 from runtime.grammar.table import make_backend
-from runtime.grammar.tally import COMPILE_S, Histogram
 from runtime.grammar.turns import ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, BadConstraint, DeadlineExceeded, InternalFault, RuntimeFault

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.grammar.base import Matcher, Origin, Rejection, last_steps
-from runtime.grammar.closing import Steps
-from runtime.grammar.tag_space import Bits, TagSpace, Triggers
+from runtime.grammar.completion import Steps
+from runtime.grammar.tags.tag_space import Bits, TagSpace, Triggers
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.vocabulary import Vocabulary

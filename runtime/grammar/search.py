@@ -14,9 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from runtime.grammar.automaton import MATCH, START, Limits, Meter, Nfa, Subsets, partition
-from runtime.grammar.charset import EVERYTHING, category
-from runtime.grammar.regex_syntax import Alt, At, Chars, Node, Repeat, Seq, has_conditions, parse, positions
+from runtime.grammar.automata.automaton import MATCH, START, Limits, Meter, Nfa, Subsets, partition
+from runtime.grammar.automata.charset import EVERYTHING, category
+from runtime.grammar.automata.regex_syntax import (
+    Alt,
+    At,
+    Chars,
+    Node,
+    Repeat,
+    Seq,
+    has_conditions,
+    parse,
+    positions,
+)
 from runtime.protocol.errors import BadConstraint
 
 MAX_POSITIONS = 4096

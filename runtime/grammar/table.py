@@ -27,10 +27,10 @@ class NoGrammarBackend(GrammarBackend):
 GRAMMAR_BACKENDS: Registry[type[GrammarBackend]] = Registry(
     "grammar backend",
     {
-        "auto": "runtime.grammar.auto:AutoGrammarBackend",
-        "llguidance": "runtime.grammar.llguidance_backend:LLGuidanceBackend",
-        "outlines": "runtime.grammar.outlines_backend:OutlinesGrammarBackend",
-        "xgrammar": "runtime.grammar.xgrammar_backend:XGrammarBackend",
+        "auto": "runtime.grammar.backends.auto:AutoGrammarBackend",
+        "llguidance": "runtime.grammar.backends.llguidance_backend:LLGuidanceBackend",
+        "outlines": "runtime.grammar.backends.outlines_backend:OutlinesGrammarBackend",
+        "xgrammar": "runtime.grammar.backends.xgrammar_backend:XGrammarBackend",
         "none": "runtime.grammar.table:NoGrammarBackend",
     },
     extras={"llguidance": "llguidance", "xgrammar": "xgrammar"},

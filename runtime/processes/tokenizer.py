@@ -17,7 +17,7 @@ import tokenizers
 
 from runtime.config.fields import Fields
 from runtime.formats.chat.control import acts_as_control
-from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.processes.detokenize import TextTable
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.vocabulary import Vocabulary

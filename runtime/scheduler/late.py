@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from runtime.cache.manager import CacheManager
-from runtime.grammar.closing import Steps
+from runtime.grammar.completion import Steps
 from runtime.plan import Sample
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Completion, Matcher, Rejection, first_completion
-from runtime.grammar.closing import Steps, at_once, follows, rest_of
+from runtime.grammar.completion import Steps, at_once, follows, rest_of
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
 from runtime.protocol.io_struct import FinishReason

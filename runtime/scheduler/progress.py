@@ -19,7 +19,7 @@ import msgspec
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Matcher
-from runtime.grammar.closing import Steps
+from runtime.grammar.completion import Steps
 from runtime.grammar.jump_plan import CONTEXT, JumpPlanner
 from runtime.grammar.reasoner import ReasonerMatcher
 from runtime.protocol.errors import InternalFault, RuntimeFault

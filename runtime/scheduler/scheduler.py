@@ -16,8 +16,8 @@ from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import TUNABLE, SchedulerConfig
+from runtime.grammar.histogram import MASK_S, Histogram
 from runtime.grammar.reasoner import Reasoning
-from runtime.grammar.tally import MASK_S, Histogram
 from runtime.plan import Row, RowResult, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
-from runtime.grammar.json_schema.widen import Lowered
+from runtime.grammar.json_schema.relaxation import Lowered
 from runtime.protocol.errors import BadConstraint
 
 _MAX_LOOKS = 200

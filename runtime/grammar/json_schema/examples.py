@@ -17,20 +17,20 @@ from functools import lru_cache
 from itertools import chain, count, islice
 from typing import Any
 
-from runtime.grammar.automaton import Limits
-from runtime.grammar.closing import PAUSE
-from runtime.grammar.dfa import compile_node
-from runtime.grammar.json_schema.common_text import found_by, shortest_of_all
-from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.formats import FORMATS
+from runtime.grammar.automata.automaton import Limits
+from runtime.grammar.automata.dfa import compile_node
+from runtime.grammar.automata.shortest_end import ShortestEnds
+from runtime.grammar.completion import PAUSE
+from runtime.grammar.json_schema.checks.runtime_checks import Residual
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
-from runtime.grammar.json_schema.residual import Residual
-from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.relaxation import Unspelled, Widen
 from runtime.grammar.json_schema.shapes import known
 from runtime.grammar.json_schema.source import read_document
-from runtime.grammar.json_schema.widen import Unspelled, Widen
-from runtime.grammar.shortest_end import ShortestEnds
+from runtime.grammar.json_schema.texts.common_text import found_by, shortest_of_all
+from runtime.grammar.json_schema.texts.ecma import spell
+from runtime.grammar.json_schema.texts.formats import FORMATS
+from runtime.grammar.json_schema.texts.searching import found
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from runtime.grammar.automata.regex_spelling import rust_literal
 from runtime.grammar.json_schema.decimal_bounds import shorter_within
-from runtime.grammar.json_schema.ecma import spell, spellable
-from runtime.grammar.json_schema.formats import CHECKED, FORMATS, MAX_LENGTH
 from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
-from runtime.grammar.json_schema.searching import found
+from runtime.grammar.json_schema.relaxation import Lowered, Owner, Unspelled, Widen
 from runtime.grammar.json_schema.shapes import canonical, check_shapes, known
-from runtime.grammar.json_schema.widen import Lowered, Owner, Unspelled, Widen
-from runtime.grammar.regex_spelling import rust_literal
+from runtime.grammar.json_schema.texts.ecma import spell, spellable
+from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, MAX_LENGTH
+from runtime.grammar.json_schema.texts.searching import found
 
 MAX_PATTERNS = 64
 _EXACT = 2**53

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.formats import CHECKED, FORMATS
 from runtime.grammar.json_schema.keywords import KeywordRules
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, Target, is_metaschema, mistake, show
+from runtime.grammar.json_schema.relaxation import Lowered, Owner, Widen
 from runtime.grammar.json_schema.shapes import check_shapes, shown
-from runtime.grammar.json_schema.unheard import MAX_TOLD, unheard
-from runtime.grammar.json_schema.widen import Lowered, Owner, Widen
+from runtime.grammar.json_schema.texts.ecma import spell
+from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS
+from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD, unheard
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 MAX_DEPTH = 600

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runtime.grammar.json_schema.ecma import spell
+from runtime.grammar.automata.regex_syntax import Alt, At, Chars, Node, Repeat, Seq, parse
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.shapes import check_shapes
 from runtime.grammar.json_schema.source import WHITESPACE
-from runtime.grammar.regex_syntax import Alt, At, Chars, Node, Repeat, Seq, parse
+from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 ORDER = "properties come in the order of the schema"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from runtime.grammar.dfa import DEAD, ByteDfa
-from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
+from runtime.grammar.automata.dfa import DEAD, ByteDfa
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.protocol.vocabulary import Vocabulary
 
 WORDS = [
@@ -144,7 +144,7 @@ def _searches_end_by_their_work() -> Iterator[None]:
     """Searches for completions are bounded by work and by processor time; what is found may not depend on
     how fast the machine is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: 0.0))
+        patch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=lambda: 0.0))
         yield
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from runtime.grammar.base import Matcher
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.grammar.table import make_backend
-from runtime.grammar.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.protocol.vocabulary import Vocabulary
 from tests.exploring import EXPLORE, EXPLORING
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.grammar.auto import ORDER
+from runtime.grammar.backends.auto import ORDER
 from runtime.grammar.byte_matcher import BYTES, byte_matcher
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.table import GRAMMAR_BACKENDS, make_backend

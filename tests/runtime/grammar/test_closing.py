@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.base import Matcher, first_completion
-from runtime.grammar.closing import at_once, follows, rest_of, search
+from runtime.grammar.completion import at_once, follows, rest_of, search
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import make_backend
@@ -204,7 +204,7 @@ def test_work_is_bounded() -> None:
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second for every look at the clock: three places are looked at."""
     ticks, start = itertools.count(), compiled("llguidance", *CASES[7]).copy()
-    monkeypatch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: next(ticks)))
+    monkeypatch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=lambda: next(ticks)))
     assert search(start, VOCABULARY, 200, seconds=2.5) == (None, False)
     assert next(ticks) == 6
     assert search(start, VOCABULARY, 200, seconds=1000).ids is not None

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.automaton import Limits
-from runtime.grammar.dfa import DEAD, compile_choices, compile_regex
+from runtime.grammar.automata.automaton import Limits
+from runtime.grammar.automata.dfa import DEAD, compile_choices, compile_regex
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 ALPHABET = "abAB019_ -é日😊\n\tſKß.\u0660"

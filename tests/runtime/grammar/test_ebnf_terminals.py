@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar import ebnf_spelling, ebnf_terminals
 from runtime.grammar.byte_matcher import byte_matcher
-from runtime.grammar.ebnf import parse_ebnf
-from runtime.grammar.ebnf_spelling import as_regex
-from runtime.grammar.ebnf_terminals import split
-from runtime.grammar.ebnf_tree import Chars, Grammar, Repeat
+from runtime.grammar.ebnf import spelling as ebnf_spelling
+from runtime.grammar.ebnf import terminals as ebnf_terminals
+from runtime.grammar.ebnf.reading import parse_ebnf
+from runtime.grammar.ebnf.spelling import as_regex
+from runtime.grammar.ebnf.terminals import split
+from runtime.grammar.ebnf.tree import Chars, Grammar, Repeat
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.dfa import DEAD, compile_regex
+from runtime.grammar.automata.dfa import DEAD, compile_regex
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.jump_forward import Jump, JumpPlanner, OutlinesJumpForwardMap, plan_jump
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 

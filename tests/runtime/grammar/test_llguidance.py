@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from runtime.api import Engine
-from runtime.grammar.llguidance_backend import LLGuidanceBackend, LLGuidanceLimits
-from runtime.grammar.llguidance_parser import Parser, _Start
+from runtime.grammar.backends.llguidance_backend import LLGuidanceBackend, LLGuidanceLimits
+from runtime.grammar.backends.llguidance_parser import Parser, _Start
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
 from runtime.protocol.io_struct import GenerateReqInput

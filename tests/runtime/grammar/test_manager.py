@@ -9,10 +9,10 @@ from concurrent.futures import CancelledError
 
 import pytest
 
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.base import GrammarBackend
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.manager import GrammarManager
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.turns import ShortTurns
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import (

@@ -8,12 +8,12 @@ import re
 import numpy as np
 import pytest
 
-from runtime.grammar import dfa as dfa_module
-from runtime.grammar.dfa import DEAD, compile_choices, compile_regex
-from runtime.grammar.mask_cache import MaskCache
-from runtime.grammar.masks import TokenAutomaton, TokenSpace
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.automata import dfa as dfa_module
+from runtime.grammar.automata.dfa import DEAD, compile_choices, compile_regex
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.masks.mask_cache import MaskCache
+from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
+from runtime.grammar.masks.token_bits import TokenBits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.byte_matcher import BYTES, ByteMatcher, byte_matcher
-from runtime.grammar.closing import WORK
+from runtime.grammar.completion import WORK
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.grammar.backends.llguidance_backend import LLGuidanceBackend
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.base import Matcher
-from runtime.grammar.llguidance_backend import LLGuidanceBackend
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.reasoner import ReasonerMatcher, Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest

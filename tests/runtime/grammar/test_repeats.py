@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.automaton import Limits
-from runtime.grammar.byte_automaton import DEAD
+from runtime.grammar.automata.automaton import Limits
+from runtime.grammar.automata.byte_automaton import DEAD
+from runtime.grammar.automata.dfa import compile_regex
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.byte_matcher import BYTES
-from runtime.grammar.dfa import compile_regex
-from runtime.grammar.masks import TokenAutomaton, TokenSpace
-from runtime.grammar.merged_trie import byte_kinds, merged
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
+from runtime.grammar.masks.merged_trie import byte_kinds, merged
+from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
+from runtime.grammar.masks.trie import TokenTrie
 from runtime.grammar.table import make_backend
-from runtime.grammar.trie import TokenTrie
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary

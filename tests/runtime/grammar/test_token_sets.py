@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.tag_space import TagSpace, Triggers
-from runtime.grammar.token_bits import SPARSE, TokenBits
+from runtime.grammar.masks.token_bits import SPARSE, TokenBits
+from runtime.grammar.tags.tag_space import TagSpace, Triggers
 from runtime.protocol.vocabulary import Vocabulary
 
 

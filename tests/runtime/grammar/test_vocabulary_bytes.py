@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from runtime.grammar.vocabulary_bytes import vocabulary_from_file, vocabulary_from_tokenizer
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_file, vocabulary_from_tokenizer
 from runtime.protocol.errors import ModelLoadError
 
 TEXTS = [

@@ -19,7 +19,7 @@ from runtime.protocol.registry import MissingExtra
 from runtime.protocol.vocabulary import Vocabulary
 
 pytest.importorskip("xgrammar")
-from runtime.grammar.xgrammar_backend import XGrammarBackend, XGrammarLimits
+from runtime.grammar.backends.xgrammar_backend import XGrammarBackend, XGrammarLimits
 
 OBJECT = {"type": "object"}
 
@@ -220,7 +220,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch):
 
 def test_torch_comes_only_with_this_backend():
     code = (
-        "import sys, runtime.grammar.manager, runtime.grammar.structural_tag, runtime.grammar.reasoner;"
+        "import sys, runtime.grammar.manager, runtime.grammar.tags.structural_tag, runtime.grammar.reasoner;"
         "from runtime.grammar.byte_matcher import byte_matcher;"
         "byte_matcher('regex', 'a'); byte_matcher('ebnf', 'root ::= [a]'); byte_matcher('json_schema', '{}');"
         "sys.exit('torch' in sys.modules or 'xgrammar' in sys.modules)"

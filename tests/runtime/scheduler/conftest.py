@@ -242,7 +242,7 @@ def _nothing_is_given_up_for_its_time() -> Iterator[None]:
     """What a search for a completion finds, and whether a constraint is followed, may not depend on how fast
     the machine is. (A test of the limit sets one.)"""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("runtime.grammar.closing.time", SimpleNamespace(thread_time=lambda: 0.0))
+        patch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=lambda: 0.0))
         patch.setattr("runtime.scheduler.masks.GRAMMAR_S", float("inf"))
         yield
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from runtime.config.scheduler import SchedulerConfig
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.base import Matcher
 from runtime.grammar.jump_plan import JumpPlanner
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.plan import Row, RowResult, Sample, StepPlan, TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput

@@ -11,9 +11,9 @@ from zlib import crc32
 import pytest
 
 from runtime.config.scheduler import SchedulerConfig
+from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.base import Matcher
 from runtime.grammar.manager import GrammarManager
-from runtime.grammar.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.grammar.base import first_completion
 from runtime.grammar.byte_matcher import BYTES
-from runtime.grammar.closing import PAUSE, search
+from runtime.grammar.completion import PAUSE, search
 from runtime.grammar.json_schema.examples import examples, shortest
 from runtime.grammar.json_schema.refs import SchemaDocument
 from runtime.grammar.table import make_backend

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.grammar.json_schema.lower import LADDER, lower
 from runtime.grammar.json_schema.refs import SchemaDocument, show
-from runtime.grammar.json_schema.widen import Widen
+from runtime.grammar.json_schema.relaxation import Widen
 
 
 def plan(schema: Any, widen: Widen = LADDER[0]) -> tuple[dict[str, Any], tuple[str, ...]]:

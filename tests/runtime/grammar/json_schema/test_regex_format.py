@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.json_schema import regex_format
-from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.regex_format import is_regex
+from runtime.grammar.json_schema.texts import regex_format
+from runtime.grammar.json_schema.texts.ecma import spell
+from runtime.grammar.json_schema.texts.regex_format import is_regex
 from runtime.protocol.errors import BadConstraint
 
 GOOD = [

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from runtime.grammar.json_schema.checked import CheckedMatcher
-from runtime.grammar.llguidance_backend import LLGuidanceBackend
-from runtime.grammar.token_bits import TokenBits
+from runtime.grammar.backends.llguidance_backend import LLGuidanceBackend
+from runtime.grammar.json_schema.checks.checked import CheckedMatcher
+from runtime.grammar.masks.token_bits import TokenBits
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.vocabulary import Vocabulary
 

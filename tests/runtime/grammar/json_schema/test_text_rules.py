@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.grammar.json_schema.ecma import spell
-from runtime.grammar.json_schema.formats import FORMATS, matches
+from runtime.grammar.json_schema.texts.ecma import spell
+from runtime.grammar.json_schema.texts.formats import FORMATS, matches
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.grammar.byte_matcher import byte_matcher
-from runtime.grammar.json_schema.unheard import MAX_TOLD
+from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD
 from runtime.protocol.errors import UnsupportedConstraint
 
 

@@ -1,0 +1,234 @@
+"""ByteDfa: the byte-level automaton of a constraint; and compiling a regular expression or a list of choices.
+
+A state is one int: (state of the character automaton) * nodes + (node of the UTF-8 table), so that the
+product is never written out: a length bound of thousands of Unicode characters costs one small row each. It
+does not know tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.grammar.automata.automaton import Limits, Meter, build
+from runtime.grammar.automata.byte_automaton import DEAD, ByteAutomaton
+from runtime.grammar.automata.regex_syntax import Node, parse
+from runtime.grammar.automata.utf8 import utf8_table
+from runtime.protocol.errors import BadConstraint
+
+DEFAULT_LIMITS = Limits()
+MAX_PATTERN = 1 << 17
+"""Characters of a pattern; longer ones would take seconds in `re`'s own parser."""
+_PRODUCT_LIMIT = 1 << 21
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, eq=False)
+class ByteDfa(ByteAutomaton):
+    """delta: int32 [states, classes + 1], -1 = no way on, the last column all -1. utf8: int32 [nodes, 256],
+    see utf8_table. accepting: bool [states]. Immutable, shared by threads. The first state is 0; DEAD is no
+    state."""
+
+    delta: npt.NDArray[np.int32]
+    utf8: npt.NDArray[np.int32]
+    accepting: npt.NDArray[np.bool_]
+    intervals: tuple[tuple[int, int, int], ...] = ()
+    """(first, last, class) of code points, as CharDfa's; empty where classes are bytes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nodes", len(self.utf8))
+        object.__setattr__(self, "classes", self.delta.shape[1] - 1)
+
+    @cached_property
+    def pattern_of(self) -> npt.NDArray[np.intp]:
+        """Per character state, which row of `open_nodes` is its own: states that allow the same classes
+        share one."""
+        return self._patterns[1]
+
+    @cached_property
+    def open_nodes(self) -> npt.NDArray[np.bool_]:
+        """bool [patterns, nodes]: whether some character that goes on from node n is allowed."""
+        return self._patterns[0]
+
+    @cached_property
+    def _patterns(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
+        allowed = self.delta >= 0
+        _, firsts, pattern_of = np.unique(
+            np.packbits(allowed, axis=1), axis=0, return_index=True, return_inverse=True
+        )
+        rows = allowed[firsts]
+        below = _nodes_below(self.utf8, self.delta.shape[1])
+        return (rows.astype(np.float32) @ below.T.astype(np.float32)) > 0, pattern_of.reshape(-1)
+
+    @cached_property
+    def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
+        """The written-out byte automaton, where it is small: (kind of each byte [256], the state after each
+        kind [states * nodes, kinds], DEAD where not allowed); else None."""
+        _, firsts, kind_of = np.unique(self.utf8, axis=1, return_index=True, return_inverse=True)
+        states, nodes, kinds = len(self.delta), self.nodes, len(firsts)
+        if states * nodes * kinds > _PRODUCT_LIMIT:
+            return None
+        entries = self.utf8[:, firsts]
+        leaf = entries < 0
+        after = self.delta[:, np.where(leaf, ~entries, -1)]
+        inner = np.where(leaf, 0, entries)
+        here = np.arange(states, dtype=np.int32)[:, None, None] * nodes + inner
+        table = np.where(
+            leaf,
+            np.where(after >= 0, after * nodes, DEAD),
+            np.where(self.open_nodes[self.pattern_of][:, inner], here, DEAD),
+        )
+        return kind_of.reshape(-1), table.reshape(states * nodes, kinds).astype(np.int32)
+
+    def step(self, state: int, byte: int) -> int:
+        """The state after one byte, or DEAD."""
+        at, node = divmod(state, self.nodes)
+        entry = int(self.utf8[node, byte])
+        if entry >= 0:
+            return at * self.nodes + entry if self.open_nodes[self.pattern_of[at], entry] else DEAD
+        after = int(self.delta[at, ~entry])
+        return after * self.nodes if after >= 0 else DEAD
+
+    def accepts(self, state: int) -> bool:
+        """Whether the bytes up to `state` are a whole match."""
+        at, node = divmod(state, self.nodes)
+        return node == 0 and bool(self.accepting[at])
+
+    def is_final(self, state: int) -> bool:
+        """Whether no byte may follow. Every state reaches a match, so such a state accepts."""
+        at, node = divmod(state, self.nodes)
+        return node == 0 and not self.open_nodes[self.pattern_of[at], 0]
+
+    def following(self, state: int) -> npt.NDArray[np.int64]:
+        """int64 [256]: the state after each byte, DEAD where it is not allowed."""
+        at, node = divmod(state, self.nodes)
+        entries = self.utf8[node].astype(np.int64)
+        leaf = entries < 0
+        after = self.delta[at, np.where(leaf, ~entries, -1)].astype(np.int64)
+        inner = leaf | self.open_nodes[self.pattern_of[at], np.where(leaf, 0, entries)]
+        return np.where(leaf, np.where(after >= 0, after * self.nodes, DEAD),
+                        np.where(inner, at * self.nodes + entries, DEAD))  # fmt: skip
+
+    @property
+    def nbytes(self) -> int:
+        return self.delta.nbytes + self.utf8.nbytes + self.accepting.nbytes
+
+    @cached_property
+    def content(self) -> bytes:
+        """A digest of the automaton."""
+        digest = hashlib.blake2b(b"states", digest_size=20)
+        for part in (self.delta, self.utf8, self.accepting):
+            digest.update(repr(part.shape).encode() + part.tobytes())
+        return digest.digest()
+
+    def width(self, state: int) -> int:
+        """The most ASCII bytes that lead from `state` to one and the same; 0 in the middle of a character."""
+        at, node = divmod(state, self.nodes)
+        if node:
+            return 0
+        taken = self.delta[at] >= 0
+        return int(np.bincount(self.delta[at][taken], self._bytes[taken]).max(initial=0))
+
+    def alike(self, steps: int) -> npt.NDArray[np.uint64]:
+        """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
+        characters lead on. The states of a long repeat are alike up to its end."""
+        width = self.delta.shape[1]
+        weights = np.random.default_rng(0).integers(1 << 63, size=width, dtype=np.uint64) | np.uint64(1)
+        digests = np.ones(len(self.delta) + 1, dtype=np.uint64)
+        digests[-1] = 0  # of DEAD, which is -1
+        for _ in range(min(steps, len(self.delta))):
+            digests *= _MIX
+            digests ^= digests >> np.uint64(29)
+            digests[:-1] = (digests[self.delta] * weights).sum(axis=1, dtype=np.uint64) | np.uint64(1)
+        return digests[:-1]
+
+    @cached_property
+    def widest(self) -> int:
+        """The greatest width() of all states."""
+        return max((self.width(at * self.nodes) for at in range(len(self.delta))), default=0)
+
+    @cached_property
+    def _bytes(self) -> npt.NDArray[np.intp]:
+        """How many ASCII bytes each class has."""
+        return np.bincount(~np.minimum(self.utf8[0, :128], -1), minlength=self.delta.shape[1])
+
+
+def compile_regex(pattern: str, limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
+    """The automaton of all UTF-8 texts that re.fullmatch(pattern, text) accepts. Raises BadConstraint
+    (syntax, with the position; matches nothing) or UnsupportedConstraint (too large, or not regular)."""
+    return compile_node(parse_regex(pattern), limits)
+
+
+def parse_regex(pattern: str) -> Node:
+    """The language of re.fullmatch(pattern, .); raises as compile_regex does."""
+    if len(pattern) > MAX_PATTERN:
+        raise BadConstraint(f"has {len(pattern)} characters; at most {MAX_PATTERN} are taken", where="regex")
+    return parse(pattern)
+
+
+def compile_node(node: Node, limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
+    """The automaton of a tree of languages; see compile_regex."""
+    try:
+        automaton = build(node, limits)
+    except RecursionError:
+        raise BadConstraint("groups are nested too deeply", where="regex") from None
+    utf8 = utf8_table(automaton.intervals, automaton.delta.shape[1] - 1)
+    return ByteDfa(automaton.delta, utf8, automaton.accepting, automaton.intervals)
+
+
+def compile_choices(options: Sequence[str], limits: Limits = DEFAULT_LIMITS) -> ByteDfa:
+    """The automaton of exactly these texts: a tree over their bytes. Raises BadConstraint."""
+    if not options:
+        raise BadConstraint("has no options", where="choices")
+    try:
+        texts = sorted({option.encode("utf-8") for option in options})
+    except UnicodeEncodeError as error:
+        raise BadConstraint(
+            f"an option cannot be written as UTF-8: {error.object!r}", where="choices"
+        ) from None
+    meter = Meter(limits, "choices")
+    used = {byte: number for number, byte in enumerate(sorted({byte for text in texts for byte in text}))}
+    edges: list[tuple[int, int, int]] = []
+    ends: set[int] = set()
+    path, previous, states = [0], b"", 1
+    for text in texts:
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(previous, text)) if a != b), min(len(previous), len(text))
+        )
+        del path[shared + 1 :]
+        meter.spend(1)
+        for byte in text[shared:]:
+            edges.append((path[-1], used[byte], states))
+            path.append(states)
+            states += 1
+        ends.add(path[-1])
+        previous = text
+        meter.table(states, len(used))
+    delta = np.full((states, len(used) + 1), -1, dtype=np.int32)
+    if edges:
+        sources, classes, targets = np.array(edges, dtype=np.int32).T
+        delta[sources, classes] = targets
+    accepting = np.zeros(states, dtype=np.bool_)
+    accepting[list(ends)] = True
+    entries = np.full((1, 256), ~len(used), dtype=np.int32)
+    for byte, number in used.items():
+        entries[0, byte] = ~number
+    return ByteDfa(delta, entries, accepting)
+
+
+def _nodes_below(utf8: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.bool_]:
+    """bool [nodes, width]: the classes of the characters that go on from each node of a UTF-8 table."""
+    nodes = len(utf8)
+    below = np.zeros((nodes, width), dtype=np.bool_)
+    at, byte = np.nonzero(utf8 < 0)
+    below[at, ~utf8[at, byte]] = True
+    inner = utf8 >= 0
+    parents = np.flatnonzero(inner.any(axis=1)).tolist()
+    for node in sorted(parents, key=lambda node: node or nodes):  # children have smaller numbers; the root
+        below[node] |= below[utf8[node, inner[node]]].any(axis=0)  # comes last
+    return below

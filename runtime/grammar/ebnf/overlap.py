@@ -1,0 +1,225 @@
+"""Overlaps: what the texts of terminals have in common, as far as a lexer minds: whether one text is both,
+and what lengthens a text of one within another. It knows no grammar around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from runtime.grammar.automata.automaton import Meter, partition
+from runtime.grammar.automata.charset import Ranges
+from runtime.grammar.ebnf.tree import Alt, Chars, Node, Ref, Repeat, Seq
+
+
+class Met(NamedTuple):
+    """same: some text is both; longer: the first bytes of characters that lengthen a text of the first
+    within the second, as bits."""
+
+    same: bool
+    longer: int
+
+
+class Overlaps:
+    """Of terminals, by the numbers they get: trees whose characters are those of `nodes`. Sets of bytes are
+    bits of an int."""
+
+    def __init__(self, nodes: Iterable[Node], meter: Meter) -> None:
+        self._meter = meter
+        self._classes, self._lead = _classes(nodes, meter)
+        self._numbers: dict[Node, int] = {}
+        self._automata: list[_Automaton] = []
+        self._met: dict[tuple[int, int], Met] = {}
+        self._firsts: list[int] = []
+
+    def number(self, body: Node) -> int:
+        """That of a terminal: a tree without names."""
+        number = self._numbers.setdefault(body, len(self._automata))
+        if number == len(self._automata):
+            automaton = _Automaton(body, self._classes, self._meter)
+            self._automata.append(automaton)
+            self._firsts.append(self._bytes(automaton.first_set))
+        return number
+
+    def first(self, one: int) -> int:
+        """The first bytes of all its texts."""
+        return self._firsts[one]
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether some texts of the two begin with the same character."""
+        return bool(self._automata[one].first_set & self._automata[other].first_set)
+
+    def meet(self, one: int, other: int) -> Met:
+        known = self._met.get((one, other))
+        if known is None:
+            known = self._met[one, other] = self._compare(one, other)
+        return known
+
+    def _compare(self, one: int, other: int) -> Met:
+        first, second = self._automata[one], self._automata[other]
+        if first.straight and second.straight:
+            return self._side_by_side(first.sets, second.sets)
+        reached = [0] * len(first.sets)  # places of the second that the same text comes to
+        fits = [_fitting(second, chars) for chars in first.sets]
+        queue = list(bits_of(first.first))
+        for place in queue:
+            reached[place] |= second.first & fits[place]
+        while queue:
+            place = queue.pop()
+            ahead = second.after(reached[place])
+            self._meter.spend(1 + first.follow[place].bit_count())
+            for after in bits_of(first.follow[place]):
+                new = ahead & fits[after]
+                if new & ~reached[after]:
+                    reached[after] |= new
+                    queue.append(after)
+        ends = 0
+        for place in bits_of(first.last):
+            ends |= reached[place]
+        longer = 0
+        for place in bits_of(second.after(ends)):
+            longer |= second.sets[place]
+        return Met(bool(ends & second.last), self._bytes(longer))
+
+    def _side_by_side(self, one: list[int], other: list[int]) -> Met:
+        self._meter.spend(1)
+        if any(not first & second for first, second in zip(one, other)):
+            return Met(False, 0)
+        return Met(len(one) == len(other), self._bytes(other[len(one)]) if len(one) < len(other) else 0)
+
+    def _bytes(self, chars: int) -> int:
+        found = 0
+        for number in bits_of(chars):
+            found |= self._lead[number]
+        return found
+
+
+class _Automaton:
+    """The places of a terminal's characters (Glushkov 1961), sets of them as bits of an int.
+
+    sets: of each place its characters, bits by class; follow: the places after it. straight: it is a
+    row of characters, with no choice but of which."""
+
+    def __init__(self, node: Node, classes: Mapping[Ranges, int], meter: Meter) -> None:
+        self._classes, self._meter = classes, meter
+        self.sets: list[int] = []
+        self.follow: list[int] = []
+        _, self.first, self.last = self._add(node)
+        self._after: dict[int, int] = {}
+        in_a_row = self.follow == [2 << place for place in range(len(self.sets) - 1)] + [0]
+        self.straight = in_a_row and self.first == 1 and self.last == 1 << (len(self.sets) - 1)
+        self.first_set = 0
+        for place in bits_of(self.first):
+            self.first_set |= self.sets[place]
+
+    def after(self, places: int) -> int:
+        found = self._after.get(places)
+        if found is None:
+            found = 0
+            for place in bits_of(places):
+                found |= self.follow[place]
+            self._meter.spend(places.bit_count())
+            self._after[places] = found
+        return found
+
+    def _add(self, node: Node) -> tuple[bool, int, int]:
+        """Whether it may be empty, its first places, its last ones."""
+        self._meter.spend(1)
+        match node:
+            case Chars(ranges):
+                self.sets.append(self._classes[ranges])
+                self.follow.append(0)
+                place = 1 << (len(self.sets) - 1)
+                return False, place, place
+            case Seq(items):
+                return self._row(items)
+            case Alt(options):
+                parts = [self._add(option) for option in options]
+                first = last = 0
+                for _, begins, ends in parts:
+                    first, last = first | begins, last | ends
+                return any(part[0] for part in parts), first, last
+            case Repeat(item, low, high):
+                empty, first, last = self._row((item,) * max(low, 1))
+                if high is None:
+                    return self._again(item, empty or low == 0, first, last, low)
+                for _ in range(high - max(low, 1)):  # each further one only after the one before
+                    skipped, begins, ends = self._add(item)
+                    self._join(last, begins)
+                    first |= begins if empty else 0
+                    last |= ends
+                    empty = empty and skipped
+                return empty or low == 0, first, last
+            case Ref():
+                raise AssertionError("a terminal names no rule")
+
+    def _again(self, item: Node, empty: bool, first: int, last: int, low: int) -> tuple[bool, int, int]:
+        """The rest of a repeat without end."""
+        if low <= 1:
+            self._join(last, first)
+            return empty, first, last
+        _, begins, ends = self._add(item)
+        self._join(last | ends, begins)
+        return empty, first | (begins if empty else 0), last | ends
+
+    def _row(self, items: tuple[Node, ...]) -> tuple[bool, int, int]:
+        empty, first, last = True, 0, 0
+        for item in items:
+            skipped, begins, ends = self._add(item)
+            self._join(last, begins)
+            first |= begins if empty else 0
+            last = ends | (last if skipped else 0)
+            empty = empty and skipped
+        return empty, first, last
+
+    def _join(self, last: int, first: int) -> None:
+        for place in bits_of(last):
+            self.follow[place] |= first
+
+
+def _fitting(automaton: _Automaton, chars: int) -> int:
+    found = 0
+    for place, some in enumerate(automaton.sets):
+        found |= bool(some & chars) << place
+    return found
+
+
+def _classes(nodes: Iterable[Node], meter: Meter) -> tuple[dict[Ranges, int], list[int]]:
+    """Of each set of characters its classes, and of each class the first bytes of its characters; as bits."""
+    sets: dict[Ranges, int] = {}
+    for node in nodes:
+        _collect(node, sets)
+    intervals, cells = partition(list(sets), meter)
+    lead = [0] * len(intervals)
+    for first, last, number in intervals:
+        lead[number] |= (2 << _lead_byte(last)) - (1 << _lead_byte(first))
+    return {ranges: sum(1 << cell for cell in some) for ranges, some in zip(sets, cells)}, lead
+
+
+def _collect(node: Node, sets: dict[Ranges, int]) -> None:
+    match node:
+        case Chars(ranges):
+            sets[ranges] = 0
+        case Repeat(item):
+            _collect(item, sets)
+        case Seq(parts) | Alt(parts):
+            for part in parts:
+                _collect(part, sets)
+        case Ref():
+            return
+
+
+def _lead_byte(point: int) -> int:
+    if point < 0x80:
+        return point
+    if point < 0x800:
+        return 0xC0 | point >> 6
+    return 0xE0 | point >> 12 if point < 0x10000 else 0xF0 | point >> 18
+
+
+def bits_of(value: int) -> Iterator[int]:
+    """The places of its bits, ascending."""
+    while value:
+        low = value & -value
+        yield low.bit_length() - 1
+        value ^= low

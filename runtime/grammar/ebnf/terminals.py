@@ -1,0 +1,272 @@
+"""Which parts of a recursive grammar an engine may read as terminals, longest match first, and lose nothing.
+
+An engine with a lexer reads names, numbers and words many times faster by its lexer than character by
+character. But a lexer takes the longest text that any of the terminals expected at a place has, so `[a-z]+`
+would take the `end` that may come after it. Here a part without recursion becomes a terminal only where that
+cannot happen: where no character that may follow it could also lengthen it, or another terminal expected at
+the same place. It compiles nothing, and knows no engine's way of writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from runtime.grammar.automata.automaton import Limits, Meter
+from runtime.grammar.ebnf.overlap import Overlaps, bits_of
+from runtime.grammar.ebnf.tree import (
+    Alt,
+    Chars,
+    Grammar,
+    Node,
+    Ref,
+    Repeat,
+    Seq,
+    bottom_up,
+    empty_rules,
+    is_empty,
+    positions_of,
+)
+from runtime.protocol.errors import BadConstraint
+
+MAX_TERMINAL = 300
+"""Characters of a terminal with its counts written out."""
+
+MAX_RULES, MAX_TERMINALS = 1_000, 256
+_LIMITS = Limits(work=20_000)
+_ROUNDS = 12
+
+
+class Split(NamedTuple):
+    """The same language: `terminals` are those rules of `grammar` that hold characters, and no other rule;
+    the others hold no characters."""
+
+    grammar: Grammar
+    terminals: frozenset[str]
+
+
+def split(grammar: Grammar) -> Split:
+    """`grammar` with the longest terminals that are safe; where that takes too long to find out, with one for
+    each character."""
+    regular = bottom_up(grammar.rules)
+    if len(grammar.rules) > MAX_RULES:
+        return single(grammar)
+    broken: set[Node] = set()
+    try:
+        meter = Meter(_LIMITS)
+        overlaps = Overlaps(grammar.rules.values(), meter)
+        for _ in range(_ROUNDS):
+            found = _Folder(grammar, regular, broken).run()
+            clashing = _clashing(found, overlaps, meter)
+            if not clashing:
+                return found
+            broken |= clashing
+    except BadConstraint:
+        pass  # the look was given up
+    return single(grammar)
+
+
+def single(grammar: Grammar) -> Split:
+    """`grammar` with a terminal for each character."""
+    return _Folder(grammar, None, set()).run()
+
+
+class _Folder:
+    """Writes the rules anew, with terminals for what is regular, save `broken`; regular None: for each
+    character. Names of rules and of terminals cannot meet: the latter begin with a digit."""
+
+    def __init__(self, grammar: Grammar, regular: list[str] | None, broken: set[Node]) -> None:
+        self._grammar, self._broken = grammar, broken
+        self._inlined: dict[str, Node | None] = {}
+        self._names: dict[Node, str] = {}
+        self._longer = regular is not None
+        for name in regular or ():
+            self._inlined[name] = self._inline(grammar.rules[name])
+
+    def run(self) -> Split:
+        rules, done = self._grammar.rules, dict[str, Node]()
+        waiting = [self._grammar.root]
+        while waiting:
+            name = waiting.pop()
+            if name not in done:
+                done[name] = self._fold(rules[name], waiting)
+        ordered = {name: done[name] for name in rules if name in done}
+        ordered |= {name: node for node, name in self._names.items()}
+        return Split(Grammar(ordered, self._grammar.root), frozenset(self._names.values()))
+
+    def _inline(self, node: Node) -> Node | None:
+        """`node` with the rules that it names written out; None: too long, or there is a rule that recurs."""
+        match node:
+            case Chars():
+                return node
+            case Ref(name):
+                return self._inlined.get(name)
+            case Seq(items):
+                parts = self._all(items)
+                return None if parts is None else Seq(parts)
+            case Alt(options):
+                parts = self._all(options)
+                return None if parts is None else Alt(parts)
+            case Repeat(item, low, high):
+                inner = self._inline(item)
+                found = None if inner is None else Repeat(inner, low, high)
+                return found if found is not None and positions_of(found) <= MAX_TERMINAL else None
+
+    def _all(self, nodes: tuple[Node, ...]) -> tuple[Node, ...] | None:
+        found: list[Node] = []
+        size = 0
+        for node in nodes:
+            inner = self._inline(node)
+            if inner is None:
+                return None
+            size += positions_of(inner)
+            if size > MAX_TERMINAL:
+                return None
+            found.append(inner)
+        return tuple(found)
+
+    def _terminal(self, node: Node | None) -> Ref | None:
+        if node is None or node in self._broken or is_empty(node, frozenset()):
+            return None
+        return Ref(self._names.setdefault(node, str(len(self._names))))
+
+    def _fold(self, node: Node, waiting: list[str]) -> Node:
+        """`node` of the new grammar. waiting: gets the rules that it names."""
+        whole = self._inline(node) if self._longer or isinstance(node, Chars) else None
+        terminal = self._terminal(whole)
+        if terminal is not None:
+            return terminal
+        match node:
+            case Chars():
+                raise AssertionError("one character is a terminal")
+            case Ref(name):
+                waiting.append(name)
+                return node
+            case Seq(items):
+                return Seq(tuple(self._fold(item, waiting) for item in items))
+            case Alt(options):
+                return Alt(tuple(self._fold(option, waiting) for option in options))
+            case Repeat(item, low, high):
+                if isinstance(whole, Repeat) and low == 0:
+                    some = self._terminal(Repeat(whole.item, 1, high))
+                    if some is not None:
+                        return Repeat(some, 0, 1)
+                return Repeat(self._fold(item, waiting), low, high)
+
+
+def _clashing(found: Split, overlaps: Overlaps, meter: Meter) -> set[Node]:
+    """Terminals of several characters that a lexer would read too far, or be misled by."""
+    rules, root = found.grammar
+    terminals = [name for name in rules if name in found.terminals]
+    if len(terminals) > MAX_TERMINALS:
+        raise meter.too_large(f"has more than {MAX_TERMINALS} terminals")
+    follow = _Following(rules, root, terminals, meter)
+    numbers = [overlaps.number(rules[name]) for name in terminals]
+    firsts = list(map(overlaps.first, numbers))
+    behind = [_union(firsts, after) for after in follow.after]
+    clashing: set[Node] = set()
+    for one, other in _together(follow, numbers, overlaps, meter):
+        for first, second in {(one, other), (other, one)}:
+            if overlaps.meet(numbers[first], numbers[second]).longer & behind[first]:
+                bodies = [rules[terminals[number]] for number in (one, other)]
+                clashing |= {body for body in bodies if not isinstance(body, Chars)}
+    return clashing
+
+
+def _union(sets: list[int], numbers: int) -> int:
+    found = 0
+    for number in bits_of(numbers):
+        found |= sets[number]
+    return found
+
+
+def _together(
+    follow: _Following, numbers: list[int], overlaps: Overlaps, meter: Meter
+) -> set[tuple[int, int]]:
+    """The pairs of terminals that may be expected at one place, and begin alike: all that may follow one
+    terminal, and what follows two that the same text spells. `numbers`: of theirs in `overlaps`."""
+    pairs: set[tuple[int, int]] = set()
+    queue: list[tuple[int, int]] = []
+
+    def enter(ones: int, others: int) -> None:
+        meter.spend(ones.bit_count())
+        for one in bits_of(ones):
+            for other in bits_of(others):
+                pair = min(one, other), max(one, other)
+                if pair not in pairs and overlaps.alike(numbers[one], numbers[other]):
+                    pairs.add(pair)
+                    queue.append(pair)
+
+    for after in {follow.start, *follow.after}:
+        enter(after, after)
+    for one, other in queue:
+        if one != other and overlaps.meet(numbers[one], numbers[other]).same:
+            enter(follow.after[one], follow.after[other])
+    return pairs
+
+
+class _Following:
+    """start: the terminals that a text may begin with, after: those that may come after each; bits by
+    number."""
+
+    def __init__(self, rules: Mapping[str, Node], root: str, terminals: list[str], meter: Meter) -> None:
+        self._meter = meter
+        self._empty = empty_rules(rules)
+        numbers = {name: 1 << number for number, name in enumerate(terminals)}
+        self._inner = {name: node for name, node in rules.items() if name not in numbers}
+        self._first = dict.fromkeys(rules, 0) | numbers
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            for name, node in reversed(self._inner.items()):
+                self._grow(name, node)
+        self._after = dict.fromkeys(rules, 0)
+        self._changed = True
+        while self._changed:
+            self._changed = False
+            for name, node in self._inner.items():
+                self._pass(node, self._after[name])
+        self.start = self._first[root]
+        self.after = [self._after[name] for name in terminals]
+
+    def _grow(self, name: str, node: Node) -> None:
+        found = self._begins(node)
+        self._changed = self._changed or found != self._first[name]
+        self._first[name] = found
+
+    def _begins(self, node: Node) -> int:
+        self._meter.spend(1)
+        match node:
+            case Ref(name):
+                return self._first[name]
+            case Repeat(item):
+                return self._begins(item)
+            case Alt(parts) | Seq(parts):
+                found = 0
+                for part in parts:
+                    found |= self._begins(part)
+                    if isinstance(node, Seq) and not is_empty(part, self._empty):
+                        break
+                return found
+            case Chars():
+                raise AssertionError("characters are in terminals")
+
+    def _pass(self, node: Node, then: int) -> None:
+        """`then` may come after `node`: tell its parts."""
+        self._meter.spend(1)
+        match node:
+            case Ref(name):
+                if then & ~self._after[name]:
+                    self._after[name] |= then
+                    self._changed = True
+            case Repeat(item, _, high):
+                self._pass(item, then if high == 1 else then | self._begins(item))
+            case Alt(options):
+                for option in options:
+                    self._pass(option, then)
+            case Seq(items):
+                for item in reversed(items):
+                    self._pass(item, then)
+                    then = self._begins(item) | (then if is_empty(item, self._empty) else 0)
+            case Chars():
+                raise AssertionError("characters are in terminals")

@@ -1,0 +1,228 @@
+"""TokenTrie: the bytes of all tokens of a vocabulary as one tree in arrays, walked for a whole vocabulary
+at once.
+
+It does not know what is allowed; an automaton tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.grammar.automata.byte_automaton import DEAD
+from runtime.grammar.automata.dfa import ByteDfa
+from runtime.protocol.vocabulary import Vocabulary
+
+_FEW = 12
+"""Nodes that are quicker walked one by one than by arrays."""
+
+Ints = npt.NDArray[np.int64]
+Step = Callable[[Ints, npt.NDArray[np.int32]], Ints]
+"""The state after a byte, DEAD where it is not allowed; element by element."""
+
+
+class Reached(NamedTuple):
+    """Tokens that may follow a state and the states they lead to, int64 [found] each, in no special order."""
+
+    ids: Ints
+    states: Ints
+
+
+class TokenTrie:
+    """Nodes level by level; a node's children, and the tokens that end at it, are consecutive.
+
+    byte, child_start, child_count, token int32 [nodes]: the byte of a node, its children, the token that ends
+    at it (-1 for none). The first `roots` nodes are the first bytes. Leaves out
+    ids that stand for no text: special ones, those that end a generation and empty ones.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        tokens = vocabulary.tokens
+        silent = vocabulary.special | vocabulary.eos
+        ids = [token for token, data in enumerate(tokens) if data and token not in silent]
+        ids.sort(key=tokens.__getitem__)  # equal texts stay in the order of their ids
+        self.size = len(tokens)
+        self._ids = np.array(ids, dtype=np.int32)
+        texts = [tokens[token] for token in ids]
+        buffer = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        lengths = np.fromiter(map(len, texts), np.int32, len(texts))
+        self.deepest = int(lengths.max(initial=0))
+        self._twins = np.empty((0, 2), dtype=np.int32)  # (id, the one of equal text that a node names)
+        self.roots = 0
+        self.levels = [0]
+        """Where each level of nodes begins, and where the last one ends."""
+        self._build(buffer, lengths)
+        singles = self.byte[: self.roots][self.token[: self.roots] >= 0].tolist()
+        self.missing_bytes = frozenset(range(256)) - frozenset(singles)
+
+    def _build(self, buffer: npt.NDArray[Any], lengths: npt.NDArray[np.int32]) -> None:
+        """The levels, of the texts in `buffer`, which is in their order."""
+        starts = (np.cumsum(lengths, dtype=np.int32) - lengths).astype(np.int32)
+        bytes_, child_start, child_count, tokens_at, twins = [], [], [], [], [self._twins]
+        made = 0
+        rows = np.arange(len(lengths), dtype=np.int32)  # tokens longer than the depth, in sorted order
+        above = np.zeros(len(lengths), dtype=np.int32)  # their node one level up, counted within that level
+        for depth in range(self.deepest):
+            keep = np.flatnonzero(lengths[rows] > depth)
+            rows, above = rows[keep], above[keep]
+            now = buffer[starts[rows] + depth]
+            new = np.ones(len(rows), dtype=np.bool_)
+            new[1:] = (now[1:] != now[:-1]) | (above[1:] != above[:-1])
+            mine = np.cumsum(new, dtype=np.int32) - 1
+            level = int(mine[-1]) + 1
+            bytes_.append(now[new].astype(np.int32))
+            if depth:
+                counts = np.bincount(above[new], minlength=len(bytes_[-2])).astype(np.int32)
+                child_start.append(made + np.cumsum(counts, dtype=np.int32) - counts)
+                child_count.append(counts)
+            else:
+                self.roots = level
+            ends = np.flatnonzero(lengths[rows] == depth + 1)[::-1]
+            token = np.full(level, -1, dtype=np.int32)
+            ended = self._ids[rows[ends]]
+            token[mine[ends]] = ended  # the first of equal tokens is written last
+            named = token[mine[ends]]
+            twins.append(np.stack((ended, named), axis=1)[ended != named])
+            tokens_at.append(token)
+            above = mine
+            made += level
+            self.levels.append(made)
+        if bytes_:
+            child_start.append(np.zeros(len(bytes_[-1]), dtype=np.int32))
+            child_count.append(np.zeros(len(bytes_[-1]), dtype=np.int32))
+        self.byte, self.token = _in_one(bytes_), _in_one(tokens_at)
+        self.child_start, self.child_count = _in_one(child_start), _in_one(child_count)
+        self._twins = np.concatenate(twins)
+
+    @cached_property
+    def parent(self) -> npt.NDArray[np.int32]:
+        """int32 [nodes]: the node above each, -1 above the first bytes."""
+        parent = np.full(len(self.byte), -1, dtype=np.int32)
+        parent[self.roots :] = np.repeat(np.arange(len(self.byte), dtype=np.int32), self.child_count)
+        return parent
+
+    @cached_property
+    def end_of(self) -> npt.NDArray[np.int32]:
+        """int32 [ids, in whole words of 32]: the node at which an id's text ends; -1 for ids without one."""
+        ends = np.full(-(-self.size // 32) * 32, -1, dtype=np.int32)
+        nodes = np.flatnonzero(self.token >= 0)
+        ends[self.token[nodes]] = nodes
+        if len(self._twins):
+            ends[self._twins[:, 0]] = ends[self._twins[:, 1]]
+        return ends
+
+    def reach(self, dfa: ByteDfa, state: int) -> Reached:
+        """All tokens whose bytes `dfa` allows from `state`."""
+        step = stepper(dfa)
+        here = np.arange(self.roots)
+        at = np.full(self.roots, state, dtype=np.int64)
+        tokens: list[Ints] = []
+        states: list[Ints] = []
+        while len(here):
+            if len(here) <= _FEW:
+                few = list(zip(here.tolist(), at.tolist()))
+                here, at, found = self._one_by_one(dfa, few)
+                tokens.append(found[0])
+                states.append(found[1])
+                continue
+            at = step(at, self.byte.take(here))
+            keep = (at >= 0).nonzero()[0]
+            here, at = here.take(keep), at.take(keep)
+            tokens.append(self.token.take(here).astype(np.int64))
+            states.append(at)
+            here, source = spread(self.child_start.take(here), self.child_count.take(here))
+            at = at.take(source)
+        return self._with_twins(_joined(tokens), _joined(states))
+
+    def _one_by_one(self, dfa: ByteDfa, few: list[tuple[int, int]]) -> tuple[Ints, Ints, Reached]:
+        """reach() from nodes and the states above them, as long as they are few: long runs of spaces have
+        one node on each level. What is left to do, and what was found."""
+        byte, token = self.byte.item, self.token.item
+        start, count = self.child_start.item, self.child_count.item
+        found: list[tuple[int, int]] = []
+        while few and len(few) <= _FEW:
+            below: list[tuple[int, int]] = []
+            for node, state in few:
+                after = dfa.step(state, byte(node))
+                if after < 0:
+                    continue
+                found.append((token(node), after))
+                first = start(node)
+                below += [(child, after) for child in range(first, first + count(node))]
+            few = below
+        left = np.array(few, dtype=np.int64).reshape(-1, 2)
+        done = np.array(found, dtype=np.int64).reshape(-1, 2)
+        return left[:, 0], left[:, 1], Reached(done[:, 0], done[:, 1])
+
+    def _with_twins(self, tokens: Ints, states: Ints) -> Reached:
+        found = np.flatnonzero(tokens >= 0)
+        tokens, states = tokens[found], states[found]
+        if not len(self._twins):
+            return Reached(tokens, states)
+        state_of = np.full(self.size, DEAD, dtype=np.int64)
+        state_of[tokens] = states
+        state_of[self._twins[:, 0]] = state_of[self._twins[:, 1]]
+        ids = np.flatnonzero(state_of != DEAD)
+        return Reached(ids, state_of[ids])
+
+    def can_spell(self, dfa: ByteDfa) -> bool:
+        """Whether every byte that `dfa` may want is a token by itself, so that no state can be a dead end."""
+        if not self.missing_bytes:
+            return True
+        wanted = {int(number) for number in np.flatnonzero((dfa.delta >= 0).any(axis=0))}
+        for byte in self.missing_bytes:
+            for entry in np.unique(dfa.utf8[:, byte]):
+                if entry >= 0 or int(~entry) in wanted:
+                    return False
+        return True
+
+
+def stepper(dfa: ByteDfa) -> Step:
+    return _by_product(dfa) or _by_parts(dfa)
+
+
+def _by_product(dfa: ByteDfa) -> Step | None:
+    if dfa.product is None:
+        return None
+    kind_of, table = dfa.product
+    kinds, flat = table.shape[1], table.reshape(-1)
+    return lambda at, byte: flat.take(at * kinds + kind_of.take(byte)).astype(np.int64)
+
+
+def _by_parts(dfa: ByteDfa) -> Step:
+    nodes, width = dfa.nodes, dfa.delta.shape[1]
+    utf8, delta = dfa.utf8.reshape(-1), dfa.delta.reshape(-1)
+    open_, many = dfa.open_nodes.reshape(-1), dfa.open_nodes.shape[1]
+
+    def step(at: Ints, byte: npt.NDArray[np.int32]) -> Ints:
+        state = at // nodes
+        entry = utf8.take((at - state * nodes) * 256 + byte).astype(np.int64)
+        leaf = entry < 0
+        after = delta.take(state * width + np.where(leaf, ~entry, width - 1)).astype(np.int64)
+        inner = np.maximum(entry, 0)
+        stays = open_.take(dfa.pattern_of.take(state) * many + inner)
+        return np.where(
+            leaf, np.where(after >= 0, after * nodes, DEAD), np.where(stays, state * nodes + inner, DEAD)
+        )
+
+    return step
+
+
+def spread(
+    starts: npt.NDArray[np.signedinteger[Any]], counts: npt.NDArray[np.signedinteger[Any]]
+) -> tuple[Ints, Ints]:
+    """start, start + 1 ... of each run, and which run each comes from."""
+    source = np.repeat(np.arange(len(counts)), counts)
+    return np.arange(len(source)) + (starts - (np.cumsum(counts) - counts)).take(source), source
+
+
+def _in_one(parts: list[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def _joined(parts: Sequence[npt.NDArray[np.generic]]) -> Ints:
+    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)

@@ -1,0 +1,449 @@
+"""Text in which free stretches, fixed words and constrained parts alternate: the machine of structural tags.
+
+Parts are matched byte by byte by a set of threads, so that a token may cross from one part into the next,
+and parts may be ambiguous. Constrained parts are matchers of some backend. Free text is valid UTF-8; the
+first place where one of its triggers ends decides: from there on the part that the trigger belongs to is
+followed. It knows no way of writing such parts down, and no engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.grammar.base import Matcher
+from runtime.grammar.tags.tag_space import Bits, TagSpace, Triggers, utf8_step
+
+
+@dataclass(frozen=True, eq=False)
+class Literal:
+    """Exactly these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Exit:
+    """Where free text holds `data` for the first time, `then` follows; `again`: and free text after it."""
+
+    data: bytes
+    then: Part
+    again: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Free text without `excludes`, left at `exits`, and at any character where `may_end`."""
+
+    exits: tuple[Exit, ...] = ()
+    excludes: tuple[bytes, ...] = ()
+    may_end: bool = True
+    triggers: Triggers = field(init=False)
+    firsts: frozenset[int] = field(init=False)
+    """Bytes that a trigger begins with."""
+
+    def __post_init__(self) -> None:
+        words = (*self.excludes, *(one.data for one in self.exits))
+        object.__setattr__(self, "triggers", Triggers(words))
+        object.__setattr__(self, "firsts", frozenset(word[0] for word in words if word))
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A constrained part. `first`: its matcher at the start, which is copied, never moved or asked, so that
+    threads may share it. `closers`: the bytes that its whole matches end in, None = any."""
+
+    first: Matcher
+    closers: frozenset[int] | None = None
+    may_be_empty: bool = field(init=False)
+    only_empty: bool = field(init=False)
+    unclosed: re.Pattern[bytes] | None = field(init=False)
+    """A run of bytes in which no whole match ends."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "may_be_empty", self.first.may_stop())
+        object.__setattr__(self, "only_empty", self.first.is_terminated())
+        closers = re.escape(bytes(sorted(self.closers or ())))
+        run = re.compile(b"[^" + closers + b"]+", re.DOTALL) if closers else None
+        object.__setattr__(self, "unclosed", run)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    items: tuple[Part, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    options: tuple[Part, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """`item` `low` to `high` times; high None = without end."""
+
+    item: Part
+    low: int
+    high: int | None
+
+
+Part = Literal | Text | Leaf | Chain | Choice | Loop
+
+
+class Rest(NamedTuple):
+    """What follows: `part` (for a Loop, after `rounds` of it), then `after`."""
+
+    part: Part
+    rounds: int
+    after: Rest | None
+
+
+class InLiteral(NamedTuple):
+    data: bytes
+    at: int
+    rest: Rest | None
+
+
+class InText(NamedTuple):
+    text: Text
+    state: int
+    utf8: int
+    rest: Rest | None
+
+
+class InLeaf(NamedTuple):
+    """`run` by number, after `depth` pieces of text were fed to it."""
+
+    leaf: Leaf
+    run: int
+    depth: int
+    rest: Rest | None
+
+
+Thread = InLiteral | InText | InLeaf
+
+
+class Now(NamedTuple):
+    """All ways to read what was taken so far. `whole`: one of them is complete."""
+
+    threads: tuple[Thread, ...]
+    whole: bool
+
+
+class Runs:
+    """The matchers of the leaves that were entered, by number. Copies share them until one of them moves."""
+
+    def __init__(self) -> None:
+        self._matchers: dict[int, Matcher] = {}
+        self._depths: dict[int, int] = {}
+        self._owned: set[int] = set()
+        self.next = 0
+
+    def enter(self, leaf: Leaf) -> int:
+        number, self.next = self.next, self.next + 1
+        self._matchers[number], self._depths[number] = leaf.first, 0
+        return number
+
+    def matcher(self, number: int) -> Matcher:
+        """Its own one from now on."""
+        if number not in self._owned:
+            self._matchers[number] = self._matchers[number].copy()
+            self._owned.add(number)
+        return self._matchers[number]
+
+    def feed(self, number: int, data: bytes) -> bool:
+        if not self.matcher(number).advance_bytes(data):
+            return False
+        self._depths[number] += 1
+        return True
+
+    def restore(self, now: Now) -> None:
+        """Every leaf that `now` is in goes back to where it was then."""
+        for thread in now.threads:
+            if isinstance(thread, InLeaf) and self._depths[thread.run] != thread.depth:
+                self.matcher(thread.run).rollback(self._depths[thread.run] - thread.depth)
+                self._depths[thread.run] = thread.depth
+
+    def forget(self, first: int) -> None:
+        """Drop the runs numbered `first` and up."""
+        for number in range(first, self.next):
+            del self._matchers[number], self._depths[number]
+            self._owned.discard(number)
+        self.next = first
+
+    def copy(self) -> Runs:
+        twin = Runs()
+        twin._matchers, twin._depths, twin.next = dict(self._matchers), dict(self._depths), self.next
+        self._owned.clear()
+        return twin
+
+
+class Machine:
+    """Steps from one Now to the next over `runs`."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+
+    def begin(self, part: Part) -> Now:
+        return self._gather([(part, 0, None)], [], False)
+
+    def step(self, now: Now, byte: int) -> Now | None:
+        """None where no thread can take `byte`."""
+        ahead: list[Rest | tuple[Part, int, Rest | None]] = []
+        threads: list[Thread] = []
+        whole = False
+        for thread in now.threads:
+            match thread:
+                case InLiteral(data, at, rest):
+                    if data[at] != byte:
+                        continue
+                    if at + 1 < len(data):
+                        threads.append(InLiteral(data, at + 1, rest))
+                        continue
+                case InText():
+                    rest = thread.rest
+                    if not self._text(thread, byte, threads, ahead):
+                        continue
+                case InLeaf(leaf, run, _, rest):
+                    if not self.runs.feed(run, bytes((byte,))):
+                        continue
+                    matcher = self.runs.matcher(run)
+                    if not matcher.is_terminated():
+                        threads.append(InLeaf(leaf, run, thread.depth + 1, rest))
+                    if not matcher.may_stop():
+                        continue
+            if rest is None:
+                whole = True
+            else:
+                ahead.append(rest)
+        after = self._gather(ahead, threads, whole)
+        return after if after.threads or after.whole else None
+
+    def _text(
+        self, at: InText, byte: int, threads: list[Thread], ahead: list[Rest | tuple[Part, int, Rest | None]]
+    ) -> bool:
+        """Take `byte` as free text; whether the text may end after it."""
+        utf8 = utf8_step(at.utf8, byte)
+        if utf8 < 0:
+            return False
+        text = at.text
+        state = text.triggers.step(at.state, byte)
+        met = text.triggers.ends[state]
+        if met:
+            if met[0] >= len(text.excludes):
+                for number in met:
+                    one = text.exits[number - len(text.excludes)]
+                    ahead.append((one.then, 0, Rest(text, 0, at.rest) if one.again else at.rest))
+            return False
+        threads.append(InText(text, state, utf8, at.rest))
+        return text.may_end and utf8 == 0
+
+    def _gather(
+        self, ahead: Iterable[tuple[Part, int, Rest | None]], threads: list[Thread], whole: bool
+    ) -> Now:
+        """The threads at the beginnings of what may come next, besides `threads`."""
+        waiting: list[tuple[Part, int, Rest | None] | None] = list(ahead)
+        met: set[tuple[Part, int, Rest | None]] = set()
+        while waiting:
+            one = waiting.pop()
+            if one is None:
+                whole = True
+                continue
+            part, count, rest = one
+            if one in met:
+                continue
+            met.add(one)
+            match part:
+                case Literal(data):
+                    if data:
+                        threads.append(InLiteral(data, 0, rest))
+                    else:
+                        waiting.append(rest)
+                case Text():
+                    threads.append(InText(part, 0, 0, rest))
+                    if part.may_end:
+                        waiting.append(rest)
+                case Leaf():
+                    if not part.only_empty:
+                        threads.append(InLeaf(part, self.runs.enter(part), 0, rest))
+                    if part.may_be_empty:
+                        waiting.append(rest)
+                case Chain(items):
+                    for item in reversed(items):
+                        rest = Rest(item, 0, rest)
+                    waiting.append(rest)
+                case Choice(options):
+                    waiting.extend((option, 0, rest) for option in options)
+                case Loop(item, low, high):
+                    if count >= low:
+                        waiting.append(rest)
+                    if high is None or count < high:
+                        done = min(count + 1, low) if high is None else count + 1
+                        waiting.append((item, 0, Rest(part, done, rest)))
+        return Now(tuple(dict.fromkeys(threads)), whole)
+
+    def forced(self, now: Now, limit: int) -> bytes:
+        """The longest unique way on from `now`, at most `limit` bytes; `now` is as before after it."""
+        found = bytearray()
+        at: Now | None = now
+        mark = self.runs.next
+        while at is not None and not at.whole and at.threads and len(found) < limit:
+            ways = [self._forced_here(thread) for thread in at.threads]
+            common = min(ways, key=len)
+            if not common or any(not way.startswith(common[:1]) for way in ways):
+                break
+            size = 1
+            while size < len(common) and all(way[size] == common[size] for way in ways):
+                size += 1
+            for byte in common[:size]:
+                at = self.step(at, byte)
+                found.append(byte)
+                if at is None or at.whole or len(found) >= limit:
+                    break
+        self.runs.restore(now)
+        self.runs.forget(mark)
+        return bytes(found)
+
+    def _forced_here(self, thread: Thread) -> bytes:
+        match thread:
+            case InLiteral(data, at):
+                return data[at:]
+            case InText():
+                return b""
+            case InLeaf(_, run):
+                return self.runs.matcher(run).forced_bytes()
+
+    def follow(self, now: Now, data: bytes) -> Now | None:
+        """After `data`; None, and everything as before, if it is not allowed."""
+        mark, at = self.runs.next, now
+        for byte in data:
+            after = self.step(at, byte)
+            if after is None:
+                self.runs.restore(now)
+                self.runs.forget(mark)
+                return None
+            at = after
+        return at
+
+    def sift(self, now: Now, tokens: Iterable[tuple[bytes, int]]) -> Iterator[int]:
+        """Of (bytes, id) in ascending order, the ids that may follow `now`, which is as before after it."""
+        mark = self.runs.next
+        path: list[tuple[int, Now]] = [(0, now)]
+        before, dead = b"", b""
+        for data, token in tokens:
+            if dead and data.startswith(dead):
+                continue
+            shared = 0
+            for one, other in zip(data, before):
+                if one != other:
+                    break
+                shared += 1
+            while path[-1][0] > shared:
+                path.pop()
+            self.runs.restore(path[-1][1])
+            before, dead = data, b""
+            while path[-1][0] < len(data):
+                at, here = path[-1]
+                if _stays_text(here, data[at:]):
+                    yield token
+                    break
+                to, after = self._stretch(here, data, at)
+                if after is None:
+                    dead = data[:to]
+                    self.runs.restore(here)
+                    break
+                path.append((to, after))
+            else:
+                yield token
+        self.runs.restore(now)
+        self.runs.forget(mark)
+
+    def _stretch(self, now: Now, data: bytes, at: int) -> tuple[int, Now | None]:
+        """One byte of `data` from `at`, or as many as a leaf takes without coming to an end: the place after
+        them, and None where they are not allowed."""
+        if len(now.threads) == 1 and isinstance(leaf := now.threads[0], InLeaf) and leaf.leaf.unclosed:
+            run = leaf.leaf.unclosed.match(data, at)
+            if run is not None and run.end() > at + 1:
+                if not self.runs.feed(leaf.run, run[0]):
+                    return run.end(), None
+                return run.end(), Now((leaf._replace(depth=leaf.depth + 1),), False)
+        return at + 1, self.step(now, data[at])
+
+
+def _stays_text(now: Now, data: bytes) -> bool:
+    """Whether free text certainly goes on through `data`."""
+    if not data.isascii():
+        return False
+    return any(
+        isinstance(thread, InText)
+        and not thread.state
+        and not thread.utf8
+        and thread.text.firsts.isdisjoint(data)
+        for thread in now.threads
+    )
+
+
+class Candidates:
+    """Tokens worth a trial, and tokens certainly allowed, by thread. Shared by all matchers of one text."""
+
+    def __init__(self, space: TagSpace) -> None:
+        self._space = space
+        self._crossing: dict[tuple[Leaf, Rest | None], Bits] = {}
+
+    def look(self, thread: Thread, runs: Runs, sure: Bits) -> Iterator[Bits]:
+        """Adds to `sure` what `thread` allows without doubt; yields sets of ids to try."""
+        space = self._space
+        match thread:
+            case InLiteral(data, at):
+                yield space.along(data[at:])
+            case InText(text, state, utf8):
+                doubtful = space.holding(text.triggers, state)
+                sure |= space.utf8_prefixes[utf8] & ~doubtful
+                yield doubtful & space.utf8_prefixes[utf8]
+            case InLeaf(leaf, run, _, rest):
+                inside = runs.matcher(run).mask().bits & space.spoken
+                sure |= inside
+                if rest is not None:
+                    yield self._crossings(leaf, rest) & ~inside
+
+    def _crossings(self, leaf: Leaf, rest: Rest) -> Bits:
+        """Tokens that may end a leaf and go on with what follows it."""
+        key = (leaf, rest)
+        found = self._crossing.get(key)
+        if found is None:
+            found = self._crossing[key] = self._compute(leaf, rest)
+        return found
+
+    def _compute(self, leaf: Leaf, rest: Rest) -> Bits:
+        after = Machine(Runs()).begin(Chain((_only(rest),)))
+        found = np.zeros_like(self._space.spoken)
+        closing = self._space.closing(leaf.closers)
+        for thread in after.threads:
+            match thread:
+                case InLiteral(data):
+                    found |= self._space.ending_in(data) & closing
+                case _:
+                    return closing
+        return found
+
+
+def _only(rest: Rest) -> Part:
+    """What `rest` begins with, as one part."""
+    items: list[Part] = []
+    at: Rest | None = rest
+    while at is not None:
+        items.append(_remaining(at))
+        at = at.after
+    return Chain(tuple(items))
+
+
+def _remaining(rest: Rest) -> Part:
+    match rest.part:
+        case Loop(item, low, high):
+            return Loop(item, max(low - rest.rounds, 0), None if high is None else high - rest.rounds)
+        case part:
+            return part
