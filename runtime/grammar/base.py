@@ -131,7 +131,7 @@ class Matcher(ABC):
         """None while a valid whole can still come of this. Otherwise how far to go back.
 
         Only matchers of a superset (`not origin.exact`) ever reject, when their mask is empty: every token
-        that the wider language allows would close a value that the residual validator refuses. Ask where
+        that the wider language allows would close a value that the validator refuses. Ask where
         mask() is empty, then call `retract(rejection)` and undo the same steps elsewhere; after a number of
         rejections that the caller bounds, the generation ends with an error that tells the reason.
         """

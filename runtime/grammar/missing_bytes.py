@@ -1,4 +1,4 @@
-"""GapMatcher: for vocabularies in which some byte is no token by itself.
+"""MissingByteMatcher: for vocabularies in which some byte is no token by itself.
 
 A constraint may then allow a byte that no token goes on with: the language leads on, the tokens do not. Where
 the mask is empty, verdict() says how far to go back, as a checked matcher's does. It knows no backend.
@@ -12,12 +12,12 @@ from runtime.grammar.masks.token_bits import TokenBits
 from runtime.plan import TokenMask
 
 
-def has_gaps(bits: TokenBits) -> bool:
+def lacks_bytes(bits: TokenBits) -> bool:
     """Whether some byte is not a token by itself."""
     return len({data for data in bits.texts if len(data) == 1}) < 256
 
 
-class GapMatcher(BacktrackingMatcher[None]):
+class MissingByteMatcher(BacktrackingMatcher[None]):
     """`inner` follows the language; steps are remembered, so that they can be taken back one by one."""
 
     def __init__(self, inner: Matcher, bits: TokenBits) -> None:
@@ -45,8 +45,8 @@ class GapMatcher(BacktrackingMatcher[None]):
     def is_terminated(self) -> bool:
         return self._inner.is_terminated()
 
-    def copy(self) -> GapMatcher:
-        return self._carry_over(GapMatcher(self._inner.copy(), self._bits))
+    def copy(self) -> MissingByteMatcher:
+        return self._carry_over(MissingByteMatcher(self._inner.copy(), self._bits))
 
     def _reason(self) -> str:
         return "the vocabulary has no token to go on with"

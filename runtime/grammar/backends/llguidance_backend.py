@@ -27,15 +27,15 @@ from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.ebnf.reading import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf.spelling import to_lark
 from runtime.grammar.json_schema.checks.checked import CheckedMatcher
-from runtime.grammar.json_schema.checks.runtime_checks import Residual
+from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
 from runtime.grammar.json_schema.checks.tracker import JsonTracker
 from runtime.grammar.json_schema.empty import bury, endless, innermost
 from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.lower import ANY_JSON_LADDER, LADDER, Plan, lower
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
-from runtime.grammar.json_schema.relaxation import Lowered, Unspelled, Widen
+from runtime.grammar.json_schema.relaxation import Lowered, Relaxation, Unspelled
 from runtime.grammar.json_schema.source import ESCAPES, format_policy, layout, read_document
-from runtime.grammar.missing_bytes import GapMatcher
+from runtime.grammar.missing_bytes import MissingByteMatcher
 from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -256,12 +256,14 @@ class LLGuidanceBackend(GrammarBackend):
             escapes = {"json_allowed_escapes": ESCAPES + "u", "json_allow_general_unicode_escapes": True}
             return self._climb(document, ANY_JSON_LADDER, {**spaces, **escapes})
 
-    def _climb(self, document: SchemaDocument, ladder: tuple[Widen, ...], layout: dict[str, Any]) -> Matcher:
+    def _climb(
+        self, document: SchemaDocument, ladder: tuple[Relaxation, ...], layout: dict[str, Any]
+    ) -> Matcher:
         """The narrowest language of `ladder` that the library takes, checked for what it lacks."""
         refused: BadConstraint | None = None
         tried: list[Lowered] = []
-        for widen in ladder[-1:] if document.scoped else ladder:
-            plan = lower(document, widen)
+        for relaxation in ladder[-1:] if document.scoped else ladder:
+            plan = lower(document, relaxation)
             if plan.schema in tried:
                 continue  # it has nothing that this leaves to the validator
             tried.append(plan.schema)
@@ -270,12 +272,14 @@ class LLGuidanceBackend(GrammarBackend):
             except BadConstraint as error:
                 told = _about_schema(error.message, plan)
                 if _UNSATISFIABLE in told:
-                    raise self._nothing(plan, widen, layout, told) from None
+                    raise self._nothing(plan, relaxation, layout, told) from None
                 refused = refused or UnsupportedConstraint(told, where=KIND)
                 continue
             if not plan.checks:
                 return matcher
-            checked = CheckedMatcher(matcher, JsonTracker(Residual(plan).root), self.space.sieve)
+            checked = CheckedMatcher(
+                matcher, JsonTracker(RuntimeChecks(plan).root), self.space.closing_tokens
+            )
             checked.mask()
             return checked
         assert refused is not None, "a ladder has a rung"
@@ -303,11 +307,13 @@ class LLGuidanceBackend(GrammarBackend):
                 buried += 1
                 schema = bury(plan.schema, dead)
 
-    def _nothing(self, plan: Plan, widen: Widen, layout: dict[str, Any], told: str) -> BadConstraint:
+    def _nothing(
+        self, plan: Plan, relaxation: Relaxation, layout: dict[str, Any], told: str
+    ) -> BadConstraint:
         """The error for a schema that nothing matches: with the innermost place that says so."""
 
         def empty(place: Place) -> str | None:
-            part = lower(plan.document, widen, place)
+            part = lower(plan.document, relaxation, place)
             try:
                 self._start_plan(part, layout)
             except BadConstraint as error:
@@ -317,7 +323,7 @@ class LLGuidanceBackend(GrammarBackend):
 
         place, told = innermost(plan.document, empty, told)
         # Of the texts with control characters, which this language leaves out, some may still match.
-        kind = Unspelled if "Regex is empty" in told and not widen.everything else BadConstraint
+        kind = Unspelled if "Regex is empty" in told and not relaxation.everything else BadConstraint
         return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
 
     def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:
@@ -329,7 +335,7 @@ class LLGuidanceBackend(GrammarBackend):
         compiled = _Compiled(space, origin, where)
         matcher = LLGuidanceMatcher(compiled, parser)
         compiled.first.append(matcher.mask())
-        return GapMatcher(matcher, space.bits) if space.gaps else matcher
+        return MissingByteMatcher(matcher, space.bits) if space.lacks_bytes else matcher
 
 
 def _options(spec: str) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from runtime.grammar.json_schema.checks.checked import Sieve
+from runtime.grammar.json_schema.checks.checked import ClosingTokens
 from runtime.grammar.masks.token_bits import token_bits
-from runtime.grammar.missing_bytes import has_gaps
+from runtime.grammar.missing_bytes import lacks_bytes
 from runtime.protocol.vocabulary import Vocabulary
 
 _INSIDE = r'[^"\\\x00-\x1F\x7F]'
@@ -59,5 +59,5 @@ class LLSpace:
             slices=[_INSIDE + "{1,10}", _INSIDE + "+"],
         )
         self.bits = token_bits(vocabulary)
-        self.gaps = has_gaps(self.bits)
-        self.sieve = Sieve(self.bits)
+        self.lacks_bytes = lacks_bytes(self.bits)
+        self.closing_tokens = ClosingTokens(self.bits)

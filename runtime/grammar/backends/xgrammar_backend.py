@@ -31,7 +31,7 @@ from runtime.grammar.json_schema.examples import examples
 from runtime.grammar.json_schema.refs import KIND
 from runtime.grammar.json_schema.source import format_policy, read_document
 from runtime.grammar.masks.token_bits import Bits, token_bits
-from runtime.grammar.missing_bytes import GapMatcher, has_gaps
+from runtime.grammar.missing_bytes import MissingByteMatcher, lacks_bytes
 from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
@@ -90,7 +90,7 @@ class XSpace:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.bits = token_bits(vocabulary)
-        self.gaps = has_gaps(self.bits)
+        self.lacks_bytes = lacks_bytes(self.bits)
         tokens = list(self.bits.texts)
         spelled = {data[0]: number for number, data in enumerate(tokens) if len(data) == 1}
         for value in range(256):
@@ -359,7 +359,7 @@ class XGrammarBackend(GrammarBackend):
         if not self.space.bits.count(mask) and not matcher.may_stop():
             raise BadConstraint("nothing that the vocabulary spells matches", where=where)
         shared.first.append(mask)
-        return GapMatcher(matcher, self.space.bits) if self.space.gaps else matcher
+        return MissingByteMatcher(matcher, self.space.bits) if self.space.lacks_bytes else matcher
 
 
 def _node(node: regex_syntax.Node) -> ebnf_tree.Node:

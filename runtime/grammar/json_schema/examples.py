@@ -21,10 +21,10 @@ from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.dfa import compile_node
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.completion import PAUSE
-from runtime.grammar.json_schema.checks.runtime_checks import Residual
+from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
-from runtime.grammar.json_schema.relaxation import Unspelled, Widen
+from runtime.grammar.json_schema.relaxation import Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import known
 from runtime.grammar.json_schema.source import read_document
 from runtime.grammar.json_schema.texts.common_text import found_by, shortest_of_all
@@ -80,10 +80,10 @@ class Examples:
     def __init__(self, document: SchemaDocument) -> None:
         self._document = document
         try:
-            plan = lower(document, Widen())
+            plan = lower(document, Relaxation())
         except Unspelled:  # for a part, which need not be in all values
-            plan = lower(document, Widen(everything=True))
-        self._residual = Residual(plan)
+            plan = lower(document, Relaxation(everything=True))
+        self._runtime_checks = RuntimeChecks(plan)
         self._work = _WORK
 
     def values(self) -> Iterator[Any]:
@@ -97,8 +97,8 @@ class Examples:
         if self._work < 0 or depth > _DEPTH:
             return
         nodes: dict[Place, Mapping[str, Any]] = {}
-        for place in self._residual.closure(given):
-            node = self._residual.node(place)
+        for place in self._runtime_checks.closure(given):
+            node = self._runtime_checks.node(place)
             if node is False:
                 return
             if isinstance(node, Mapping) and not self._document.alone(node):
@@ -114,7 +114,7 @@ class Examples:
 
     def _matches(self, places: tuple[Place, ...], value: Any) -> bool:
         self._work -= 1
-        return all(self._residual.holds(place, value) for place in places)
+        return all(self._runtime_checks.holds(place, value) for place in places)
 
     @staticmethod
     def _ways(nodes: Mapping[Place, Mapping[str, Any]]) -> Iterator[tuple[Place, list[tuple[Place, ...]]]]:
@@ -244,7 +244,7 @@ class Examples:
     def _may_be(self, nodes: Mapping[Place, Mapping[str, Any]], name: str) -> bool:
         rules = [(*place, "propertyNames") for place, node in nodes.items() if "propertyNames" in node]
         places = self._places(nodes, name)
-        if places is None or any(self._residual.node(place) is False for place in places):
+        if places is None or any(self._runtime_checks.node(place) is False for place in places):
             return False
         return self._matches(tuple(rules), name)
 

@@ -12,7 +12,7 @@ from typing import Any
 from runtime.grammar.automata.regex_spelling import rust_literal
 from runtime.grammar.json_schema.decimal_bounds import shorter_within
 from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
-from runtime.grammar.json_schema.relaxation import Lowered, Owner, Unspelled, Widen
+from runtime.grammar.json_schema.relaxation import Lowered, Owner, Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import canonical, check_shapes, known
 from runtime.grammar.json_schema.texts.ecma import spell, spellable
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, MAX_LENGTH
@@ -27,9 +27,9 @@ class KeywordRules:
 
     def __init__(
         self, owner: Owner, document: SchemaDocument, place: Place, node: Mapping[str, Any], base: str,
-        widen: Widen,
+        relaxation: Relaxation,
     ) -> None:  # fmt: skip
-        self._owner, self._document, self._widen = owner, document, widen
+        self._owner, self._document, self._relaxation = owner, document, relaxation
         self._place, self._node, self._base = place, node, base
         self._all: list[Lowered] = []  # further conditions, to be held all
         self._out: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class KeywordRules:
 
     def lower(self) -> Lowered:
         check_shapes(self._place, self._node, self._document.draft)
-        done = self._skipped() if self._widen.siblings else set()
+        done = self._skipped() if self._relaxation.siblings else set()
         for word in self._node:  # in the order written, which decides the order of properties
             rule = _RULES.get(word)
             if rule is None or rule in done or not known(word, self._document.draft):
@@ -105,7 +105,7 @@ class KeywordRules:
                 options.append(value)
                 if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
                     options.append(int(value))  # the same number, as it is usually written
-            if self._widen.everything:
+            if self._relaxation.everything:
                 self._spelled(word, options)
                 continue
             options = [value for value in options if _spellable(value)]
@@ -138,7 +138,7 @@ class KeywordRules:
 
     def all_of(self) -> None:
         branches = [self.child("allOf", index) for index in range(len(self._node["allOf"]))]
-        if self._widen.siblings and len(branches) > 1:
+        if self._relaxation.siblings and len(branches) > 1:
             self.check("allOf")
             branches = branches[:1]
         self._out["allOf"] = branches
@@ -148,7 +148,7 @@ class KeywordRules:
 
     def one_of(self) -> None:
         branches = [self.child("oneOf", index) for index in range(len(self._node["oneOf"]))]
-        if self._widen.one_of and len(branches) > 1:
+        if self._relaxation.one_of and len(branches) > 1:
             self.check("oneOf")
             self.also("anyOf", branches)
         else:
@@ -166,7 +166,7 @@ class KeywordRules:
         yes: list[Lowered] = [self.child("if")]
         if self.has("then"):
             yes.append(self.child("then"))
-        if self.has("else") and not self._widen.siblings:
+        if self.has("else") and not self._relaxation.siblings:
             self._all.append({"anyOf": [{"allOf": yes}, self.child("else")]})
 
     def reference(self) -> None:
@@ -191,7 +191,7 @@ class KeywordRules:
             value = self._node[word]
             known_format = word == "pattern" or value in FORMATS or value in CHECKED
             spelled = self._owner.text_rule(self._place, word, value)
-            if spelled is None or self._widen.patterns:
+            if spelled is None or self._relaxation.patterns:
                 if known_format:
                     self.check(word)
                 continue
@@ -203,7 +203,7 @@ class KeywordRules:
 
     def numbers(self) -> None:
         words = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-        if self._widen.numbers or any(map(_is_beyond, map(self._node.get, words))):
+        if self._relaxation.numbers or any(map(_is_beyond, map(self._node.get, words))):
             self.leave(*words)
             return
         bounds: dict[str, Any] = {}
@@ -273,7 +273,7 @@ class KeywordRules:
     def _apart(self, patterns: dict[str, Lowered], count: int) -> dict[str, Lowered]:
         """Patterns of which no two match one name, as the engine needs them: else one for the names of all,
         and the values are checked."""
-        together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._widen.property_patterns
+        together = len(patterns) < count or len(patterns) > MAX_PATTERNS or self._relaxation.property_patterns
         alone = len(patterns) < 2 and "properties" not in self._node
         if not patterns or alone or not together:
             return patterns
@@ -322,7 +322,7 @@ class KeywordRules:
         return spelled
 
     def required(self) -> None:
-        if self._widen.everything:
+        if self._relaxation.everything:
             self.check("required")
             return
         if not all(map(spellable, self._node["required"])):
@@ -330,7 +330,7 @@ class KeywordRules:
         self._out["required"] = list(dict.fromkeys(self._node["required"]))
 
     def property_counts(self) -> None:
-        if self._widen.property_counts:
+        if self._relaxation.property_counts:
             self.leave("minProperties", "maxProperties")
             return
         for word in ("minProperties", "maxProperties"):

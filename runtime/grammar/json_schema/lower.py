@@ -14,11 +14,11 @@ from typing import Any
 
 from runtime.grammar.json_schema.keywords import KeywordRules
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, Target, is_metaschema, mistake, show
-from runtime.grammar.json_schema.relaxation import Lowered, Owner, Widen
+from runtime.grammar.json_schema.relaxation import Lowered, Owner, Relaxation
 from runtime.grammar.json_schema.shapes import check_shapes, shown
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS
-from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD, unheard
+from runtime.grammar.json_schema.unknown_keywords import MAX_TOLD, unknown_keywords
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 MAX_DEPTH = 600
@@ -27,15 +27,15 @@ MAX_DEPTH = 600
 MAX_NODES = 50_000
 
 
-ANY_JSON_LADDER = (Widen(everything=True),)
+ANY_JSON_LADDER = (Relaxation(everything=True),)
 """JSON of the right type: all else is left to the validator."""
 
 LADDER = (
-    Widen(),
-    Widen(one_of=True),
-    Widen(one_of=True, property_counts=True, property_patterns=True),
-    Widen(one_of=True, property_counts=True, property_patterns=True, siblings=True),
-    Widen(True, True, True, True, True, True),
+    Relaxation(),
+    Relaxation(one_of=True),
+    Relaxation(one_of=True, property_counts=True, property_patterns=True),
+    Relaxation(one_of=True, property_counts=True, property_patterns=True, siblings=True),
+    Relaxation(True, True, True, True, True, True),
     *ANY_JSON_LADDER,
 )
 """From exact to "some JSON of the right type": the first that the engine takes is used."""
@@ -58,15 +58,15 @@ class Plan:
         return tuple(f"{word} at {show(place)}" for place, words in self.checks.items() for word in words)
 
 
-def lower(document: SchemaDocument, widen: Widen, start: Place = ()) -> Plan:
+def lower(document: SchemaDocument, relaxation: Relaxation, start: Place = ()) -> Plan:
     """The plan for a whole document, or for the schema at `start` in it. Raises BadConstraint or
     UnsupportedConstraint with keyword and place."""
-    return _Lowering(document, widen).run(start)
+    return _Lowering(document, relaxation).run(start)
 
 
 class _Lowering(Owner):
-    def __init__(self, document: SchemaDocument, widen: Widen) -> None:
-        self._document, self._widen = document, widen
+    def __init__(self, document: SchemaDocument, relaxation: Relaxation) -> None:
+        self._document, self._relaxation = document, relaxation
         self._plan = Plan(document, ignored=document.told[:MAX_TOLD])
         self._names: dict[Place, str] = {}
         self._definitions: dict[str, Lowered] = {}
@@ -87,8 +87,8 @@ class _Lowering(Owner):
             self._visit_all()
         self._visit_all()
         _check_depth(root, self._definitions)
-        self._plan.whole = self._widen.everything
-        if self._widen.everything:
+        self._plan.whole = self._relaxation.everything
+        if self._relaxation.everything:
             root = _any_of_types(document)
             self.check((), "the whole schema")
         elif self._definitions:
@@ -120,13 +120,13 @@ class _Lowering(Owner):
         base = self._document.base_at(place) or base
         if self._document.alone(node):
             return self.reference(place, "$ref", node["$ref"], base)
-        self._tell_unheard(place, node)
-        return KeywordRules(self, self._document, place, node, base, self._widen).lower()
+        self._tell_unknown(place, node)
+        return KeywordRules(self, self._document, place, node, base, self._relaxation).lower()
 
-    def _tell_unheard(self, place: Place, node: Mapping[str, Any]) -> None:
+    def _tell_unknown(self, place: Place, node: Mapping[str, Any]) -> None:
         told = self._plan.ignored
         if (room := MAX_TOLD - len(told)) > 0:
-            lines = islice(unheard(place, node, self._document.draft), room)
+            lines = islice(unknown_keywords(place, node, self._document.draft), room)
             told.extend(line for line in lines if line not in told)
 
     def reference(self, place: Place, word: str, reference: Any, base: str) -> Lowered:

@@ -1,5 +1,5 @@
-"""Widen and Owner: how far a lowering may leave a schema to the validator, and what it offers to the rules of
-one object. It lowers nothing itself.
+"""Relaxation and Owner: how far a lowering may leave a schema to the validator, and what it offers to the
+rules of one object. It lowers nothing itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Lowered = bool | dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Widen:
+class Relaxation:
     """What is left to the validator besides what always is: steps of a ladder, taken when the engine
     refuses."""
 

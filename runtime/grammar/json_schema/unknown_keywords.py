@@ -28,7 +28,7 @@ _CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")
 """What a string holds: annotations since draft 2019-09, and optional before."""
 
 
-def unheard(place: Place, node: Mapping[str, Any], draft: int) -> Iterator[str]:
+def unknown_keywords(place: Place, node: Mapping[str, Any], draft: int) -> Iterator[str]:
     """A line for each keyword at `place` that is not heard. Names that begin with "x-" are meant to be."""
     for word in node:
         if word in _ANNOTATIONS or word.startswith("x-"):

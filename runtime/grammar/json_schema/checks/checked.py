@@ -14,13 +14,13 @@ import numpy.typing as npt
 from runtime.grammar.backtracking import BacktrackingMatcher
 from runtime.grammar.base import Matcher
 from runtime.grammar.json_schema.checks import tracker as at
-from runtime.grammar.json_schema.checks.closing_tokens import Closers
+from runtime.grammar.json_schema.checks.closing_tokens import ClosingTokenFilter
 from runtime.grammar.json_schema.checks.tracker import JsonTracker
 from runtime.grammar.masks.token_bits import TokenBits
 from runtime.plan import TokenMask
 
 
-class Sieve:
+class ClosingTokens:
     """The tokens of a vocabulary by what they may close, as packed bits. Made once for a vocabulary."""
 
     def __init__(self, bits: TokenBits) -> None:
@@ -35,26 +35,26 @@ class Sieve:
         self.checked_string = bits.pack(quoted)
         self.outside = bits.pack(end | comma | twice)
         self.checked_scalar = bits.pack(end | comma | twice | space)
-        self.closers = Closers(bits)
+        self.filter = ClosingTokenFilter(bits)
 
     def at(self, place: at.Place) -> npt.NDArray[np.uint32]:
         """The tokens that may close something at `place`."""
         if place.mode == at.NAME:
             return self.checked_string
         inside = place.frame
-        differs = inside is not None and not inside.is_object and inside.duty.unique
+        differs = inside is not None and not inside.is_object and inside.obligation.unique
         if place.mode == at.STRING:
-            return self.checked_string if differs or place.duty.minds_text else self.string
-        owed = differs or bool(place.duty.places)
+            return self.checked_string if differs or place.obligation.minds_text else self.string
+        owed = differs or bool(place.obligation.places)
         return self.checked_scalar if owed and place.mode in (at.SCALAR, at.VALUE) else self.outside
 
 
 class CheckedMatcher(BacktrackingMatcher[at.Place]):
     """`inner` follows the wider grammar, `tracker` the values."""
 
-    def __init__(self, inner: Matcher, tracker: JsonTracker, sieve: Sieve) -> None:
-        super().__init__(sieve.bits)
-        self._inner, self._tracker, self._sieve = inner, tracker, sieve
+    def __init__(self, inner: Matcher, tracker: JsonTracker, closing_tokens: ClosingTokens) -> None:
+        super().__init__(closing_tokens.bits)
+        self._inner, self._tracker, self._closing_tokens = inner, tracker, closing_tokens
         self.origin = inner.origin
 
     def advance(self, token: int) -> bool:
@@ -86,8 +86,8 @@ class CheckedMatcher(BacktrackingMatcher[at.Place]):
         gone: list[int] = []
         if not self._tracker.complete():
             gone.extend(token for token in bits.vocabulary.eos if bits.has(wide, token))
-            candidates = wide.bits & self._sieve.at(self._tracker.place)
-            gone.extend(self._sieve.closers.refused(self._tracker, candidates))
+            candidates = wide.bits & self._closing_tokens.at(self._tracker.place)
+            gone.extend(self._closing_tokens.filter.refused(self._tracker, candidates))
         return bits.without(wide, gone) if gone else wide
 
     def forced_bytes(self) -> bytes:
@@ -108,7 +108,9 @@ class CheckedMatcher(BacktrackingMatcher[at.Place]):
         self._tracker.restore(state)
 
     def copy(self) -> CheckedMatcher:
-        return self._carry_over(CheckedMatcher(self._inner.copy(), self._tracker.copy(), self._sieve))
+        return self._carry_over(
+            CheckedMatcher(self._inner.copy(), self._tracker.copy(), self._closing_tokens)
+        )
 
     def undoable(self) -> int:
         """The steps since the outermost open value that owes a check began, the one it began in included. No

@@ -39,7 +39,7 @@ _PIECES = re.compile(rb'[^"\\,:\[\]{} \t\r\n]+|.', re.DOTALL)
 _LEVELS = 4
 
 
-class Closers:
+class ClosingTokenFilter:
     """The tokens of a vocabulary by what they end. Made once for a vocabulary.
 
     strings, others, names   tokens that end a string under way, another value under way or none, or a name
@@ -182,16 +182,16 @@ class _Groups:
 def owes_scalar(place: Place) -> bool:
     """Whether a number or word that ends at `place`, or begins and ends there, is checked."""
     frame = place.frame
-    differs = frame is not None and not frame.is_object and frame.duty.unique
-    return differs or bool(place.duty.places)
+    differs = frame is not None and not frame.is_object and frame.obligation.unique
+    return differs or bool(place.obligation.places)
 
 
 def _free(frame: at.Frame | None) -> int:
     """How many of the open arrays and objects, from the innermost, may end unchecked; fewer than _LEVELS."""
     count = 0
-    while frame is not None and count < _LEVELS - 1 and not frame.duty.places:
+    while frame is not None and count < _LEVELS - 1 and not frame.obligation.places:
         frame = frame.outer
-        if frame is not None and not frame.is_object and frame.duty.unique:
+        if frame is not None and not frame.is_object and frame.obligation.unique:
             break
         count += 1
     return count
@@ -205,9 +205,9 @@ def told_apart(place: Place) -> frozenset[str] | None:
     """The strings that may fare differently from others as they close at `place`; None: too many to list."""
     frame = place.frame
     if place.mode == at.NAME:
-        return None if frame is None or frame.duty.minds_names else frame.names
-    apart = place.duty.told_apart
-    if apart is None or frame is None or frame.is_object or not frame.duty.unique:
+        return None if frame is None or frame.obligation.minds_names else frame.names
+    apart = place.obligation.told_apart
+    if apart is None or frame is None or frame.is_object or not frame.obligation.unique:
         return apart
     return apart | {json.loads(item) for item in frame.names if item.startswith('"')}
 

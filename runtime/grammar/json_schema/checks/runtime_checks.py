@@ -1,4 +1,4 @@
-"""Residual: what of a schema is left to validate, for which values, and the validating itself.
+"""RuntimeChecks: what of a schema is left to validate, for which values, and the validating itself.
 
 A value inside of a document is checked as soon as it closes, against the schemas that hold for it whatever
 the rest is (under properties, items, allOf, references); what depends on a choice (anyOf, oneOf, if) is
@@ -42,7 +42,7 @@ _MAX_REFERENCES = 48
 is met in places that cannot bear it."""
 
 
-class Residual:
+class RuntimeChecks:
     """The checks of one plan. Shared by all matchers of a constraint; thread-safe (its caches only grow)."""
 
     def __init__(self, plan: Plan) -> None:
@@ -62,11 +62,11 @@ class Residual:
         self._local = threading.local()
         self._parts: list[Mapping[str, Any]] = []
         self.whole = plan.whole
-        self._duties: dict[tuple[Place, ...], Duty] = {}
+        self._obligations: dict[tuple[Place, ...], Obligation] = {}
         self._unheld = self._reach(self._dropped())
         # Where a reference depends on the way to it, only the whole document can be validated.
         self._tainted = set() if self.document.scoped else self._find_tainted()
-        self.root = self.duty(((),), whole=plan.whole)
+        self.root = self.obligation(((),), whole=plan.whole)
 
     def _follow(
         self, word: str, validator: Any, reference: str, value: Any, schema: Any
@@ -145,10 +145,10 @@ class Residual:
         except (RecursionError, BadConstraint, Unresolvable):
             return False
 
-    def duty(self, places: tuple[Place, ...], *, whole: bool = False) -> Duty:
-        known = self._duties.get(places)
+    def obligation(self, places: tuple[Place, ...], *, whole: bool = False) -> Obligation:
+        known = self._obligations.get(places)
         if known is None or whole:
-            known = self._duties[places] = Duty(self, places, whole=whole)
+            known = self._obligations[places] = Obligation(self, places, whole=whole)
         return known
 
     def closure(self, places: tuple[Place, ...]) -> tuple[Place, ...]:
@@ -310,37 +310,37 @@ class Residual:
         return place in self._tainted
 
 
-class Duty:
+class Obligation:
     """What one value in a document owes: the schemas it must match when it closes (`places`, maybe none), and
     what its members owe."""
 
-    def __init__(self, residual: Residual, given: tuple[Place, ...], *, whole: bool = False) -> None:
-        self._residual = residual
-        self._same = residual.closure(given)
-        self._all = [place for place in self._same if residual.is_tainted(place)]
-        places = [place for place in self._all if residual.checked_here(place)]
+    def __init__(self, runtime: RuntimeChecks, given: tuple[Place, ...], *, whole: bool = False) -> None:
+        self._runtime = runtime
+        self._same = runtime.closure(given)
+        self._all = [place for place in self._same if runtime.is_tainted(place)]
+        places = [place for place in self._all if runtime.checked_here(place)]
         self.places = ((),) if whole else tuple(places)
         self.strict = bool(places)
         """Whether the value may be refused though each of its parts is as it should be."""
-        self.impossible = any(residual.node(place) is False for place in self._all)
-        nodes = [(place, node) for place in self._all if isinstance(node := residual.node(place), Mapping)]
-        unique = [place for place, _ in nodes if "uniqueItems" in residual.checks_at(place)]
+        self.impossible = any(runtime.node(place) is False for place in self._all)
+        nodes = [(place, node) for place in self._all if isinstance(node := runtime.node(place), Mapping)]
+        unique = [place for place, _ in nodes if "uniqueItems" in runtime.checks_at(place)]
         self.unique_at = show((*unique[0], "uniqueItems")) if unique else ""
         self.unique = bool(unique)
         """Whether the items of an array have to differ: told as an item closes, while there is a way out."""
         self._name_places = tuple(
-            (*place, "propertyNames") for place, _ in nodes if "propertyNames" in residual.checks_at(place)
+            (*place, "propertyNames") for place, _ in nodes if "propertyNames" in runtime.checks_at(place)
         )
-        self._names: dict[str, Duty] = {}
-        self._items: dict[int, Duty] = {}
+        self._names: dict[str, Obligation] = {}
+        self._items: dict[int, Obligation] = {}
         self._idle = not self._all
 
-    def member(self, name: str) -> Duty:
+    def member(self, name: str) -> Obligation:
         if self._idle:
-            return self._residual.duty(()) if self.places else self
+            return self._runtime.obligation(()) if self.places else self
         known = self._names.get(name)
         if known is None:
-            known = self._residual.duty(tuple(self._property_places(name)))
+            known = self._runtime.obligation(tuple(self._property_places(name)))
             if len(self._names) < _KEPT_NAMES:
                 self._names[name] = known
         return known
@@ -348,25 +348,25 @@ class Duty:
     def name_fault(self, name: str) -> str | None:
         """Why an object may have no property of this name."""
         for place in self._name_places:
-            fault = self._residual.fault(place, name)
+            fault = self._runtime.fault(place, name)
             if fault is not None:
                 return fault
         return None
 
-    def item(self, index: int) -> Duty:
+    def item(self, index: int) -> Obligation:
         if self._idle:
-            return self._residual.duty(()) if self.places else self
+            return self._runtime.obligation(()) if self.places else self
         known = self._items.get(index)
         if known is None:
-            known = self._residual.duty(tuple(self._item_places(index, self._all)))
+            known = self._runtime.obligation(tuple(self._item_places(index, self._all)))
             if len(self._items) < _KEPT_NAMES:
                 self._items[index] = known
         return known
 
     def _property_places(self, name: str) -> Iterator[Place]:
         for place in self._all:
-            node = self._residual.node(place)
-            if not isinstance(node, Mapping) or self._residual.document.alone(node):
+            node = self._runtime.node(place)
+            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
                 continue
             matched = False
             if name in node.get("properties", {}):
@@ -385,18 +385,18 @@ class Duty:
         what is unevaluated is known when the whole closes, and validated then."""
         if word in node:
             return word
-        if unevaluated not in node or not known(unevaluated, self._residual.document.draft):
+        if unevaluated not in node or not known(unevaluated, self._runtime.document.draft):
             return ""
         return "" if any(other in node for other in IN_PLACE) else unevaluated
 
     def _item_places(self, index: int, places: Sequence[Place]) -> Iterator[Place]:
         for place in places:
-            node = self._residual.node(place)
-            if not isinstance(node, Mapping) or self._residual.document.alone(node):
+            node = self._runtime.node(place)
+            if not isinstance(node, Mapping) or self._runtime.document.alone(node):
                 continue
             items = node.get("items")
             word = "items" if isinstance(items, list) else "prefixItems"
-            first = node.get(word, ()) if word == "items" or self._residual.document.draft >= 2020 else ()
+            first = node.get(word, ()) if word == "items" or self._runtime.document.draft >= 2020 else ()
             if index < len(first):
                 yield (*place, word, index)
             elif word == "items":
@@ -414,12 +414,12 @@ class Duty:
 
     @cached_property
     def _reads_text(self) -> bool:
-        return any(map(self._residual.reads_text, self.places))
+        return any(map(self._runtime.reads_text, self.places))
 
     @cached_property
     def told_apart(self) -> frozenset[str] | None:
         """The strings that may fare differently from others here; None: more than can be listed."""
-        found = [self._residual.told_apart(place) for place in self.places]
+        found = [self._runtime.told_apart(place) for place in self.places]
         if any(texts is None for texts in found):
             return None
         return frozenset().union(*(texts for texts in found if texts is not None))
@@ -427,7 +427,7 @@ class Duty:
     @property
     def minds_names(self) -> bool:
         """Whether an object here may be refused a name that it does not have yet."""
-        return bool(self._name_places) or (not self._idle and self._residual.forbids_members)
+        return bool(self._name_places) or (not self._idle and self._runtime.forbids_members)
 
     @cached_property
     def _any_text_fault(self) -> str | None:
@@ -450,5 +450,5 @@ class Duty:
         return self._fault_of(text) if self._reads_text else self._any_text_fault
 
     def _fault_of(self, value: Any) -> str | None:
-        faults = (self._residual.fault(place, value) for place in self.places)
+        faults = (self._runtime.fault(place, value) for place in self.places)
         return next((fault for fault in faults if fault is not None), None)

@@ -11,7 +11,7 @@ import json
 import re
 from typing import NamedTuple
 
-from runtime.grammar.json_schema.checks.runtime_checks import Duty
+from runtime.grammar.json_schema.checks.runtime_checks import Obligation
 from runtime.grammar.json_schema.shapes import canonical
 
 VALUE, KEY, STRING, NAME, SCALAR, AFTER, COLON, DONE = range(8)
@@ -29,34 +29,34 @@ class Frame(NamedTuple):
 
     is_object: bool
     start: int
-    duty: Duty
+    obligation: Obligation
     names: frozenset[str]
     number: int
     outer: Frame | None
 
 
 class Place(NamedTuple):
-    """A place in a text. `start` of the string, name or scalar under way, `duty` of the value under way."""
+    """A place in a text. `start` of the string, name or scalar under way, `obligation` of the value there."""
 
     length: int
     mode: int
     start: int
     escaped: bool
-    duty: Duty
+    obligation: Obligation
     frame: Frame | None
 
 
 class JsonTracker:
     """The text so far and the place in it. `fault` says why the last feed() was refused."""
 
-    def __init__(self, duty: Duty) -> None:
+    def __init__(self, obligation: Obligation) -> None:
         self._text = bytearray()
-        self.place = Place(0, VALUE, 0, False, duty, None)
+        self.place = Place(0, VALUE, 0, False, obligation, None)
         self.fault = ""
         self._known: dict[tuple[int, bytes], str | None] = {}
 
     def copy(self) -> JsonTracker:
-        twin = JsonTracker(self.place.duty)
+        twin = JsonTracker(self.place.obligation)
         twin._text, twin.place = bytearray(self._text), self.place
         return twin
 
@@ -88,15 +88,15 @@ class JsonTracker:
 
     def closes(self, place: Place, text: str) -> bool:
         """Whether the string or name under way at `place` may end as `text`."""
-        frame, duty = place.frame, place.duty
+        frame, obligation = place.frame, place.obligation
         if place.mode == NAME:
             assert frame is not None, "a name is inside of an object"
             if text in frame.names:
                 return False
-            return frame.duty.name_fault(text) is None and not frame.duty.member(text).impossible
-        if duty.places and duty.string_fault(text) is not None:
+            return frame.obligation.name_fault(text) is None and not frame.obligation.member(text).impossible
+        if obligation.places and obligation.string_fault(text) is not None:
             return False
-        if frame is None or frame.is_object or not frame.duty.unique:
+        if frame is None or frame.is_object or not frame.obligation.unique:
             return True
         return json.dumps(text) not in frame.names
 
@@ -107,7 +107,7 @@ class JsonTracker:
             return True
         if place.mode != SCALAR or place.frame is not None:
             return False
-        return self._owes(place.duty, place.start, place.length) is None
+        return self._owes(place.obligation, place.start, place.length) is None
 
     def unsure(self) -> int:
         """Where in the text the first value or name begins that is open and may still be refused; what comes
@@ -118,14 +118,14 @@ class JsonTracker:
         place = self.place
         first = place.length
         open_value = place.mode in (STRING, SCALAR)
-        if open_value and place.duty.strict:
+        if open_value and place.obligation.strict:
             first = place.start
         if place.mode in (NAME, KEY) and place.frame is not None and place.frame.names:
             begun = place.start if place.mode == NAME else place.length
             first = max(self._text.rfind(b",", 0, begun), 0)
         frame = place.frame
         while frame is not None:
-            if frame.duty.strict or frame.duty.unique or frame.duty.minds_names:
+            if frame.obligation.strict or frame.obligation.unique or frame.obligation.minds_names:
                 first = min(first, frame.start)
             frame = frame.outer
         return first
@@ -164,14 +164,14 @@ class JsonTracker:
         return None
 
     def _open(self, place: Place, byte: int) -> Place:
-        at, duty = place.length, place.duty
+        at, obligation = place.length, place.obligation
         match byte:
             case 0x7B:
-                frame = Frame(True, at, duty, frozenset(), 0, place.frame)
-                return Place(at + 1, KEY, at, False, duty, frame)
+                frame = Frame(True, at, obligation, frozenset(), 0, place.frame)
+                return Place(at + 1, KEY, at, False, obligation, frame)
             case 0x5B:
-                frame = Frame(False, at, duty, frozenset(), 0, place.frame)
-                return Place(at + 1, VALUE, at, False, duty.item(0), frame)
+                frame = Frame(False, at, obligation, frozenset(), 0, place.frame)
+                return Place(at + 1, VALUE, at, False, obligation.item(0), frame)
             case 0x22:
                 return place._replace(length=at + 1, mode=STRING, start=at, escaped=False)
             case _:
@@ -192,16 +192,20 @@ class JsonTracker:
         frame = place.frame
         assert frame is not None, "a name is inside of an object"
         name = json.loads(self._text[place.start : at])
-        fault = f"the name {name!r} is there already" if name in frame.names else frame.duty.name_fault(name)
+        fault = (
+            f"the name {name!r} is there already"
+            if name in frame.names
+            else frame.obligation.name_fault(name)
+        )
         if fault is not None:
             self.fault = fault
             return None
         frame = frame._replace(names=frame.names | {name})
-        duty = frame.duty.member(name)
-        if duty.impossible:
+        obligation = frame.obligation.member(name)
+        if obligation.impossible:
             self.fault = f"there may be no property {name!r}"
             return None
-        return Place(at, COLON, at, False, duty, frame)
+        return Place(at, COLON, at, False, obligation, frame)
 
     def _after(self, place: Place, byte: int) -> Place | None:
         if byte != 0x2C:
@@ -210,40 +214,42 @@ class JsonTracker:
         assert frame is not None, "a comma is inside of something"
         at = place.length + 1
         if frame.is_object:
-            return Place(at, KEY, at, False, frame.duty, frame)
+            return Place(at, KEY, at, False, frame.obligation, frame)
         frame = frame._replace(number=frame.number + 1)
-        return Place(at, VALUE, at, False, frame.duty.item(frame.number), frame)
+        return Place(at, VALUE, at, False, frame.obligation.item(frame.number), frame)
 
     def _close_frame(self, place: Place) -> Place | None:
         frame = place.frame
         assert frame is not None, "an end ends something"
-        return self._close(Place(place.length + 1, AFTER, 0, False, frame.duty, frame.outer), frame.start)
+        return self._close(
+            Place(place.length + 1, AFTER, 0, False, frame.obligation, frame.outer), frame.start
+        )
 
     def _close(self, place: Place, start: int) -> Place | None:
         """The value from `start` ends here."""
-        fault = self._owes(place.duty, start, place.length)
+        fault = self._owes(place.obligation, start, place.length)
         if fault is not None:
             self.fault = fault
             return None
         frame = place.frame
         if frame is None:
             return place._replace(mode=DONE)
-        if not frame.is_object and frame.duty.unique:
+        if not frame.is_object and frame.obligation.unique:
             item = canonical(json.loads(self._text[start : place.length]))
             if item in frame.names:
-                self.fault = f"{frame.duty.unique_at}: the item is in the array already"
+                self.fault = f"{frame.obligation.unique_at}: the item is in the array already"
                 return None
             frame = frame._replace(names=frame.names | {item})
             return place._replace(mode=AFTER, frame=frame)
         return place._replace(mode=AFTER)
 
-    def _owes(self, duty: Duty, start: int, end: int) -> str | None:
-        if not duty.places:
+    def _owes(self, obligation: Obligation, start: int, end: int) -> str | None:
+        if not obligation.places:
             return None
         text = bytes(self._text[start:end])
-        key = (id(duty), text)
+        key = (id(obligation), text)
         if key not in self._known:
             if len(self._known) >= 64:
                 self._known.clear()
-            self._known[key] = duty.fault(text.decode("utf-8", "replace"))
+            self._known[key] = obligation.fault(text.decode("utf-8", "replace"))
         return self._known[key]

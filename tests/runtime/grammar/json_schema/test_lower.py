@@ -8,11 +8,11 @@ import pytest
 
 from runtime.grammar.json_schema.lower import LADDER, lower
 from runtime.grammar.json_schema.refs import SchemaDocument, show
-from runtime.grammar.json_schema.relaxation import Widen
+from runtime.grammar.json_schema.relaxation import Relaxation
 
 
-def plan(schema: Any, widen: Widen = LADDER[0]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    made = lower(SchemaDocument(schema), widen)
+def plan(schema: Any, relaxation: Relaxation = LADDER[0]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    made = lower(SchemaDocument(schema), relaxation)
     return made.schema, made.listed()
 
 

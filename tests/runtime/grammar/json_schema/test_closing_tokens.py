@@ -81,7 +81,7 @@ def backend() -> LLGuidanceBackend:
 
 
 def asked_one_by_one(matcher: CheckedMatcher) -> list[int]:
-    tracker, bits = matcher._tracker, matcher._sieve.bits
+    tracker, bits = matcher._tracker, matcher._closing_tokens.bits
     wide = TokenBits.ids(matcher._inner.mask().bits).tolist()
     return [
         token
