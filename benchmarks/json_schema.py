@@ -1,7 +1,7 @@
 """JSON schemas in the wild: what is kept, what is refused, how fast: `python benchmarks/json_schema.py`.
 
 Reads the schema sample and the JSON-Schema-Test-Suite from the folder that SGLANG_DSL_DATA names, feeds every
-instance byte by byte through `byte_matcher(..., backend="auto")`, and tells by keyword how many were judged
+instance, written as masks offer it, through the backend "auto", and tells by keyword how many were judged
 right. Then times compiling and masks over a vocabulary made of the words of this repository. Writes the
 tables, dated, to benchmarks/results/. Times are CPU seconds of this process.
 """
@@ -29,11 +29,12 @@ import numpy as np  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from benchmarks.measuring import conditions, keep  # noqa: E402
-from runtime.grammar.byte_matcher import BYTES, ByteMatcher  # noqa: E402
+from runtime.grammar.byte_matcher import BYTES  # noqa: E402
 from runtime.grammar.table import make_backend  # noqa: E402
 from runtime.protocol.constraint import Constraint, SchemaFormat  # noqa: E402
 from runtime.protocol.errors import BadConstraint  # noqa: E402
 from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
+from tests.runtime.grammar.json_schema.spelled import takes_value, written  # noqa: E402
 
 KEYWORDS = {
     "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",
@@ -90,15 +91,6 @@ def constraint(case: Case) -> Constraint:
     return Constraint("json_schema", json.dumps(case.schema), schema_format=case.formats)
 
 
-def text_of(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if text.isprintable() else json.dumps(value)
-
-
-def takes(face: ByteMatcher, text: str) -> bool:
-    return all(face.advance(byte) for byte in text.encode()) and face.may_stop()
-
-
 _EMPTY = re.compile("nothing matches|the schema is false|enum is empty")
 """What is said of a schema that no value matches."""
 
@@ -124,7 +116,7 @@ def judge(cases: list[Case], title: str) -> list[str]:
         else:
             counts = collections.Counter({"schemas": 1, "exact" if matcher.origin.exact else "checked": 1})
             for value, valid in case.tests:
-                taken = takes(ByteMatcher(matcher.copy()), text_of(value))
+                taken = takes_value(matcher, value, case.schema)
                 counts["valid" if valid else "invalid"] += 1
                 counts["invalid accepted"] += taken and not valid
                 counts["valid rejected"] += valid and not taken
@@ -199,7 +191,7 @@ def speed(cases: list[Case], size: int) -> list[str]:
         kind = "exact" if first.origin.exact else "checked"
         for value, _ in (test for test in case.tests if test[1]):
             matcher = first.copy()
-            for token in longest_first(vocab, text_of(value).encode())[:2000]:
+            for token in longest_first(vocab, written(first, value, case.schema) or b"")[:2000]:
                 start = time.process_time()
                 matcher.mask()
                 middle = time.process_time()

@@ -35,6 +35,7 @@ from runtime.grammar.json_schema.lower import ANY_JSON_LADDER, LADDER, Plan, low
 from runtime.grammar.json_schema.refs import KIND, Place, SchemaDocument, show
 from runtime.grammar.json_schema.relaxation import Lowered, Relaxation, Unspelled
 from runtime.grammar.json_schema.source import ESCAPES, format_policy, layout, read_document
+from runtime.grammar.json_schema.texts.ecma import NO_CHARACTER
 from runtime.grammar.missing_bytes import MissingByteMatcher
 from runtime.grammar.tags.structural_tag import StructuralTags
 from runtime.plan import TokenMask
@@ -323,7 +324,8 @@ class LLGuidanceBackend(GrammarBackend):
 
         place, told = innermost(plan.document, empty, told)
         # Of the texts with control characters, which this language leaves out, some may still match.
-        kind = Unspelled if "Regex is empty" in told and not relaxation.everything else BadConstraint
+        unspelled = json.dumps(NO_CHARACTER)[1:-1] in json.dumps(plan.schema)
+        kind = Unspelled if unspelled and not relaxation.everything else BadConstraint
         return kind(f"nothing matches: {told}", where=f"{KIND} {show(place)}")
 
     def _start(self, grammar: str, origin: Origin, where: str) -> Matcher:

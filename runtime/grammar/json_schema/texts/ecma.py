@@ -30,6 +30,9 @@ _CLASSES = {
 UNSPELLED: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings here cannot hold: they have no escape of one letter."""
 
+NO_CHARACTER = r"[^\s\S]"
+"""In Rust's spelling, what is left of a class of UNSPELLED characters alone."""
+
 _UNSPELLED = re.compile("[" + "".join(f"\\x{first:02x}-\\x{last:02x}" for first, last in UNSPELLED) + "]")
 _LINE_ENDS: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
@@ -289,14 +292,14 @@ def _python_point(value: int) -> str:
 def _rust_point(value: int) -> str:
     char = chr(value)
     if 0xD800 <= value <= 0xDFFF:  # no text holds one
-        return r"[^\s\S]"
+        return NO_CHARACTER
     return char if char.isalnum() and char.isascii() else f"\\x{{{value:X}}}"
 
 
 def _class_of(ranges: Ranges, point: Callable[[int], str]) -> str:
     kept = difference(ranges, SURROGATES)
     if not kept:
-        return r"[^\s\S]"
+        return NO_CHARACTER
     if len(kept) == 1 and kept[0][0] == kept[0][1]:
         return point(kept[0][0])
     return "[" + "".join(point(a) if a == b else f"{point(a)}-{point(b)}" for a, b in kept) + "]"

@@ -12,7 +12,7 @@ from runtime.protocol.errors import BadConstraint
 WORK = 20_000
 """Bytes that are tried; where they are not enough the value counts as not taken."""
 
-_Then = Callable[[Matcher], bool]
+_Then = Callable[[Matcher, bytes], bytes | None]
 
 
 def names_of(schema: Any) -> dict[str, int]:
@@ -31,56 +31,87 @@ def names_of(schema: Any) -> dict[str, int]:
     return found
 
 
+def in_order(value: Any, order: dict[str, int]) -> Any:
+    """`value` with the members of its objects in that order, others behind them."""
+    if isinstance(value, list):
+        return [in_order(item, order) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = sorted(value, key=lambda name: order.get(name, len(order)))
+    return {name: in_order(value[name], order) for name in names}
+
+
 def takes_value(start: Matcher, value: Any, schema: Any = None) -> bool:
     """Whether `start` takes some text of `value` as a whole."""
-    return any(
-        _Search(names_of(schema), *separators).whole(start, value)
-        for separators in ((b", ", b": "), (b",", b":"))
-    )
+    return written(start, value, schema) is not None
+
+
+def written(start: Matcher, value: Any, schema: Any = None) -> bytes | None:
+    """A text of `value` that `start` takes as a whole; None where none was found."""
+    ordered = in_order(value, names_of(schema))
+    for separators in ((b", ", b": "), (b",", b":")):
+        found = _Search(*separators).whole(start, ordered)
+        if found is not None:
+            return found
+    return None
 
 
 class _Search:
-    def __init__(self, order: dict[str, int], comma: bytes, colon: bytes) -> None:
-        self._order, self._comma, self._colon = order, comma, colon
+    def __init__(self, comma: bytes, colon: bytes) -> None:
+        self._comma, self._colon = comma, colon
         self._work = WORK
 
-    def whole(self, start: Matcher, value: Any) -> bool:
+    def whole(self, start: Matcher, value: Any) -> bytes | None:
         try:
-            return self._value(start, value, lambda end: end.may_stop())
+            return self._value(start, b"", value, lambda end, text: text if end.may_stop() else None)
         except (BadConstraint, RecursionError):
-            return False
+            return None
 
-    def _after(self, matcher: Matcher, data: bytes) -> Matcher | None:
+    def _say(self, matcher: Matcher, text: bytes, data: bytes, then: _Then) -> bytes | None:
         self._work -= len(data)
         ahead = matcher.copy()
-        return ahead if self._work > 0 and ahead.advance_bytes(data) else None
+        return then(ahead, text + data) if self._work > 0 and ahead.advance_bytes(data) else None
 
-    def _value(self, matcher: Matcher, value: Any, then: _Then) -> bool:
+    def _value(self, matcher: Matcher, text: bytes, value: Any, then: _Then) -> bytes | None:
         if isinstance(value, dict | list):
-            opened = self._after(matcher, b"{" if isinstance(value, dict) else b"[")
-            inside = list(value.items()) if isinstance(value, dict) else [(None, item) for item in value]
-            inside.sort(key=lambda pair: self._order.get(pair[0], len(self._order)))
-            return opened is not None and self._members(opened, inside, b"", then, isinstance(value, dict))
-        whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**53
-        texts = [json.dumps(int(value))] if whole else []
-        texts.append(json.dumps(value, ensure_ascii=False))
-        return any(
-            (ended := self._after(matcher, text.encode("utf-8", "surrogatepass"))) is not None and then(ended)
-            for text in texts
-        )
+            named = isinstance(value, dict)
+            inside = list(value.items()) if named else [(None, item) for item in value]
+
+            def open_(ahead: Matcher, text: bytes) -> bytes | None:
+                return self._members(ahead, text, inside, b"", then, named)
+
+            return self._say(matcher, text, b"{" if named else b"[", open_)
+        said = [json.dumps(value, ensure_ascii=False)]
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            said.insert(0, json.dumps(int(value)))
+        for one in said:
+            found = self._say(matcher, text, one.encode("utf-8", "surrogatepass"), then)
+            if found is not None:
+                return found
+        return None
 
     def _members(
-        self, matcher: Matcher, left: list[tuple[Any, Any]], before: bytes, then: _Then, named: bool
-    ) -> bool:
+        self,
+        matcher: Matcher,
+        text: bytes,
+        left: list[tuple[Any, Any]],
+        before: bytes,
+        then: _Then,
+        named: bool,
+    ) -> bytes | None:
         if not left:
-            ended = self._after(matcher, b"}" if named else b"]")
-            return ended is not None and then(ended)
+            return self._say(matcher, text, b"}" if named else b"]", then)
         for at, (name, inner) in enumerate(left if named else left[:1]):
             key = json.dumps(name, ensure_ascii=False).encode() + self._colon if named else b""
-            begun = self._after(matcher, before + key)
             rest = left[:at] + left[at + 1 :]
-            if begun is not None and self._value(
-                begun, inner, lambda ahead, rest=rest: self._members(ahead, rest, self._comma, then, named)
-            ):  # fmt: skip
-                return True
-        return False
+
+            def on(ahead: Matcher, text: bytes, rest: Any = rest) -> bytes | None:
+                return self._members(ahead, text, rest, self._comma, then, named)
+
+            def tell(ahead: Matcher, text: bytes, inner: Any = inner, on: _Then = on) -> bytes | None:
+                return self._value(ahead, text, inner, on)
+
+            found = self._say(matcher, text, before + key, tell)
+            if found is not None:
+                return found
+        return None
