@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.runtime.grammar.json_schema.spelled import in_order, names_of
+from tests.runtime.grammar.json_schema.spelled import in_order, named_in
 
 
 class Case(NamedTuple):
@@ -210,8 +210,8 @@ def sample(folder: Path) -> Iterator[Case]:
     with gzip.open(path, "rt") as lines:
         for line in lines:
             case = json.loads(line)
-            order = names_of(case["schema"])
-            texts = [_text(in_order(test["data"], order)) for test in case["tests"] if test["valid"]]
+            named = named_in(case["schema"])
+            texts = [_text(in_order(test["data"], named)) for test in case["tests"] if test["valid"]]
             yield Case(case["name"], "json_schema", json.dumps(case["schema"]), texts)
 
 

@@ -156,8 +156,9 @@ class KeywordRules:
 
     def negations(self) -> None:
         if self._node["not"] in (True, {}):
-            raise mistake("not refuses all values: nothing matches", (*self._place, "not"))
-        self.leave("not")
+            self._all.append(False)
+        else:
+            self.leave("not")
 
     def conditions(self) -> None:
         if not self.has("if") or not (self.has("then") or self.has("else")):

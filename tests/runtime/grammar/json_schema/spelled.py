@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,30 +16,36 @@ WORK = 20_000
 _Then = Callable[[Matcher, bytes], bytes | None]
 
 
-def names_of(schema: Any) -> dict[str, int]:
-    """The names that a schema's `properties` list, in their order."""
-    found: dict[str, int] = {}
+def named_in(schema: Any) -> list[dict[str, int]]:
+    """The names that each `properties` of a schema lists, in their order."""
+    found: list[dict[str, int]] = []
     waiting = [schema]
-    while waiting:
-        node = waiting.pop()
+    for node in waiting:
         if isinstance(node, dict):
             if isinstance(node.get("properties"), dict):
-                for name in node["properties"]:
-                    found.setdefault(name, len(found))
-            waiting.extend(reversed(list(node.values())))
+                found.append({name: number for number, name in enumerate(node["properties"])})
+            waiting.extend(node.values())
         elif isinstance(node, list):
-            waiting.extend(reversed(node))
+            waiting.extend(node)
     return found
 
 
-def in_order(value: Any, order: dict[str, int]) -> Any:
-    """`value` with the members of its objects in that order, others behind them."""
+def in_order(value: Any, named: list[dict[str, int]]) -> Any:
+    """`value` with the members of each object in the order of the `properties` that name the most of them."""
     if isinstance(value, list):
-        return [in_order(item, order) for item in value]
+        return [in_order(item, named) for item in value]
     if not isinstance(value, dict):
         return value
+    order = max(named, key=lambda names: len(names.keys() & value.keys()), default={})
     names = sorted(value, key=lambda name: order.get(name, len(order)))
-    return {name: in_order(value[name], order) for name in names}
+    return {name: in_order(value[name], named) for name in names}
+
+
+def is_offered(value: Any) -> bool:
+    """Whether masks offer texts for the characters of `value`: strings there hold none that JSON escapes by
+    number, and no leap second but in UTC, for which a time has to be computed."""
+    text = json.dumps(value, ensure_ascii=False)
+    return not re.search(r"\x7f|\\u[0-9a-f]{4}|\d\d:\d\d:60(\.\d+)?[-+]", text)
 
 
 def takes_value(start: Matcher, value: Any, schema: Any = None) -> bool:
@@ -48,7 +55,7 @@ def takes_value(start: Matcher, value: Any, schema: Any = None) -> bool:
 
 def written(start: Matcher, value: Any, schema: Any = None) -> bytes | None:
     """A text of `value` that `start` takes as a whole; None where none was found."""
-    ordered = in_order(value, names_of(schema))
+    ordered = in_order(value, named_in(schema))
     for separators in ((b", ", b": "), (b",", b":")):
         found = _Search(*separators).whole(start, ordered)
         if found is not None:

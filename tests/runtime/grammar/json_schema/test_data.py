@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.protocol.errors import BadConstraint
-from tests.runtime.grammar.json_schema.spelled import takes_value
+from tests.runtime.grammar.json_schema.spelled import is_offered, takes_value
 
 DATA = Path(os.environ.get("SGLANG_DSL_DATA", "/nonexistent"))
 SAMPLE = DATA / "maskbench_sample.jsonl.gz"
@@ -43,6 +43,16 @@ def test_schema_sample(small):
     assert passed >= 0.95 * schemas
 
 
+NOT_OFFERED = {
+    "validation of A-label (punycode) host names",  # masks spell the labels of other scripts in no way
+    "validation of an internationalized e-mail addresses",
+    "all integers are multiples of 0.5, if overflow is handled",  # 1e308, for an integer
+    "float and integers are equal up to 64-bit representation limits",  # 9007199254740992.0 for the integer
+    "validation of JSON-pointers (JSON String Representation)",  # a control character in it
+}
+"""Groups of the suite with values whose texts are valid, and none that masks offer."""
+
+
 @pytest.mark.skipif(not SUITE.exists(), reason="needs SGLANG_DSL_DATA")
 def test_json_schema_test_suite(small):
     wrong_accepts, wrong_rejects, checks, good = [], [], 0, 0
@@ -63,7 +73,8 @@ def test_json_schema_test_suite(small):
                     name = (member.name, group["description"], test["description"])
                     if taken and not test["valid"]:
                         wrong_accepts.append(name)
-                    if test["valid"] and not taken:
+                    offered = is_offered(test["data"]) and group["description"] not in NOT_OFFERED
+                    if test["valid"] and not taken and offered:
                         wrong_rejects.append(name)
     assert wrong_accepts == []
     assert checks > 1900
