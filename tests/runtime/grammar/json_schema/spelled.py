@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -31,12 +32,17 @@ def named_in(schema: Any) -> list[dict[str, int]]:
 
 
 def in_order(value: Any, named: list[dict[str, int]]) -> Any:
-    """`value` with the members of each object in the order of the `properties` that name the most of them."""
+    """`value` with the members of each object in the order of the `properties` that name them all; where none
+    do, of those that name each first."""
     if isinstance(value, list):
         return [in_order(item, named) for item in value]
     if not isinstance(value, dict):
         return value
-    order = max(named, key=lambda names: len(names.keys() & value.keys()), default={})
+    whole = next((names for names in named if value.keys() <= names.keys()), None)
+    order: dict[str, int] = {}
+    for names in [whole] if whole is not None else named:
+        for name in names:
+            order.setdefault(name, len(order))
     names = sorted(value, key=lambda name: order.get(name, len(order)))
     return {name: in_order(value[name], named) for name in names}
 
@@ -69,10 +75,14 @@ class _Search:
         self._work = WORK
 
     def whole(self, start: Matcher, value: Any) -> bytes | None:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(20_000)  # some calls for each part of the text
         try:
             return self._value(start, b"", value, lambda end, text: text if end.may_stop() else None)
         except (BadConstraint, RecursionError):
             return None
+        finally:
+            sys.setrecursionlimit(before)
 
     def _say(self, matcher: Matcher, text: bytes, data: bytes, then: _Then) -> bytes | None:
         self._work -= len(data)
