@@ -11,8 +11,8 @@ from typing import Any
 from runtime.grammar.base import Matcher
 from runtime.protocol.errors import BadConstraint
 
-WORK = 20_000
-"""Bytes that are tried; where they are not enough the value counts as not taken."""
+WORK = 12
+"""Bytes that are tried for each byte of a value; where they are not enough the value counts as not taken."""
 
 _Then = Callable[[Matcher, bytes], bytes | None]
 
@@ -72,9 +72,10 @@ def written(start: Matcher, value: Any, schema: Any = None) -> bytes | None:
 class _Search:
     def __init__(self, comma: bytes, colon: bytes) -> None:
         self._comma, self._colon = comma, colon
-        self._work = WORK
+        self._work = 0
 
     def whole(self, start: Matcher, value: Any) -> bytes | None:
+        self._work = WORK * len(json.dumps(value)) + 400
         before = sys.getrecursionlimit()
         sys.setrecursionlimit(20_000)  # some calls for each part of the text
         try:
