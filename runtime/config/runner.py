@@ -1,4 +1,4 @@
-"""RunnerConfig: how the model wing computes. Torch-free, so that wing A and command lines can hold one."""
+"""RunnerConfig: how the compute plane computes. Torch-free: the control plane and command lines hold one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TorchTextRunner: runs whole texts through an encoder and pools what comes out. The model wing's side of
+"""TorchTextRunner: runs whole texts through an encoder and pools what comes out. The compute plane's side of
 plan.TextRunner.
 
 It knows the model and the ways of pooling; not requests, queues or lengths of vectors.

@@ -1,5 +1,5 @@
 """Log-probabilities under the model's own distribution: natural log, no mask, no penalty, no bias, whatever
-the row is sampled with; temperature 1, unless output tokens are to be told at the temperature of their row.
+the row is sampled with; temperature 1, unless output tokens are to be given at the temperature of their row.
 
 Made in stretches of bounded size and over whole tensors: a scored prompt of any length needs neither prompt x
 vocabulary of memory nor a loop over tokens.

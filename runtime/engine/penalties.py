@@ -35,7 +35,7 @@ def adjusted(params: SamplingParams) -> bool:
     return bool(params.logit_bias) or penalised(params)
 
 
-class Tally:
+class Histogram:
     """The distinct ids of one sequence, in the order they came, and how often each was output (0: only in
     the prompt)."""
 
@@ -84,18 +84,20 @@ class Tally:
         return known <= len(output) and tuple(output[max(0, known - _COMPARED) : known]) == self._last
 
 
-class Tallies:
-    """One Tally per live sequence. A sequence that was not seen before is counted from its whole text."""
+class Histograms:
+    """One Histogram per live sequence. A sequence that was not seen before is counted from its whole text."""
 
     def __init__(self) -> None:
-        self._of: dict[int, Tally] = {}
+        self._of: dict[int, Histogram] = {}
 
-    def of(self, row: Row) -> Tally:
-        tally = self._of.get(row.seq)
-        if tally is None or not tally.continues(row.output):
-            tally = self._of[row.seq] = Tally(row.prompt if row.sampling.repetition_penalty != 1.0 else ())
-        tally.follow(row.output)
-        return tally
+    def of(self, row: Row) -> Histogram:
+        histogram = self._of.get(row.seq)
+        if histogram is None or not histogram.continues(row.output):
+            histogram = self._of[row.seq] = Histogram(
+                row.prompt if row.sampling.repetition_penalty != 1.0 else ()
+            )
+        histogram.follow(row.output)
+        return histogram
 
     def release(self, handles: Iterable[int]) -> None:
         for handle in handles:
@@ -123,15 +125,15 @@ class _Entries:
         return rows, columns, numbers
 
 
-def adjust(scores: Tensor, rows: Sequence[Row], tallies: Tallies, columns: Columns) -> None:
+def adjust(scores: Tensor, rows: Sequence[Row], histograms: Histograms, columns: Columns) -> None:
     """In place, on scores [rows, columns]: repetition penalty, then frequency and presence, then biases."""
     factors, costs, biases = _Entries(), _Entries(), _Entries()
     for place, row in enumerate(rows):
         params = row.sampling
         if penalised(params):
-            tally = tallies.of(row)
-            where, real = columns(place, tally.ids)
-            counts = tally.counts
+            histogram = histograms.of(row)
+            where, real = columns(place, histogram.ids)
+            counts = histogram.counts
             if params.repetition_penalty != 1.0:
                 factors.add(place, where[real], _same(params.repetition_penalty, int(real.sum())))
             if params.frequency_penalty or params.presence_penalty:

@@ -1,4 +1,4 @@
-"""TorchRunner: runs StepPlans with torch. The model wing's side of runtime/plan.py.
+"""TorchRunner: runs StepPlans with torch. The compute plane's side of runtime/plan.py.
 
 It knows the model, the KV pool and sampling; not requests, grammars or policies.
 """
@@ -55,11 +55,11 @@ log = logging.getLogger(__name__)
 
 
 class _Logits(NamedTuple):
-    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are told of them, and their
+    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are taken from them, and their
     log-sum-exp (None where no row wants one); which rows are finite."""
 
     logits: Tensor
-    told: Tensor
+    scaled: Tensor
     total: Tensor | None
     finite: Tensor
 
@@ -253,8 +253,8 @@ class TorchRunner:
         logits = self._decoder.logits(last)
         wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._config.scaled_logprobs and wanted
-        told = logits / temperatures_of(rows, logits.device) if scaled else logits
-        return _Logits(logits, told, told.logsumexp(-1) if wanted else None, finite(logits))
+        scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
+        return _Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None, finite(logits))
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
@@ -402,10 +402,10 @@ class TorchRunner:
         if given.total is None:
             return [error or Sample(token) for token, error in zip(ids, errors)]
         chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
-        told = given.told
-        logprobs = (told.gather(1, chosen[:, None]).squeeze(1) - given.total).tolist()
-        tops = top_of(told, given.total, [row.top_logprobs for row in rows])
-        known = ids_of(told, given.total, [row.token_ids for row in rows])
+        scaled_logits = given.scaled
+        logprobs = (scaled_logits.gather(1, chosen[:, None]).squeeze(1) - given.total).tolist()
+        tops = top_of(scaled_logits, given.total, [row.top_logprobs for row in rows])
+        known = ids_of(scaled_logits, given.total, [row.token_ids for row in rows])
         return [
             error or Sample(token, logprob if row.logprob else None, top, own)
             for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)

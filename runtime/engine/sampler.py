@@ -24,7 +24,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from runtime.engine.forbidden import Forbidden
 from runtime.engine.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
-from runtime.engine.penalties import Ids, Tallies, adjust, adjusted, every, listed
+from runtime.engine.penalties import Histograms, Ids, adjust, adjusted, every, listed
 from runtime.plan import Row, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -45,12 +45,12 @@ class Sampler:
 
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()
-        self._tallies = Tallies()
+        self._histograms = Histograms()
         self._forbidden = Forbidden()
 
     def release(self, handles: Iterable[int]) -> None:
         """Forget sequences that will not come again."""
-        self._tallies.release(handles)
+        self._histograms.release(handles)
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
@@ -97,7 +97,7 @@ class Sampler:
             some = slice(first, first + ROWS_AT_ONCE)
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
             if any(adjusted(row.sampling) for row in rows[some]):
-                adjust(scores, rows[some], self._tallies, listed(lists[some]))
+                adjust(scores, rows[some], self._histograms, listed(lists[some]))
             picked = _pick(scores, [row.sampling for row in rows[some]], draws[some])
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
@@ -125,7 +125,7 @@ class Sampler:
     ) -> tuple[Tensor, Tensor | None]:
         """All ids: scores [rows, vocab]."""
         scores = logits[some]
-        adjust(scores, [rows[index] for index in some], self._tallies, every(scores.shape[1]))
+        adjust(scores, [rows[index] for index in some], self._histograms, every(scores.shape[1]))
         self._process(scores, rows, some, faults)
         masked = [place for place, index in enumerate(some) if index in masks]
         if masked:
@@ -156,7 +156,7 @@ class Sampler:
         columns = torch.from_numpy(ids).to(logits.device)
         scores = logits[torch.tensor(some, device=logits.device)[:, None], columns]
         if any(adjusted(rows[index].sampling) for index in some):
-            adjust(scores, [rows[index] for index in some], self._tallies, listed(lists))
+            adjust(scores, [rows[index] for index in some], self._histograms, listed(lists))
         return scores.masked_fill_(~torch.from_numpy(real).to(logits.device), -math.inf), columns.cpu()
 
     def _process(

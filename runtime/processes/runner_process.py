@@ -86,7 +86,7 @@ class RunnerProcess:
         self._config = (config or RunnerConfig()).verify()
         self._dead: RuntimeFault | None = None
         self._closing = False
-        self._mourners: list[Callable[[RuntimeFault], None]] = []
+        self._death_callbacks: list[Callable[[RuntimeFault], None]] = []
         self._lock = threading.Lock()
         self._plans = PlanWriter()
         self._launched: tuple[StepPlan, Launch] | None = None
@@ -140,7 +140,7 @@ class RunnerProcess:
         with self._lock:
             dead = self._dead
             if dead is None:
-                self._mourners.append(act)
+                self._death_callbacks.append(act)
         if dead is not None:
             act(dead)
 
@@ -378,6 +378,6 @@ class RunnerProcess:
                 return
             fault = EngineDead(self._how_it_ended(), where="runner")
             self._dead = fault
-            mourners = list(self._mourners)
-        for act in mourners:
+            callbacks = list(self._death_callbacks)
+        for act in callbacks:
             act(fault)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.penalties import Tallies, Tally, adjust, adjusted, every, listed
+from runtime.engine.penalties import Histogram, Histograms, adjust, adjusted, every, listed
 from runtime.plan import Row, Run
 from runtime.protocol.sampling import SamplingParams
 
@@ -42,14 +42,14 @@ def expected(logits: np.ndarray, params: SamplingParams, prompt: list[int], outp
 @given(st.lists(st.tuples(PARAMS, IDS, IDS), min_size=1, max_size=5), st.integers(0, 2**31), st.data())
 def test_rows_and_steps(requests: list, seed: int, data: st.DataObject) -> None:
     """Several requests grow over several steps; some are left out of a step, as a scheduler would."""
-    numbers, tallies = np.random.default_rng(seed), Tallies()
+    numbers, histograms = np.random.default_rng(seed), Histograms()
     outputs: list[list[int]] = [[] for _ in requests]
     for _ in range(4):
         some = [index for index in range(len(requests)) if data.draw(st.booleans())]
         rows = [row(index, requests[index][0], requests[index][1], outputs[index]) for index in some]
         logits = numbers.normal(scale=3.0, size=(len(some), VOCAB)).astype(np.float32)
         scores = torch.from_numpy(logits.copy())
-        adjust(scores, rows, tallies, every(VOCAB))
+        adjust(scores, rows, histograms, every(VOCAB))
         for place, index in enumerate(some):
             params, prompt, _ = requests[index]
             right = expected(logits[place], params, prompt, outputs[index])
@@ -60,7 +60,7 @@ def test_rows_and_steps(requests: list, seed: int, data: st.DataObject) -> None:
         sparse = torch.full((len(some), width), 7.0)
         for place, ids in enumerate(lists):
             sparse[place, : len(ids)] = torch.from_numpy(logits[place, ids])
-        adjust(sparse, rows, tallies, listed(lists))
+        adjust(sparse, rows, histograms, listed(lists))
         for place, (index, ids) in enumerate(zip(some, lists)):
             right = expected(logits[place], requests[index][0], requests[index][1], outputs[index])[ids]
             np.testing.assert_allclose(sparse[place, : len(ids)].numpy(), right, rtol=1e-5, atol=1e-5)
@@ -70,32 +70,36 @@ def test_rows_and_steps(requests: list, seed: int, data: st.DataObject) -> None:
 
 
 def test_what_is_known_is_not_counted_again() -> None:
-    tally = Tally([3, 3, 1])
-    tally.follow([5, 3])
-    assert sorted(zip(tally.ids.tolist(), tally.counts.tolist())) == [(1, 0), (3, 1), (5, 1)]
-    tally.follow([5, 3, 5])
-    assert dict(zip(tally.ids.tolist(), tally.counts.tolist()))[5] == 2
-    assert tally.known == 3
+    histogram = Histogram([3, 3, 1])
+    histogram.follow([5, 3])
+    assert sorted(zip(histogram.ids.tolist(), histogram.counts.tolist())) == [(1, 0), (3, 1), (5, 1)]
+    histogram.follow([5, 3, 5])
+    assert dict(zip(histogram.ids.tolist(), histogram.counts.tolist()))[5] == 2
+    assert histogram.known == 3
 
 
 def test_a_handle_used_again_starts_anew() -> None:
-    tallies, params = Tallies(), SamplingParams(frequency_penalty=1.0)
-    assert tallies.of(row(1, params, [], [4, 4])).counts.tolist() == [2]
-    tallies.release([1, 2])
-    assert len(tallies) == 0
-    assert tallies.of(row(1, params, [], [9])).ids.tolist() == [9]
-    assert tallies.of(row(1, params, [], [])).ids.tolist() == [], "shorter than before: not the same text"
-    assert tallies.of(row(1, params, [], [5, 6, 7])).ids.tolist() == [5, 6, 7]
-    assert tallies.of(row(1, params, [], [5, 8, 8, 9])).ids.tolist() == [5, 8, 9], "cut back, then other text"
+    histograms, params = Histograms(), SamplingParams(frequency_penalty=1.0)
+    assert histograms.of(row(1, params, [], [4, 4])).counts.tolist() == [2]
+    histograms.release([1, 2])
+    assert len(histograms) == 0
+    assert histograms.of(row(1, params, [], [9])).ids.tolist() == [9]
+    assert histograms.of(row(1, params, [], [])).ids.tolist() == [], "shorter than before: not the same text"
+    assert histograms.of(row(1, params, [], [5, 6, 7])).ids.tolist() == [5, 6, 7]
+    assert histograms.of(row(1, params, [], [5, 8, 8, 9])).ids.tolist() == [5, 8, 9], (
+        "cut back, then other text"
+    )
 
 
 def test_many_ids() -> None:
-    tally = Tally()
+    histogram = Histogram()
     output = [n * n % 5000 for n in range(3000)]
     for end in range(0, 3001, 100):
-        tally.follow(output[:end])
+        histogram.follow(output[:end])
     ids, counts = np.unique(output, return_counts=True)
-    assert dict(zip(tally.ids.tolist(), tally.counts.tolist())) == dict(zip(ids.tolist(), counts.tolist()))
+    assert dict(zip(histogram.ids.tolist(), histogram.counts.tolist())) == dict(
+        zip(ids.tolist(), counts.tolist())
+    )
 
 
 def test_nothing_to_do() -> None:
