@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Callable
 from typing import Any
 
 from runtime.grammar.base import Matcher
@@ -13,8 +11,6 @@ from runtime.protocol.errors import BadConstraint
 
 WORK = 12
 """Bytes that are tried for each byte of a value; where they are not enough the value counts as not taken."""
-
-_Then = Callable[[Matcher, bytes], bytes | None]
 
 
 def named_in(schema: Any) -> list[dict[str, int]]:
@@ -48,10 +44,10 @@ def in_order(value: Any, named: list[dict[str, int]]) -> Any:
 
 
 def is_offered(value: Any) -> bool:
-    """Whether masks offer texts for the characters of `value`: strings there hold none that JSON escapes by
-    number, and no leap second but in UTC, for which a time has to be computed."""
+    """Whether masks offer texts for all that is in `value`: strings there hold no characters that JSON escapes
+    by number, and no leap second but in UTC, for which a time has to be computed; integers no exponent."""
     text = json.dumps(value, ensure_ascii=False)
-    return not re.search(r"\x7f|\\u[0-9a-f]{4}|\d\d:\d\d:60(\.\d+)?[-+]", text)
+    return not re.search(r"\x7f|\\u[0-9a-f]{4}|\d\d:\d\d:60(\.\d+)?[-+]|\de[-+]?\d", text)
 
 
 def takes_value(start: Matcher, value: Any, schema: Any = None) -> bool:
@@ -69,67 +65,55 @@ def written(start: Matcher, value: Any, schema: Any = None) -> bytes | None:
     return None
 
 
+_Place = tuple[Matcher, bytes]
+
+
 class _Search:
+    """Each value is told once it fits; of an object the orders of its members are tried one after another."""
+
     def __init__(self, comma: bytes, colon: bytes) -> None:
         self._comma, self._colon = comma, colon
         self._work = 0
 
     def whole(self, start: Matcher, value: Any) -> bytes | None:
         self._work = WORK * len(json.dumps(value)) + 400
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(20_000)  # some calls for each part of the text
         try:
-            return self._value(start, b"", value, lambda end, text: text if end.may_stop() else None)
+            end = self._value((start, b""), value)
         except (BadConstraint, RecursionError):
             return None
-        finally:
-            sys.setrecursionlimit(before)
+        return end[1] if end is not None and end[0].may_stop() else None
 
-    def _say(self, matcher: Matcher, text: bytes, data: bytes, then: _Then) -> bytes | None:
+    def _say(self, place: _Place, data: bytes) -> _Place | None:
         self._work -= len(data)
-        ahead = matcher.copy()
-        return then(ahead, text + data) if self._work > 0 and ahead.advance_bytes(data) else None
+        ahead = place[0].copy()
+        return (ahead, place[1] + data) if self._work > 0 and ahead.advance_bytes(data) else None
 
-    def _value(self, matcher: Matcher, text: bytes, value: Any, then: _Then) -> bytes | None:
+    def _value(self, place: _Place, value: Any) -> _Place | None:
         if isinstance(value, dict | list):
             named = isinstance(value, dict)
+            opened = self._say(place, b"{" if named else b"[")
             inside = list(value.items()) if named else [(None, item) for item in value]
-
-            def open_(ahead: Matcher, text: bytes) -> bytes | None:
-                return self._members(ahead, text, inside, b"", then, named)
-
-            return self._say(matcher, text, b"{" if named else b"[", open_)
+            return None if opened is None else self._members(opened, inside, b"", named)
         said = [json.dumps(value, ensure_ascii=False)]
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             said.insert(0, json.dumps(int(value)))
         for one in said:
-            found = self._say(matcher, text, one.encode("utf-8", "surrogatepass"), then)
+            found = self._say(place, one.encode("utf-8", "surrogatepass"))
             if found is not None:
                 return found
         return None
 
     def _members(
-        self,
-        matcher: Matcher,
-        text: bytes,
-        left: list[tuple[Any, Any]],
-        before: bytes,
-        then: _Then,
-        named: bool,
-    ) -> bytes | None:
+        self, place: _Place, left: list[tuple[Any, Any]], before: bytes, named: bool
+    ) -> _Place | None:
         if not left:
-            return self._say(matcher, text, b"}" if named else b"]", then)
+            return self._say(place, b"}" if named else b"]")
         for at, (name, inner) in enumerate(left if named else left[:1]):
             key = json.dumps(name, ensure_ascii=False).encode() + self._colon if named else b""
-            rest = left[:at] + left[at + 1 :]
-
-            def on(ahead: Matcher, text: bytes, rest: Any = rest) -> bytes | None:
-                return self._members(ahead, text, rest, self._comma, then, named)
-
-            def tell(ahead: Matcher, text: bytes, inner: Any = inner, on: _Then = on) -> bytes | None:
-                return self._value(ahead, text, inner, on)
-
-            found = self._say(matcher, text, before + key, tell)
-            if found is not None:
-                return found
+            begun = self._say(place, before + key)
+            told = None if begun is None else self._value(begun, inner)
+            if told is not None:
+                ended = self._members(told, left[:at] + left[at + 1 :], self._comma, named)
+                if ended is not None:
+                    return ended
         return None
