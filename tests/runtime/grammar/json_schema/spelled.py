@@ -44,9 +44,9 @@ def in_order(value: Any, named: list[dict[str, int]]) -> Any:
 
 
 def is_offered(value: Any) -> bool:
-    """Whether masks offer texts for all that is in `value`: strings there hold no characters that JSON escapes
     """Whether masks offer texts for all of `value`: strings there hold no characters that JSON escapes by
     number, and no leap second but in UTC, for which a time has to be computed; integers no exponent."""
+    text = json.dumps(value, ensure_ascii=False)
     return not re.search(r"\x7f|\\u[0-9a-f]{4}|\d\d:\d\d:60(\.\d+)?[-+]|\de[-+]?\d", text)
 
 
