@@ -9,7 +9,6 @@ measured in turn with this one, such as a git worktree of an earlier commit.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import os
@@ -30,6 +29,7 @@ sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 from runtime.config.engine import EngineConfig  # noqa: E402
 from runtime.config.server import ServerConfig  # noqa: E402
 from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox, make_folder  # noqa: E402
+from runtime.processes.channel import ChildSpec  # noqa: E402
 from runtime.processes.checkpoint import Model, load_model  # noqa: E402
 from runtime.processes.front import Front  # noqa: E402
 from runtime.processes.names import SCHEDULER, front_name, socket_path  # noqa: E402
@@ -84,14 +84,18 @@ APIS: dict[str, Api] = {
 def serve(folder: Path) -> None:
     """Tell the port on stdout and serve until killed."""
     from runtime.server.app import build_app
-    from runtime.server.serve import make_server
+    from runtime.server.worker import Web
 
-    config = ServerConfig()
+    spec = ChildSpec(
+        role="http", name=front_name(0), folder=str(folder), engine=EngineConfig(), server=ServerConfig()
+    )
     front = Front(folder, front_name(0))
-    door = front.open(EngineConfig(), config, long_model(), {"slots": CONTEXT * 64})
+    door = front.open(spec.engine, spec.server, long_model(), {"slots": CONTEXT * 64})
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     print(listener.getsockname()[1], flush=True)
-    asyncio.run(make_server(build_app(door, config), config).serve(sockets=[listener]))
+    web = Web(build_app(door, spec.server), spec, front)
+    web.start(listener)
+    web.join()
 
 
 def long_model() -> Model:

@@ -30,6 +30,11 @@ from runtime.server.app import build_app
 from runtime.server.errors import error_body, error_headers, json_response
 from runtime.server.serve import make_server
 
+try:
+    import uvloop as loops
+except ImportError:  # it is not built for every system
+    loops = asyncio  # type: ignore[misc]
+
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
@@ -130,7 +135,8 @@ class Web:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=loops.new_event_loop) as runner:
+                runner.run(self._serve())
         except BaseException as error:  # noqa: BLE001 - raised again by join, in the main thread
             self._error = error
 
