@@ -197,12 +197,12 @@ class Embeddings:
 
     def _settle(self, outcomes: Mapping[str, Embedded]) -> None:
         with self._lock:
-            news = {rid: outcome for rid, outcome in outcomes.items() if rid in self.open}
-            for rid, outcome in news.items():
+            settled = {rid: outcome for rid, outcome in outcomes.items() if rid in self.open}
+            for rid, outcome in settled.items():
                 self.open.discard(rid)
                 self._found[self.index[rid]] = outcome
             over = not self.open
-        for rid, outcome in news.items():
+        for rid, outcome in settled.items():
             self._observe_end(rid, outcome)
         if over:
             self._notify()

@@ -40,7 +40,7 @@ class Front:
         self._lock = threading.Lock()
         self._door: TokenizerManager | None = None
         self._fault: RuntimeFault | None = None
-        self._thread = threading.Thread(target=self._read, name="news", daemon=True)
+        self._thread = threading.Thread(target=self._read, name="outputs", daemon=True)
         self._thread.start()
 
     def open(
@@ -83,8 +83,8 @@ class Front:
         except MailboxClosed:
             self.give_up(EngineDead("the server is ending"))
         except Exception as error:
-            log.exception("news cannot be read any more")
-            self.give_up(EngineDead(f"news cannot be read any more: {type(error).__name__}: {error}"))
+            log.exception("outputs cannot be read any more")
+            self.give_up(EngineDead(f"outputs cannot be read any more: {type(error).__name__}: {error}"))
             raise
 
     def _take(self, item: Any) -> None:

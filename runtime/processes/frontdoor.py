@@ -1,5 +1,5 @@
-"""TokenizerManager: the front door. A request comes in, its text goes out; in between it is a rid and a
-state.
+"""TokenizerManager: the front door. A request comes in, deltas of its text go out; in between it is a
+RequestState.
 
 Usable from any thread and any event loop. A caller that goes away takes its request with it; when the engine
 dies, everybody who waits is told why. It knows mailboxes, not what is behind them.

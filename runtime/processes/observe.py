@@ -27,11 +27,11 @@ class Observer(Protocol):
     def on_begin(self, request: Begun) -> None: ...
 
     def on_first_token(self, request: Begun, seconds: float) -> None:
-        """seconds: from the beginning to the first news with a token."""
+        """seconds: from the beginning to the first output with a token."""
         ...
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
-        """`count` more tokens; seconds: since the news before. Not called for the first news."""
+        """`count` more tokens; seconds: since the output before. Not called for the first."""
         ...
 
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
