@@ -29,7 +29,7 @@ sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 from runtime.config.engine import EngineConfig  # noqa: E402
 from runtime.config.server import ServerConfig  # noqa: E402
 from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox, make_folder  # noqa: E402
-from runtime.processes.channel import ChildSpec  # noqa: E402
+from runtime.processes.channel import ChildSpec, Stop  # noqa: E402
 from runtime.processes.checkpoint import Model, load_model  # noqa: E402
 from runtime.processes.front import Front  # noqa: E402
 from runtime.processes.names import SCHEDULER, front_name, socket_path  # noqa: E402
@@ -82,7 +82,7 @@ APIS: dict[str, Api] = {
 
 
 def serve(folder: Path) -> None:
-    """Tell the port on stdout and serve until killed."""
+    """Tell the port on stdout and serve until stdin ends."""
     from runtime.server.app import build_app
     from runtime.server.worker import Web
 
@@ -95,6 +95,8 @@ def serve(folder: Path) -> None:
     print(listener.getsockname()[1], flush=True)
     web = Web(build_app(door, spec.server), spec, front)
     web.start(listener)
+    sys.stdin.read()
+    web.stop(Stop(), orphaned=False)
     web.join()
 
 
@@ -111,6 +113,7 @@ class Worker:
         self.inbox = ZmqInbox(socket_path(folder, SCHEDULER))
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--serve", str(folder)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=tree,
             env={**os.environ, "STREAMING_TREE": str(tree), "PYTHONPATH": str(tree)},
