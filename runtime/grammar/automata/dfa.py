@@ -129,10 +129,7 @@ class ByteDfa(ByteAutomaton):
     def width(self, state: int) -> int:
         """The most ASCII bytes that lead from `state` to one and the same; 0 in the middle of a character."""
         at, node = divmod(state, self.nodes)
-        if node:
-            return 0
-        taken = self.delta[at] >= 0
-        return int(np.bincount(self.delta[at][taken], self._bytes[taken]).max(initial=0))
+        return 0 if node else int(self._widths[at])
 
     def alike(self, steps: int) -> npt.NDArray[np.uint64]:
         """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
@@ -150,7 +147,19 @@ class ByteDfa(ByteAutomaton):
     @cached_property
     def widest(self) -> int:
         """The greatest width() of all states."""
-        return max((self.width(at * self.nodes) for at in range(len(self.delta))), default=0)
+        return int(self._widths.max(initial=0))
+
+    @cached_property
+    def _widths(self) -> npt.NDArray[np.int64]:
+        states = len(self.delta)
+        some = np.flatnonzero(self._bytes)
+        part = self.delta[:, some]
+        rows, columns = np.nonzero(part >= 0)
+        edges, which = np.unique(rows * states + part[rows, columns], return_inverse=True)
+        bytes_ = np.bincount(which, self._bytes[some][columns], len(edges)).astype(np.int64)
+        widths = np.zeros(states, dtype=np.int64)
+        np.maximum.at(widths, edges // states, bytes_)
+        return widths
 
     @cached_property
     def _bytes(self) -> npt.NDArray[np.intp]:

@@ -2,7 +2,8 @@
 
 The library says nothing of what it does not read (bounds of numbers, uniqueItems, a pattern beside a length)
 and expands references that lead back a few times; all of this is refused here, by keyword and place. What the
-expression offers less than the schema allows is told. It knows no automaton.
+expression offers less than the schema allows is told. Where an array or object may be empty, white space may
+stand twice. It knows no automaton.
 """
 
 from __future__ import annotations
