@@ -43,6 +43,19 @@ def in_order(value: Any, named: list[dict[str, int]]) -> Any:
     return {name: in_order(value[name], named) for name in names}
 
 
+def shortest(value: Any) -> Any:
+    """`value` with whole numbers as integers, as they are written: draft 4 tells 1.0 from 1."""
+    match value:
+        case list():
+            return [shortest(item) for item in value]
+        case dict():
+            return {name: shortest(item) for name, item in value.items()}
+        case float() if value.is_integer() and abs(value) < 2**53:
+            return int(value)
+        case _:
+            return value
+
+
 def is_offered(value: Any) -> bool:
     """Whether masks offer texts for all of `value`: strings there hold no characters that JSON escapes by
     number, and no leap second but in UTC, for which a time has to be computed; integers no exponent."""

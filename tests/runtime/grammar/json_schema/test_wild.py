@@ -14,7 +14,7 @@ from runtime.grammar.byte_matcher import BYTES, ByteMatcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.runtime.grammar.json_schema.spelled import is_offered, takes_value
+from tests.runtime.grammar.json_schema.spelled import is_offered, shortest, takes_value
 from tests.runtime.grammar.json_schema.wild import FORMATS, Unjudged, Wild, oracle
 
 BACKEND = make_backend("auto", BYTES)
@@ -35,7 +35,7 @@ def judged(wild: Wild, count: int) -> list[tuple[object, bool]]:
     validator, found = oracle(wild.schema), []
     for _ in range(count):
         value = wild.value()
-        for one in (value, wild.near(value)):
+        for one in (shortest(value), shortest(wild.near(value))):
             if isinstance(one, float) and (math.isinf(one) or one == 0):
                 continue
             try:
