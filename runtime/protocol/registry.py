@@ -32,7 +32,6 @@ class Registry(Generic[T]):
         self._lines = dict(lines)
         self._extras = dict(extras or {})
         self._plugged = False
-        self._loaded: dict[str, T] = {}
 
     def _all(self) -> dict[str, str]:
         if not self._plugged:
@@ -66,15 +65,12 @@ class Registry(Generic[T]):
 
     def load(self, name: str) -> T:
         """The object behind `name`. Raises UnknownName or MissingExtra."""
-        if (known := self._loaded.get(name)) is not None:
-            return known
         target = self.target(name)
         if target is None:
             raise UnknownName(f"unknown {self.kind} {name!r}; known: {', '.join(self.names()) or 'none'}")
         module, _, attribute = target.partition(":")
         try:
-            found = self._loaded[name] = cast(T, _attribute(importlib.import_module(module), attribute))
-            return found
+            return cast(T, _attribute(importlib.import_module(module), attribute))
         except ModuleNotFoundError as error:
             extra = self._extras.get(name)
             if extra is None or (error.name or "").partition(".")[0] in ("runtime", "sglang_dsl"):

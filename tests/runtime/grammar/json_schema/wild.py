@@ -150,10 +150,27 @@ def draft_of(schema: Any) -> int:
     )
 
 
+def _rest_of_items(validator: Any, *rest: Any) -> Iterator[ValidationError]:
+    """Of draft 2019-09. The library takes `items` for a list there, also where it is true or false."""
+    try:
+        yield from jsonschema.Draft201909Validator.VALIDATORS["unevaluatedItems"](validator, *rest)
+    except TypeError as error:
+        raise Unjudged from error
+
+
+# The library's own of draft 2019-09 takes names that additionalProperties judges for not judged.
+_OF_2019 = {
+    "unevaluatedItems": _rest_of_items,
+    "unevaluatedProperties": jsonschema.Draft202012Validator.VALIDATORS["unevaluatedProperties"],
+}
+
+
 def oracle(schema: Any) -> Any:
-    """A validator with `is_valid`, which raises Unjudged where a format's table does not know the text."""
-    kind = DRAFTS[draft_of(schema)][1]
-    return jsonschema.validators.extend(kind, _OWN)(schema)
+    """A validator with `is_valid`, which raises Unjudged where a format's table does not know the text, or
+    the library does not know better."""
+    draft = draft_of(schema)
+    own = _OWN | (_OF_2019 if draft == 2019 else {})
+    return jsonschema.validators.extend(DRAFTS[draft][1], own)(schema)
 
 
 class Wild:
