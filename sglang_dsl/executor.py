@@ -502,8 +502,16 @@ class Executor:
                 fold.fail(error, item)
             if fold.error is not None:
                 self._skip(item, fold.error)
-            if item.node is None:
+            if item.node is not None:
+                continue
+            with lock:
+                # Whoever is woken by the last mark finds the state at rest.
+                if at_rest := not queue:
+                    self._active, self._task = False, None
                 self._reach(item)
+            if at_rest:
+                del self, fold
+                return
 
     def _skip(self, item: Item, error: BaseException) -> None:
         """Nothing comes of an item: its readers are told why."""
