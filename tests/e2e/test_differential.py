@@ -234,7 +234,22 @@ async def batched(client: httpx.AsyncClient, bodies: list[Request]) -> list[Answ
 # -- the same? -----------------------------------------------------------------------------------------------
 
 
-def check(body: Request, one: Answer, other: Answer, way: str) -> None:
+def tied(engine: Engine, body: Request, other: Answer) -> bool:
+    """Whether an answer with other tokens comes of a tie in the last bits: the engine alone gives it, too,
+    when the temperature or top_p is another by a 50,000th. A request in some 100,000 draws such a number."""
+    drawn = body["sampling_params"]
+    ids = [one["output_ids"] for one in other]
+    for name in {"temperature", "top_p"} & drawn.keys():
+        for factor in (1 - 2e-5, 1 + 2e-5):
+            near = body | {"sampling_params": drawn | {name: drawn[name] * factor}}
+            if drawn["temperature"] and [one["output_ids"] for one in inside(engine, near)] == ids:
+                return True
+    return False
+
+
+def check(engine: Engine, body: Request, one: Answer, other: Answer, way: str) -> None:
+    if [a["output_ids"] for a in one] != [b["output_ids"] for b in other] and tied(engine, body, other):
+        return
     assert len(one) == len(other) == body["sampling_params"].get("n", 1)
     for first, second in zip(one, other, strict=True):
         told = (way, body)
@@ -274,13 +289,13 @@ def compare(engine: Engine, url: str, bodies: list[Request]) -> None:
         ways[name] = asyncio.run(each(url, way, bodies))
     for name, answers in ways.items():
         for body, first, second in zip(bodies, expected, answers, strict=True):
-            check(body, first, second, name)
+            check(engine, body, first, second, name)
     groups = batches(bodies)
     found = asyncio.run(each(url, batched, [[bodies[at] for at in group] for group in groups]))
     assert sum(map(len, groups)) > len(bodies) // 3
     for group, answers in zip(groups, found, strict=True):
         for at, answer in zip(group, answers, strict=True):
-            check(bodies[at], expected[at], answer, "batched")
+            check(engine, bodies[at], expected[at], answer, "batched")
 
     def state() -> dict[str, Any]:
         told = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()
