@@ -33,7 +33,8 @@ class Connection(h11.Connection):
             return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
         made = super().send(event)
         if type(event) is h11.Response:
-            self._chunked = made is not None and b"transfer-encoding: chunked" in made.lower()
+            # The whole line: the value of another header may hold these words.
+            self._chunked = made is not None and b"\r\ntransfer-encoding: chunked\r\n" in made.lower()
         return made
 
 

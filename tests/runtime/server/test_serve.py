@@ -9,10 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from runtime.config.server import ServerConfig
+from runtime.server.serve import Connection
 
 Serving = Callable[..., contextlib.AbstractContextManager[Any]]
 REQUEST = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -145,3 +147,19 @@ def test_what_is_no_http_is_refused(serving: Serving) -> None:
                 with contextlib.suppress(ConnectionError):
                     link.sendall(rubbish)
                 assert read_all(link)[:13] in (b"HTTP/1.1 400 ", b"")
+
+
+@pytest.mark.parametrize(
+    "header", [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")], ids=["sized", "chunked"]
+)
+def test_a_body_is_framed_as_h11_frames_it(header: tuple[bytes, bytes]) -> None:
+    """Also where the value of another header holds the words that chunked bodies are told by."""
+    headers = [(b"x-request-id", b"transfer-encoding: chunked"), header]
+    sent = []
+    for made in (Connection(h11.SERVER), h11.Connection(h11.SERVER)):
+        made.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        made.next_event()
+        start = h11.Response(status_code=200, headers=headers)
+        events = (start, h11.Data(data=b"hello"), h11.EndOfMessage())
+        sent.append(b"".join(made.send(event) or b"" for event in events))
+    assert sent[0] == sent[1]
