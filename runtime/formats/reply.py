@@ -105,7 +105,9 @@ class ReplyParser:
         meta = output.meta
         if self._splitter is None:
             # Text that a constraint shaped is exact; any other begins with what separates it from the mark.
-            self._splitter = ReasoningSplitter([marks], begun=True, told=True, exact="grammar" in meta)
+            self._splitter = ReasoningSplitter(
+                [marks], begun=True, boundary_given=True, exact="grammar" in meta
+            )
         reasoning, text = self._splitter.feed(output.text, meta["answer_start"])
         if ended:
             more, rest = self._splitter.end()

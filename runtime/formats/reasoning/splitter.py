@@ -22,21 +22,26 @@ class ReasoningSplitter:
     to the same two texts. `head` is what stood before the answer, verbatim: head + answer is the text.
 
     choices: the marks that the text may show at its beginning. begun: the text begins inside the reasoning,
-    whether or not it shows the opening mark. told: where the answer starts comes with the pieces; the closing
-    mark is not looked for in the text. The blanks around the reasoning are left out, and those that lead the
+    whether or not it shows the opening mark. boundary_given: where the answer starts comes with the pieces;
+    the closing mark is not looked for in the text. The blanks around the reasoning are left out, and those that lead the
     answer, unless `exact`.
     """
 
     def __init__(
-        self, choices: Sequence[TextMarks], *, begun: bool = False, told: bool = False, exact: bool = False
+        self,
+        choices: Sequence[TextMarks],
+        *,
+        begun: bool = False,
+        boundary_given: bool = False,
+        exact: bool = False,
     ) -> None:
-        self._choices, self._begun, self._told, self._exact = choices, begun, told, exact
+        self._choices, self._begun, self._boundary_given, self._exact = choices, begun, boundary_given, exact
         self._close = choices[0].close if begun else ""
         self._state: Literal["start", "inside", "gap", "answer"] = "start"
         self._held = ""
         self._head: list[str] = []
         self._taken = 0  # characters of the head
-        self._said = False  # whether a piece of reasoning was given out
+        self._emitted = False  # whether a piece of reasoning was given out
 
     @property
     def head(self) -> str:
@@ -58,7 +63,7 @@ class ReasoningSplitter:
     def end(self) -> tuple[str, str]:
         """What is left when the text is over. Reasoning that was not closed is all reasoning."""
         held, self._held = self._held, ""
-        if self._state == "start" and not (self._begun and (self._told or held.strip())):
+        if self._state == "start" and not (self._begun and (self._boundary_given or held.strip())):
             return "", held
         self._head.append(held)
         return ("" if self._state in ("gap", "answer") else self._trimmed(held.rstrip())), ""
@@ -85,7 +90,7 @@ class ReasoningSplitter:
 
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
-        if not self._told:
+        if not self._boundary_given:
             at = held.find(close)
             end = None if at < 0 else at + len(close)
         if end is None or end > len(held):
@@ -100,16 +105,16 @@ class ReasoningSplitter:
         """How many of the last characters may turn out to be the closing mark."""
         held, close = self._held, self._close
         bare = held.rstrip()
-        if self._told and bare.endswith(close):
+        if self._boundary_given and bare.endswith(close):
             return len(held) - len(bare) + len(close)
         sizes = range(min(len(close) - 1, len(held)), 0, -1)
         return next((size for size in sizes if close.startswith(held[-size:])), 0)
 
     def _trimmed(self, text: str) -> str:
         """Without the blanks that begin the reasoning."""
-        if not self._said:
+        if not self._emitted:
             text = text.lstrip()
-            self._said = bool(text)
+            self._emitted = bool(text)
         return text
 
     def _gap(self) -> str:
