@@ -23,8 +23,8 @@ class ReasoningSplitter:
 
     choices: the marks that the text may show at its beginning. begun: the text begins inside the reasoning,
     whether or not it shows the opening mark. boundary_given: where the answer starts comes with the pieces;
-    the closing mark is not looked for in the text. The blanks around the reasoning are left out, and those that lead the
-    answer, unless `exact`.
+    the closing mark is not looked for in the text. The blanks around the reasoning are left out, and those
+    that lead the answer, unless `exact`.
     """
 
     def __init__(
