@@ -58,7 +58,8 @@ class HeadMajorPool(KVPool):
 
     def __init__(self, shape: KVShape, slots: int) -> None:
         layers, kv_heads, head_dim, dtype, device = shape
-        self.data = torch.empty((layers, 2 * kv_heads, slots, head_dim), dtype=dtype, device=device)
+        # Zeros, not whatever memory held: pages are sent whole, their unwritten slots too.
+        self.data = torch.zeros((layers, 2 * kv_heads, slots, head_dim), dtype=dtype, device=device)
         super().__init__(self.data.permute(2, 0, 1, 3))
 
     def write(self, layer: int, place: slice | Tensor, kv: Tensor) -> None:
@@ -75,7 +76,7 @@ class PageMajorPool(KVPool):
 
     def __init__(self, shape: KVShape, slots: int) -> None:
         layers, kv_heads, head_dim, dtype, device = shape
-        super().__init__(torch.empty((slots, layers, 2 * kv_heads, head_dim), dtype=dtype, device=device))
+        super().__init__(torch.zeros((slots, layers, 2 * kv_heads, head_dim), dtype=dtype, device=device))
 
 
 def slots_of(runs: Sequence[Run], device: torch.device) -> Tensor:
