@@ -43,6 +43,7 @@ class Origin:
     compile_s seconds its compilation took, whoever asked for it; cached: it was ready when asked for
     shortest  the shortest whole output that was found when it was compiled, as ids without eos; searched:
               whether one was looked for. completion: looks for one when it is needed
+    literals  characters that its text spells, which a search for a completion tries early
     """
 
     backend: str
@@ -56,6 +57,7 @@ class Origin:
     narrowed: tuple[str, ...] = ()
     completion: Completion | None = field(default=None, compare=False, repr=False)
     examples: Callable[[], Iterator[Any]] | None = field(default=None, compare=False, repr=False)
+    literals: str = field(default="", compare=False, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -165,7 +167,7 @@ class Matcher(ABC):
             return ()
         if self.vocabulary is None:
             return None
-        return (yield from searching(self, self.vocabulary, limit)).ids
+        return (yield from searching(self, self.vocabulary, limit, literals=self.origin.literals)).ids
 
 
 class Linked(Protocol):

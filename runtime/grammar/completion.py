@@ -131,13 +131,22 @@ class Spelling:
             at -= len(self.texts[step[1]])
         return ids[::-1]
 
-    def choices(self, mask: TokenMask, most: int) -> tuple[list[int], bool]:
+    def literals(self, text: str) -> npt.NDArray[np.int64]:
+        """The ids of the characters that a pattern's text spells, else of their bytes; at most 16."""
+        for escape, meant in (("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r")):
+            text = text.replace(escape, meant)
+        coded = [character.encode("utf-8", "replace") for character in dict.fromkeys(text)]
+        pieces = [data[at : at + 1] for data in coded if data not in self.ids for at in range(len(data))]
+        known = [self.ids[data] for data in [*coded, *pieces] if data in self.ids]
+        return np.array(known[:16], dtype=np.int64)
+
+    def choices(self, mask: TokenMask, most: int, literals: npt.NDArray[np.int64]) -> tuple[list[int], bool]:
         """Ids of `mask` to try, best first, no eos, of a dense one at most `most`; and whether these are
         all."""
         free = len(self._plain) > 0 and len(_within(mask, self._plain)) == len(self._plain)
         probe = _within(mask, self._inside if free else self._outside)
         at = sum(token in self._closers for token in probe) if free else _CHOICES - 2
-        probe[at:at] = _within(mask, self._words)[:2]
+        probe[at:at] = [*_within(mask, literals), *_within(mask, self._words)[:2]]
         if mask.allowed is not None and len(mask.allowed) <= _FEW:
             ids = [token for token in mask.allowed.tolist() if token not in self.eos]
             place = {token: at for at, token in enumerate(probe)}
@@ -147,8 +156,8 @@ class Spelling:
             every = mask.allowed if mask.allowed is not None else _listed(mask, len(self.texts))
             other = [token for token in every[:4096].tolist() if token not in self.silent]
             other.sort(key=lambda token: (-len(self.texts[token]), token))
-            probe = list(dict.fromkeys([*probe, *other[:most]]))
-        return probe[:most], False
+            probe += other[:most]
+        return list(dict.fromkeys(probe))[:most], False
 
 
 def _rank_inside(data: bytes) -> int | None:
@@ -221,8 +230,11 @@ class _Way:
 
 
 class _Search:
-    def __init__(self, vocabulary: Vocabulary, limit: int, work: int, seconds: float) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, limit: int, work: int, seconds: float, literals: str = ""
+    ) -> None:
         self._spelling = spelling(vocabulary)
+        self._literals = self._spelling.literals(literals)
         self._limit = limit
         self.work, self.seconds = work, seconds
         self._ways: list[_Way] = []
@@ -296,7 +308,7 @@ class _Search:
         if way.ids and place == way.place:
             self._loops.setdefault(place, set()).add(way.ids[-1])
         few = len(self._loops.get(place, ())) < _CHOICES  # else none of these leads anywhere
-        choices, every = self._spelling.choices(mask, _CHOICES if few else 8 * _CHOICES)
+        choices, every = self._spelling.choices(mask, _CHOICES if few else 8 * _CHOICES, self._literals)
         self._whole &= every
         self._numbers += 1
         here = self._numbers
@@ -414,11 +426,11 @@ def search(
 
 def searching(
     start: Walker, vocabulary: Vocabulary, limit: int, *, work: int = WORK, seconds: float = SECONDS,
-    shorten: bool = False,
+    shorten: bool = False, literals: str = "",
 ) -> Steps[Found]:  # fmt: skip
-    """search() in pieces."""
+    """search() in pieces. `literals`: the characters in it are tried early."""
     work = min(work, 32 + 8 * limit)
-    task = _Search(vocabulary, limit, work, seconds)
+    task = _Search(vocabulary, limit, work, seconds, literals)
     found = yield from task.run(start)
     effort, left = 32 + 2 * (work - task.work), task.seconds
     while shorten and found.ids is not None and len(found.ids) > 3:

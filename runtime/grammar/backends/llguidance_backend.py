@@ -238,10 +238,12 @@ class LLGuidanceBackend(GrammarBackend):
             case "json_schema":
                 return self._json(constraint)
             case "ebnf":
-                return self._start(_lark(constraint.spec), Origin(self.name), "ebnf")
+                return self._start(
+                    _lark(constraint.spec), Origin(self.name, literals=constraint.spec), "ebnf"
+                )
             case "regex":
                 grammar = _unforced(f"start: /{rust_spelling(constraint.spec)}/")
-                return self._start(grammar, Origin(self.name), "regex")
+                return self._start(grammar, Origin(self.name, literals=constraint.spec), "regex")
             case "choices":
                 pattern = "|".join(map(rust_literal, _options(constraint.spec)))
                 return self._start(_unforced(f"start: /{pattern}/"), Origin(self.name), "choices")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.base import Matcher, first_completion
+from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.completion import at_once, follows, rest_of, search
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
@@ -208,3 +210,15 @@ def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert search(start, VOCABULARY, 200, seconds=2.5) == (None, False)
     assert next(ticks) == 6
     assert search(start, VOCABULARY, 200, seconds=1000).ids is not None
+
+
+@pytest.mark.parametrize("rare", [" ", "\\t", "\n", "\\\\", "\u00e9"])
+@pytest.mark.parametrize("before", [b"", b"ab", b"\xe2", b"a\xf0\x9f"])
+def test_what_alone_ends_a_pattern_is_tried(rare: str, before: bytes) -> None:
+    """Behind `any text`, one character of many; the library's automaton tells no way to it."""
+    backend = make_backend("llguidance", BYTES)
+    matcher = backend.compile(Constraint("regex", f"(?s:.)*{rare}"))
+    assert matcher.advance_bytes(before)
+    ending = matcher.closing(64)
+    assert ending is not None
+    assert re.fullmatch(f"(?s:.)*{rare}", (before + bytes(ending)).decode())
