@@ -116,7 +116,8 @@ def test_what_lies_side_by_side_in_a_pool(page: int) -> None:
     shape = KVShape(3, 2, 8, torch.float32, CPU)
     head, whole = HeadMajorPool(shape, 128).kv, PageMajorPool(shape, 128).kv
     assert head.shape == whole.shape == (128, 3, 4, 8)
-    assert not head.any() and not whole.any(), "unwritten slots hold what lay in memory"
+    for pool in (head, whole):
+        assert not pool.any(), "unwritten slots hold what lay in memory"
     whole.copy_(torch.randn(whole.shape))
     assert head[page : 2 * page, 1, 3].is_contiguous()
     assert whole[page : 2 * page].is_contiguous()
