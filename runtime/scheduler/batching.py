@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
-from runtime.scheduler.pace import Pass
+from runtime.scheduler.guided.throttle import Pass
 from runtime.scheduler.request import Request
 
 HEALS = 1 << 62

@@ -13,7 +13,7 @@ from runtime.cache.none import NoCache
 from runtime.grammar.base import Matcher
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import Aborted, InternalFault, RuntimeFault, UnsupportedConstraint
-from runtime.scheduler.liveness import completion_ready
+from runtime.scheduler.guided.liveness import completion_ready
 from runtime.scheduler.policies import Order
 from runtime.scheduler.request import Request
 

@@ -25,20 +25,20 @@ from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, 
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
-from runtime.scheduler.constrained import Constrained
 from runtime.scheduler.expiry import Deadlines
-from runtime.scheduler.intake import Intake
-from runtime.scheduler.late import LateLooks, Over
-from runtime.scheduler.masks import full, masks_of
+from runtime.scheduler.guided.advance import Encode, Progress, ended
+from runtime.scheduler.guided.compilation import Constrained
+from runtime.scheduler.guided.deferred import LateLooks, Over
+from runtime.scheduler.guided.masks import full, masks_of
+from runtime.scheduler.guided.throttle import Pace
 from runtime.scheduler.outbox import Outbox
-from runtime.scheduler.pace import Pace
 from runtime.scheduler.policies import POLICIES
-from runtime.scheduler.progress import Encode, Progress, ended
 from runtime.scheduler.queues import GrammarQueue, Grammars, WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.request import Request, defect, failure, named
-from runtime.scheduler.residents import Residents
+from runtime.scheduler.running_batch import Residents
 from runtime.scheduler.sessions import Sessions
+from runtime.scheduler.validator import Intake
 
 MAX_FAULTS = 3  # plans in a row that may fail for a wrong account of slots
 AUDIT_TICKS = 512  # how often the account of slots is checked while busy

@@ -243,7 +243,7 @@ def _nothing_is_given_up_for_its_time() -> Iterator[None]:
     the machine is. (A test of the limit sets one.)"""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=lambda: 0.0))
-        patch.setattr("runtime.scheduler.masks.GRAMMAR_S", float("inf"))
+        patch.setattr("runtime.scheduler.guided.masks.GRAMMAR_S", float("inf"))
         yield
 
 

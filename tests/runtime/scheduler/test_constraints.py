@@ -16,7 +16,7 @@ from runtime.plan import TokenMask
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.fake import START, draw, follow, logprob
-from runtime.scheduler.masks import full, is_empty, without
+from runtime.scheduler.guided.masks import full, is_empty, without
 
 
 def regex(spec: str) -> Constraint:

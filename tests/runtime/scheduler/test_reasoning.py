@@ -268,8 +268,8 @@ class _Burning(_Wrapped):
 
 def test_a_constraint_that_holds_up_all_others_is_given_up(monkeypatch):
     """By the time it takes the CPU, however small its grammar; others of the batch go on."""
-    monkeypatch.setattr("runtime.scheduler.masks.GRAMMAR_S", 0.4)  # the other's masks take 0.01 in all
-    monkeypatch.setattr("runtime.scheduler.masks.GRAMMAR_TOKEN_S", 0.001)
+    monkeypatch.setattr("runtime.scheduler.guided.masks.GRAMMAR_S", 0.4)  # the other's masks take 0.01 in all
+    monkeypatch.setattr("runtime.scheduler.guided.masks.GRAMMAR_TOKEN_S", 0.001)
     manager = GrammarManager(VOCABULARY, Slow(0.1))
     try:
         desk = Desk(BY_ID, manager)

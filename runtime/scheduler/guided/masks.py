@@ -9,8 +9,8 @@ import numpy as np
 
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
+from runtime.scheduler.guided.costs import Shares
 from runtime.scheduler.request import Request, defect
-from runtime.scheduler.shares import Shares
 
 GRAMMAR_S, GRAMMAR_TOKEN_S = 3.0, 0.03
 """CPU seconds that following one request's constraint may take: to begin with, and more for each token."""

@@ -14,7 +14,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.checks import verify
 from runtime.scheduler.queues import GrammarQueue, WaitingQueue
 from runtime.scheduler.request import Request
-from runtime.scheduler.residents import Fail
+from runtime.scheduler.running_batch import Fail
 from runtime.scheduler.sessions import Sessions
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from runtime.grammar.base import Matcher
 from runtime.grammar.reasoner import Reasoning
 from runtime.protocol.errors import BadRequest, RuntimeFault
-from runtime.scheduler.progress import Progress
+from runtime.scheduler.guided.advance import Progress
 from runtime.scheduler.queues import GrammarQueue
 from runtime.scheduler.request import Request, defect
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.plan import StepPlan, StepResult
 from runtime.protocol.constraint import Constraint
-from runtime.scheduler.pace import LEAST, Pace, Pass
+from runtime.scheduler.guided.throttle import LEAST, Pace, Pass
 
 
 def result(hidden_s: float, seconds: float) -> StepResult:

@@ -25,9 +25,9 @@ from runtime.plan import Sample
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
-from runtime.scheduler.progress import Progress
+from runtime.scheduler.guided.advance import Progress
+from runtime.scheduler.guided.costs import Shares
 from runtime.scheduler.request import Request, defect
-from runtime.scheduler.shares import Shares
 
 SHARE = 4
 """Looks are late where there is at least one free request for so many constrained ones: each jump costs a

@@ -25,7 +25,7 @@ from runtime.grammar.reasoner import ReasonerMatcher
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.liveness import Liveness
+from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.request import Request
 from runtime.scheduler.stop import STOP, Seen
 
