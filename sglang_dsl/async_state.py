@@ -223,8 +223,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def messages(self) -> list[dict[str, Any]]:
         """The turns as {"role", "content"}, the open one last. Raises ProgramError."""
-        await self._core.settled_async()
-        return self._sync.messages()
+        return (await self._core.settled_async()).turns()
 
     async def sync(self) -> None:
         """Wait until all that was added is done. Raises ProgramError."""
@@ -269,12 +268,13 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     def __repr__(self) -> str:
         """What was said by now; see ProgramState.__repr__. Does not wait."""
-        return self._core.glance(0).shown("AsyncProgramState")
+        return self._core.snapshot().label("AsyncProgramState")
 
     def _repr_html_(self) -> str:
+        """What was said by now, for a notebook; does not wait."""
         from sglang_dsl import html  # for notebooks alone
 
-        return html.page(self._sync, wait=False)
+        return html.page(self._core.snapshot())
 
     # -- branches --------------------------------------------------------------------------------------------
 

@@ -17,15 +17,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from sglang_dsl.backends.base import (
-    Backend,
-    Call,
-    ChoiceCall,
-    ChoiceScore,
-    ChoiceScores,
-    Completion,
-    Delta,
-)
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.deadlines import Deadline
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
@@ -33,6 +25,7 @@ from sglang_dsl.ir import Source
 from sglang_dsl.loop import background
 from sglang_dsl.metering import Ask, Hold, Meter
 from sglang_dsl.record import Record, key_of
+from sglang_dsl.requests import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion, Delta
 from sglang_dsl.usage import CallRecord, Ledger
 
 T = TypeVar("T")

@@ -12,7 +12,6 @@ from os import PathLike
 from typing import (
     TYPE_CHECKING,
     Any,
-    Concatenate,
     Generic,
     Literal,
     ParamSpec,
@@ -27,7 +26,6 @@ from sglang_dsl.budgets import Budget
 
 if TYPE_CHECKING:
     from sglang_dsl.async_state import AsyncProgramState, Starting
-    from sglang_dsl.function import SglFunction
     from sglang_dsl.state import ProgramState
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -97,6 +95,10 @@ class Forms(Words, total=False):
     json_schema: str | Mapping[str, Any] | type | None
     ebnf: str | None
     structural_tag: str | Mapping[str, Any] | None
+
+
+class Signature(Generic[P, R]):
+    """What a program takes besides the state, and what its function returns: SglFunction's base."""
 
 
 class Runs(Protocol[P, Made]):
@@ -185,16 +187,16 @@ class Running(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
     ) -> Runs[P, State[R]]: ...
     @overload
-    def __get__(self, program: SglFunction[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+    def __get__(self, program: Signature[P, R], owner: object = None) -> Runs[P, State[R]]: ...
 
 
 class StreamingAsync(Protocol):
     """astream."""
 
-    def __get__(self, program: SglFunction[P, Any], owner: object = None) -> Runs[P, Starting]: ...
+    def __get__(self, program: Signature[P, Any], owner: object = None) -> Runs[P, Starting]: ...
 
 
 class RunningAsync(Protocol):
@@ -202,11 +204,11 @@ class RunningAsync(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
     ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
     @overload
     def __get__(
-        self, program: SglFunction[P, R], owner: object = None
+        self, program: Signature[P, R], owner: object = None
     ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
 
 
@@ -215,10 +217,10 @@ class Calling(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[P, Coroutine[Any, Any, R]], owner: object = None
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
     ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
     @overload
-    def __get__(self, program: SglFunction[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+    def __get__(self, program: Signature[P, R], owner: object = None) -> Runs[P, State[R]]: ...
 
 
 class RunningBatches(Protocol):
@@ -226,10 +228,10 @@ class RunningBatches(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[..., Coroutine[Any, Any, R]], owner: object = None
+        self, program: Signature[..., Coroutine[Any, Any, R]], owner: object = None
     ) -> Batches[R]: ...
     @overload
-    def __get__(self, program: SglFunction[..., R], owner: object = None) -> Batches[R]: ...
+    def __get__(self, program: Signature[..., R], owner: object = None) -> Batches[R]: ...
 
 
 class RunningBatchesAsync(Protocol):
@@ -237,19 +239,10 @@ class RunningBatchesAsync(Protocol):
 
     @overload
     def __get__(
-        self, program: SglFunction[..., Coroutine[Any, Any, R]], owner: object = None
+        self, program: Signature[..., Coroutine[Any, Any, R]], owner: object = None
     ) -> AsyncBatches[R]: ...
     @overload
-    def __get__(self, program: SglFunction[..., R], owner: object = None) -> AsyncBatches[R]: ...
-
-
-class Decorator(Protocol):
-    """@function(temperature=0)"""
-
-    @overload
-    def __call__(self, func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
-    @overload
-    def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
+    def __get__(self, program: Signature[..., R], owner: object = None) -> AsyncBatches[R]: ...
 
 
 class RunWords(Words, total=False):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.feed import Mark, Signal, Variable
 from sglang_dsl.ir import Node, Source
+from sglang_dsl.snapshot import Snapshot
 from sglang_dsl.transcript import Transcript
 
 
@@ -23,24 +24,9 @@ class Checkpoint:
     role: str | None
 
 
-class Glance(NamedTuple):
-    """What a state had said by a moment, what went wrong in it, and whether more is to come."""
-
-    transcript: Transcript
-    error: BaseException | None
-    running: bool
-
-    def shown(self, kind: str) -> str:
-        """For people: the text behind how it stands."""
-        how = "running; " if self.running else ""
-        if self.error is not None:
-            how = f"failed with {type(self.error).__name__}: {self.error}; "
-        return f"{kind}({how}{self.transcript.text()})"
-
-
 class Core(Protocol):
-    """Everything a ProgramState asks for. Reading verbs wait, except known() and so_far(); glance() waits
-    for at most so many seconds."""
+    """Everything a ProgramState asks for. Reading verbs wait, except known() and so_far(); snapshot()
+    waits for at most so many seconds (None: to the end)."""
 
     @property
     def program(self) -> str: ...
@@ -69,7 +55,7 @@ class Core(Protocol):
     def watch(self, signal: Signal) -> Mark: ...
     def cancel(self) -> None: ...
     def so_far(self) -> Transcript: ...
-    def glance(self, timeout_s: float | None) -> Glance: ...
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot: ...
     def settled(self) -> Transcript: ...
     def pieces(self) -> Iterator[str]: ...
     def pieces_async(self) -> AsyncGenerator[str, None]: ...

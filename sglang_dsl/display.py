@@ -1,7 +1,5 @@
-"""A finished state for people, in the terminal: turns, generated text highlighted, forks as branches, usage.
-
-Reads transcripts and records; changes nothing. Needs rich, which is why nothing imports this before it is
-asked for.
+"""A snapshot in the terminal: turns, generated text highlighted, forks as branches, usage. Needs rich, which
+is why nothing imports this before it is asked for.
 """
 
 from __future__ import annotations
@@ -17,9 +15,8 @@ from rich.tree import Tree
 
 from sglang_dsl.diagrams import calls_graph, dot, mermaid
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.executor import Executor
 from sglang_dsl.outline import Block, Branches, outline
-from sglang_dsl.state import ProgramState
+from sglang_dsl.snapshot import Snapshot
 from sglang_dsl.usage import COUNTED
 
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green"}
@@ -29,33 +26,31 @@ _CHOSEN = "bold yellow"
 FORMS = ("tree", "mermaid", "dot")
 
 
-def show(state: ProgramState, console: Console | None = None, form: str = "tree") -> None:
-    """Print a state; waits for what it has queued. "tree": what was said, a failure below what came before
-    it, and usage; "mermaid" and "dot": its calls as a diagram. Raises BadProgram for another form."""
+def check_form(form: str) -> None:
+    """Raises BadProgram for what show() does not know."""
     if form not in FORMS:
         raise BadProgram(f"form is one of {', '.join(map(repr, FORMS))}; got {form!r}")
+
+
+def show(state: Snapshot, console: Console | None = None, form: str = "tree") -> None:
+    """Print a state. "tree": what was said, a failure below what came before it, and usage; "mermaid" and
+    "dot": its calls as a diagram. Raises BadProgram for another form."""
+    check_form(form)
     if form == "tree":
         (console or Console()).print(render(state))
         return
-    state.error()
-    core = state.core
-    records = core.run.ledger.records() if isinstance(core, Executor) else ()
-    graph = calls_graph(core.run.program if isinstance(core, Executor) else "", records)
+    graph = calls_graph(state.program, state.calls)
     made = mermaid(graph) if form == "mermaid" else dot(graph)
     # As it is, for other programs to read: not wrapped, no styles.
     (console or Console()).print(made, end="", markup=False, highlight=False, soft_wrap=True, emoji=False)
 
 
-def render(state: ProgramState) -> RenderableType:
+def render(state: Snapshot) -> RenderableType:
     """The state as something rich can print."""
-    error = state.error()
-    core = state.core
-    joined = core.joined if isinstance(core, Executor) else []
-    parts = _parts(outline(core.so_far(), joined=joined))
-    if error is not None:
+    parts = _parts(outline(state))
+    if (error := state.error) is not None:
         parts.append(Panel(RichText(str(error)), title=RichText(type(error).__name__), border_style="red"))
-    if isinstance(core, Executor):
-        parts.append(usage_table(core))
+    parts.append(usage_table(state))
     return Group(*parts)
 
 
@@ -84,13 +79,13 @@ def _branches(fork: Branches) -> Tree:
     return tree
 
 
-def usage_table(core: Executor) -> Table:
+def usage_table(state: Snapshot) -> Table:
     """One line per call of the backend, then the sums. Where calls had constraints, a column says who kept
     each; "jumped" are the tokens of text that a constraint forced."""
-    table = Table(title=RichText(f"{core.run.program}: calls"), title_justify="left")
+    table = Table(title=RichText(f"{state.program}: calls"), title_justify="left")
     for column in ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds"):
         table.add_column(column, justify="left" if column in ("call", "branch") else "right")
-    records = core.run.ledger.records()
+    records = state.calls
     kept = [kept_by(record.meta) for record in records]
     if any(kept):
         table.add_column("constraint", justify="left")
@@ -100,7 +95,7 @@ def usage_table(core: Executor) -> Table:
         last = [keeper] if any(kept) else []
         name = RichText(record.name or record.kind)
         table.add_row(name, branch, *counts, f"{record.seconds:.3f}", *map(RichText, last))
-    total = core.run.ledger.total()
+    total = state.usage
     table.add_section()
     seconds = sum(record.seconds for record in records)
     table.add_row("total", "", *(str(total[key]) for key in COUNTED), f"{seconds:.3f}")

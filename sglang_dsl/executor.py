@@ -9,15 +9,16 @@ Knows no `s`, no threads of user code and no backends.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl import lower
 from sglang_dsl.budgets import Budget
-from sglang_dsl.core import Checkpoint, Core, Glance
+from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
 from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.fold import Fold
@@ -27,7 +28,9 @@ from sglang_dsl.loop import background
 from sglang_dsl.metering import Meter
 from sglang_dsl.passes import merge_text, role_after, sets, simple
 from sglang_dsl.run import Body, Item, Prefix, RunInfo, WeakBag
+from sglang_dsl.snapshot import ForkSnapshot, Snapshot
 from sglang_dsl.transcript import Transcript
+from sglang_dsl.usage import CallRecord
 
 _SETTERS = frozenset({Gen, Select, ScopeEnd})
 
@@ -37,8 +40,8 @@ class Executor:
 
     __slots__ = (
         "__weakref__", "_active", "_at", "_cancel_to", "_cancelled_at", "_changed", "_children", "_ended",
-        "_fold", "_forks", "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since", "body",
-        "branch", "inherited", "joined", "run", "variables",
+        "_fold", "_forks", "_joined", "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since",
+        "body", "branch", "inherited", "run", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +60,8 @@ class Executor:
         self._fold = Fold(run, branch, run.meters if meters is None else meters, prefix, src)
         self.variables = variables if variables is not None else {}
         self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
-        # (where, each branch's transcript at its fork and at its end), for display.
-        self.joined: list[tuple[Mark, list[tuple[Transcript, Transcript]]]] = []
+        # Where branches were joined, and each one as it was then.
+        self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []
         self._role, self._ended, self._active = role, False, False
         # Constant text waits here for company: it goes into the queue with what comes next.
         self._lead: list[Node] = []
@@ -263,17 +266,36 @@ class Executor:
         """What has been said by now; does not wait."""
         return self._fold.transcript
 
-    def glance(self, timeout_s: float | None) -> Glance:
-        """so_far(), and how it stands; waits for what is queued, for at most `timeout_s` (None: to its end),
-        and not at all on the language's own loop."""
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
+        """How it stands; waits for what is queued, for at most `timeout_s` (None: to its end), and not at all
+        on the language's own loop."""
         body = self.body
+        end = body.end if body is not None and body.elsewhere else self.mark()
         if timeout_s != 0 and not background().here:
-            end = body.end if body is not None and body.elsewhere else self.mark()
             end.signal.wait_for(lambda: end.done, timeout_s)
-        error = self._fold.error or self.fault()
-        if body is not None and body.error is not None:
-            error = body.error
-        return Glance(self._fold.transcript, error, self._active or (body is not None and not body.done))
+        return self._seen(self.run.ledger.records)
+
+    def _seen(self, calls: Callable[[], tuple[CallRecord, ...]] = tuple) -> Snapshot:
+        with self._lock:
+            running = self._active or (self.body is not None and not self.body.done)
+            variables, joined = list(self.variables.items()), list(self._joined)
+            children = [child for child in self._children.live() if not child._ended]
+        # A variable is done once and for all: where none became so while this looked, it was one moment. The
+        # calls last, as a call is recorded before its text is said and its variable set.
+        while True:
+            done = [variable.done for _, variable in variables]
+            seen = {name: variable.snapshot() for name, variable in variables}
+            said, error = self._fold.transcript, self.body_error or self._fold.error or self.fault()
+            if done == [variable.done for _, variable in variables]:
+                break
+        forks = [ForkSnapshot(branches, True, _at(mark)) for mark, branches in joined]
+        children.sort(key=lambda child: child.branch)
+        for prefix, group in itertools.groupby(children, lambda child: child._fold.prefix):
+            assert prefix is not None
+            forks.append(ForkSnapshot(tuple(child._seen() for child in group), False, _at(prefix.mark)))
+        return Snapshot(
+            self.program, said, self.start, running, error, seen, tuple(forks), calls(), self.branch
+        )
 
     def pieces(self) -> Iterator[str]:
         """The whole text as it comes; in one piece where the run does not stream. Raises what went wrong."""
@@ -363,11 +385,13 @@ class Executor:
         for branch in members:
             branch._ended = True
         transcripts = [mark.result() for mark in marks]
-        shared = [branch.start for branch in members]
-        self.joined.append((self.mark(), list(zip(shared, transcripts, strict=True))))
+        seen = tuple(branch._seen() for branch in members)
+        mark = self.mark()
+        with self._lock:
+            self._joined.append((mark, seen))
         if mode == CONCATENATE:
-            for begin, end in zip(shared, transcripts, strict=True):
-                for node in replayed(begin, end):
+            for branch, end in zip(members, transcripts, strict=True):
+                for node in replayed(branch.start, end):
                     self.submit(node, src)
             return
         for name, value in taken_over(mode, [_set_by(one) for one in members], self.variables).items():
@@ -534,6 +558,11 @@ class Executor:
             if body is not None and body.end is item.mark and body.error is not None:
                 error = body.error
             item.mark.reach(fold.transcript, error, len(fold.feed.pieces))
+
+
+def _at(mark: Mark) -> Transcript | None:
+    """What had been said where `mark` stands, where that is known by now."""
+    return mark.transcript if mark.done else None
 
 
 def _set_by(branch: Executor) -> dict[str, Any]:

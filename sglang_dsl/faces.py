@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.ir import Node
+from sglang_dsl.snapshot import Snapshot
 from sglang_dsl.tracebacks import public
 
 T = TypeVar("T", covariant=True)
@@ -66,6 +67,13 @@ class Face(ABC, Generic[T]):
     def tool(self, expr: Node | str | None = None) -> T:
         """A turn of a tool: added at once with `expr`; without, for a `with`."""
         return self.role("tool", expr)
+
+    # -- looking ---------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """How the state stands now, as frozen data: text, variables, forks, calls, the first failure, and
+        whether it still runs. Does not wait; safe from any thread."""
+        return self._core.snapshot()
 
     # -- going back, stopping --------------------------------------------------------------------------------
 

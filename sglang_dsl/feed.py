@@ -22,6 +22,7 @@ import msgspec
 
 from sglang_dsl.errors import SglError, again
 from sglang_dsl.loop import LOOK_S, LoopThread, background
+from sglang_dsl.snapshot import VariableSnapshot
 from sglang_dsl.threads import Worker
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
@@ -270,6 +271,19 @@ class Variable(Feed):
         """What was generated, as it was written; blocks. Raises the program's error where nothing was."""
         self.wait(lambda: self.done)
         return self.result() if self.raw is None else self.raw
+
+    def snapshot(self) -> VariableSnapshot:
+        """How it stands now; does not wait."""
+        done = self.done  # before what is set before it
+        text = "".join(piece.text for piece in self.pieces) if self.raw is None else self.raw
+        name = self.name or ""
+        if not done:
+            return VariableSnapshot(name, "pending", text)
+        if self.error is not None:
+            return VariableSnapshot(name, "failed", text, None, self.error, self.meta)
+        if self.raw is None and isinstance(self.value, str):
+            text = self.value
+        return VariableSnapshot(name, "done", text, self.value, None, self.meta)
 
 
 class Mark:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-from sglang_dsl.backends.base import Backend, ChoiceCall, Completion
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.calls import Before, Where, about
 from sglang_dsl.choices import METHODS, told
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
@@ -23,6 +23,7 @@ from sglang_dsl.lower import Lowered
 from sglang_dsl.metering import Meter
 from sglang_dsl.reads import corrected
 from sglang_dsl.reasoning import Split, Telling
+from sglang_dsl.requests import ChoiceCall, Completion
 from sglang_dsl.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.speculation import Speculation
 from sglang_dsl.transcript import Transcript
@@ -33,8 +34,8 @@ class Fold:
     failure; nothing is done after it. `src`: where the branch was forked."""
 
     __slots__ = (
-        "_caches", "_prefix", "_scopes", "_sent", "_step", "ahead", "begun", "branch", "error", "feed",
-        "meters", "run", "src", "start", "transcript",
+        "_caches", "_scopes", "_sent", "_step", "ahead", "begun", "branch", "error", "feed",
+        "meters", "prefix", "run", "src", "start", "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +52,7 @@ class Fold:
         self.feed = Feed()
         self.ahead = None if run.speculation is None else Speculation.of(run.speculation, run.backend)
         self.begun = prefix is None
-        self._prefix = prefix
+        self.prefix = prefix
         # Where the variable scopes that are open began, the innermost last; one name may be open twice.
         self._scopes: tuple[tuple[str, Transcript], ...] = ()
         self._step = 0
@@ -60,9 +61,9 @@ class Fold:
 
     async def begin(self) -> None:
         """Take over what the parent had said at the fork. Raises the parent's failure."""
-        assert self._prefix is not None
+        assert self.prefix is not None
         self.begun = True
-        mark = await self._prefix.reached()
+        mark = await self.prefix.reached()
         self.transcript = self.start = mark.transcript
         self._sent = self.start.length
         if self.run.stream:
@@ -268,12 +269,12 @@ class Fold:
 
     @property
     def _before(self) -> Before:
-        return None if self._prefix is None else self.warm
+        return None if self.prefix is None else self.warm
 
     async def warm(self, backend: Backend) -> None:
         """Prepare the backend for what the branches of one fork share."""
-        if self._prefix is not None:
-            await self._prefix.warm(backend)
+        if self.prefix is not None:
+            await self.prefix.warm(backend)
 
     def cancelled(self, cause: asyncio.CancelledError, item: Item) -> None:
         """Remember why it was cancelled: the program's function has failed, or somebody wanted it."""

@@ -11,7 +11,18 @@ import inspect
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from runtime.protocol.registry import Registry
 from sglang_dsl import lower
@@ -26,8 +37,8 @@ if TYPE_CHECKING:
     from sglang_dsl.async_state import AsyncProgramState, Starting
     from sglang_dsl.budgets import Price
     from sglang_dsl.checked import (
-        Decorator,
         RunWords,
+        Signature,
         calls_as_it_runs,
         runs,
         runs_async,
@@ -42,8 +53,17 @@ if TYPE_CHECKING:
     P = typing_extensions.ParamSpec("P", default=...)
     Q = ParamSpec("Q")
     R = typing_extensions.TypeVar("R", covariant=True, default=Any)
+
+    class Decorator(Protocol):
+        """@function(temperature=0)"""
+
+        @overload
+        def __call__(self, func: Callable[Concatenate[Any, P], R], /) -> SglFunction[P, R]: ...
+        @overload
+        def __call__(self, func: Callable[..., Any], /) -> SglFunction[..., Any]: ...
 else:
     P, R = ParamSpec("P"), TypeVar("R", covariant=True)
+    Signature = Generic
 
     def runs(method):
         return method
@@ -126,7 +146,7 @@ _PARTS: Registry[Any] = Registry(
 
 
 @public
-class SglFunction(Generic[P, R]):
+class SglFunction(Signature[P, R]):
     """A program, of a function that takes P besides the state and returns R. Calling it runs it. Works as a
     method too: the state is the first parameter after `self`."""
 

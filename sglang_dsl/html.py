@@ -1,4 +1,4 @@
-"""A finished state as HTML for notebooks: turns, generated text highlighted, forks, usage. One element with
+"""A snapshot as HTML for notebooks: turns, generated text highlighted, forks, usage. One element with
 its own styles, no scripts, nothing loaded from anywhere; all that was said is escaped.
 """
 
@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from sglang_dsl.executor import Executor
 from sglang_dsl.outline import Block, Branches, outline
-from sglang_dsl.state import ProgramState
+from sglang_dsl.snapshot import Snapshot
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.usage import COUNTED, CallRecord
 
@@ -27,21 +26,15 @@ _RED = "239,68,68"
 _PICTURE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]*\Z")
 
 
-def page(state: ProgramState, *, wait: bool = True) -> str:
-    """The state as one <div>; waits for what it has queued, or, without `wait`, shows what there is by now. A
-    failure stands below what came before it."""
-    error = state.error() if wait else None
-    core = state.core
-    records = core.run.ledger.records() if isinstance(core, Executor) else ()
-    joined = core.joined if isinstance(core, Executor) else []
-    names = Counter(record.name for record in records)
+def page(state: Snapshot) -> str:
+    """The state as one <div>. A failure stands below what came before it."""
+    names = Counter(record.name for record in state.calls)
     # Where a name is used again, its text does not tell which call it is from.
-    calls = {record.name: record for record in records if names[record.name] == 1}
-    said = _parts(outline(core.so_far(), joined=joined), calls)
-    if error is not None:
+    calls = {record.name: record for record in state.calls if names[record.name] == 1}
+    said = _parts(outline(state), calls)
+    if (error := state.error) is not None:
         said += _box(_RED, type(error).__name__, f'<div style="{_TEXT}">{escape(str(error))}</div>')
-    usage = _usage(core.run.program, records) if isinstance(core, Executor) else ""
-    return f'<div style="max-width:60em">{said}{usage}</div>'
+    return f'<div style="max-width:60em">{said}{_usage(state)}</div>'
 
 
 def _parts(parts: Sequence[Block | Branches], calls: dict[str | None, CallRecord]) -> str:
@@ -98,7 +91,7 @@ def _fork(fork: Branches, calls: dict[str | None, CallRecord]) -> str:
     return f'<details open style="margin:4px 0"><summary>{summary}</summary>{branches}</details>'
 
 
-def _usage(program: str, records: Sequence[CallRecord]) -> str:
+def _usage(state: Snapshot) -> str:
     """One line per call of the backend, then the sums."""
     head = ("call", "branch", *(key.removesuffix("_tokens") for key in COUNTED), "seconds")
     rows = [
@@ -108,12 +101,13 @@ def _usage(program: str, records: Sequence[CallRecord]) -> str:
             *(str(record.count(key)) for key in COUNTED),
             f"{record.seconds:.3f}",
         )
-        for record in records
+        for record in state.calls
     ]
-    sums = [str(sum(record.count(key) for record in records)) for key in COUNTED]
-    total = ("total", "", *sums, f"{sum(record.seconds for record in records):.3f}")
+    sums = state.usage
+    seconds = sum(record.seconds for record in state.calls)
+    total = ("total", "", *(str(sums[key]) for key in COUNTED), f"{seconds:.3f}")
     body = "".join(_row(row, "td") for row in (*rows, total))
-    summary = f"{escape(program)}: {len(records)} calls"
+    summary = f"{escape(state.program)}: {len(state.calls)} calls"
     table = f'<table style="font-size:.85em">{_row(head, "th")}{body}</table>'
     return f'<details style="margin:4px 0"><summary>{summary}</summary>{table}</details>'
 

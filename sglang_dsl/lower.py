@@ -21,11 +21,11 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import MissingExtra
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import typed as types
-from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.errors import BadProgram, warn
 from sglang_dsl.interpolation import KEPT, marked
 from sglang_dsl.ir import Gen, Sampling, caller
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
+from sglang_dsl.requests import Call, Prompt
 
 # Words of a program and of a generation -> the field of Sampling.
 WORDS: dict[str, str] = {f.name: f.name for f in dataclasses.fields(Sampling)} | {

@@ -1,17 +1,13 @@
-"""A state's transcript as what is shown of it: turns, loose text, and forks where they were joined. Knows no
-way of showing it.
+"""A snapshot as what is shown of it: turns, loose text, and forks where they were joined. Knows no way of
+showing it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_dsl.feed import Mark
+from sglang_dsl.snapshot import ForkSnapshot, Snapshot
 from sglang_dsl.transcript import Transcript
-
-Joined = Sequence[tuple[Mark, list[tuple[Transcript, Transcript]]]]
-"""Where branches were joined, with each one's transcript at its fork and at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +25,14 @@ class Branches:
     branches: tuple[tuple[Block | Branches, ...], ...]
 
 
-def outline(
-    transcript: Transcript, since: Transcript = Transcript.EMPTY, joined: Joined = ()
-) -> tuple[Block | Branches, ...]:
-    """All that was said after `since`, in order."""
+def outline(state: Snapshot) -> tuple[Block | Branches, ...]:
+    """All that was said after `state.since`, in order. Forks that were joined stand where that was, those
+    that still run at the end."""
     parts: list[Block | Branches] = []
     held: list[Transcript] = []
-    role = since.role
-    waiting = list(joined)
+    role = state.since.role
+    waiting = [fork for fork in state.forks if fork.joined]
+    running = [fork for fork in state.forks if not fork.joined and any(b.running for b in fork.branches)]
 
     def release() -> None:
         if any(entry.plain or entry.chosen is not None for entry in held):
@@ -44,12 +40,12 @@ def outline(
         held.clear()
 
     def branches_here(at: Transcript) -> None:
-        while waiting and waiting[0][0].transcript is at:
+        while waiting and waiting[0].at is at:
             release()
-            parts.append(_branches(waiting.pop(0)[1]))
+            parts.append(_branches(waiting.pop(0)))
 
-    branches_here(since)
-    for entry in transcript.entries(since):
+    branches_here(state.since)
+    for entry in state.transcript.entries(state.since):
         if entry.kind in ("open", "close"):
             release()
             role = entry.role
@@ -57,9 +53,9 @@ def outline(
             held.append(entry)
         branches_here(entry)
     release()
-    parts += [_branches(rest) for _, rest in waiting]
+    parts += map(_branches, (*waiting, *running))
     return tuple(parts)
 
 
-def _branches(branches: list[tuple[Transcript, Transcript]]) -> Branches:
-    return Branches(tuple(outline(end, begin) for begin, end in branches))
+def _branches(fork: ForkSnapshot) -> Branches:
+    return Branches(tuple(map(outline, fork.branches)))

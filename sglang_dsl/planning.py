@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sglang_dsl.backends.base import Backend, Prompt
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Price
 from sglang_dsl.ir import (
     Fork,
@@ -26,6 +26,7 @@ from sglang_dsl.ir import (
 )
 from sglang_dsl.loop import background
 from sglang_dsl.lower import lower
+from sglang_dsl.requests import Prompt
 from sglang_dsl.trace import Program
 from sglang_dsl.transcript import Transcript
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from runtime.protocol.messages import Message
-from sglang_dsl.backends.base import Prompt
 from sglang_dsl.choices import Choice
 from sglang_dsl.errors import BadProgram, InvalidValue
 from sglang_dsl.feed import Variable
 from sglang_dsl.ir import Gen, Select
+from sglang_dsl.requests import Prompt
 from sglang_dsl.typed import must_be
 
 T = TypeVar("T")

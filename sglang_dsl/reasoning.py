@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
-from sglang_dsl.backends.base import Delta
 from sglang_dsl.feed import Feed, Variable
 from sglang_dsl.ir import Gen
+from sglang_dsl.requests import Delta
 
 __all__ = ["Split", "Telling"]
 

@@ -241,7 +241,7 @@ class Prefix:
     began."""
 
     def __init__(self, mark: Mark, size: int) -> None:
-        self._mark = mark
+        self.mark = mark
         self._turn = asyncio.Lock()
         self._warm_turn = asyncio.Lock()
         self._cold = size > 1
@@ -250,17 +250,17 @@ class Prefix:
     async def reached(self) -> Mark:
         """The parent's mark, once it is reached."""
         async with self._turn:
-            await self._mark.signal.wait_async(lambda: self._mark.done)
-        return self._mark
+            await self.mark.signal.wait_async(lambda: self.mark.done)
+        return self.mark
 
     async def warm(self, backend: Backend) -> None:
         """Raises what the warm-up raised, to every sibling alike."""
         async with self._warm_turn:
             if self._error is not None:
                 raise self._error
-            if self._cold and self._mark.transcript.kind != "root":
+            if self._cold and self.mark.transcript.kind != "root":
                 try:
-                    await backend.commit(self._mark.transcript.prompt())
+                    await backend.commit(self.mark.transcript.prompt())
                 except Exception as error:
                     self._error = error
                     raise

@@ -23,12 +23,13 @@ from typing import Any, Protocol
 import msgspec
 
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl.backends.base import Backend, Call, Completion
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.calls import Where
 from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.ir import Gen, Node, ScopeBegin, ScopeEnd, Text
 from sglang_dsl.lower import lower
 from sglang_dsl.reasoning import Split
+from sglang_dsl.requests import Call, Completion
 from sglang_dsl.run import Item, RunInfo
 from sglang_dsl.transcript import Transcript
 

@@ -42,7 +42,7 @@ from sglang_dsl.reads import checked, choice_of, name_of
 from sglang_dsl.tracebacks import public, trim
 
 T = TypeVar("T")
-GLANCE_S = 0.5
+REPR_WAIT_S = 0.5
 """How long repr() waits for a program that runs: most have ended by then, and a debugger goes on."""
 
 
@@ -156,8 +156,7 @@ class ProgramState(Face["Turn"]):
     def messages(self) -> list[dict[str, Any]]:
         """The turns as {"role", "content"}, the open one last; waits. Content is verbatim. Raises
         ProgramError."""
-        turns = self._core.settled().messages()
-        return [{"role": turn.role, "content": turn.content} for turn in turns if turn.role != "raw"]
+        return self._core.settled().turns()
 
     def sync(self) -> None:
         """Wait until all that was added is done. Raises ProgramError."""
@@ -186,21 +185,23 @@ class ProgramState(Face["Turn"]):
         form="mermaid" or "dot"."""
         from sglang_dsl import display  # rich takes long to import
 
-        display.show(self, form=form)
+        display.check_form(form)
+        display.show(self._core.snapshot(None), form=form)
 
     def _repr_html_(self) -> str:
+        """The state for a notebook; waits."""
         from sglang_dsl import html
 
-        return html.page(self)
+        return html.page(self._core.snapshot(None))
 
     def __repr__(self) -> str:
         """With the text, what went wrong where something did, and whether it still runs; waits a moment for
         its end, and no longer."""
-        return self._core.glance(GLANCE_S).shown("ProgramState")
+        return self._core.snapshot(REPR_WAIT_S).label("ProgramState")
 
     def __str__(self) -> str:
         """The same, waiting for the end."""
-        return self._core.glance(None).shown("ProgramState")
+        return self._core.snapshot(None).label("ProgramState")
 
     # -- streaming -------------------------------------------------------------------------------------------
 

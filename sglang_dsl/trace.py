@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.core import Checkpoint, Core, Glance
+from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.diagrams import dot, mermaid, program_graph
 from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.feed import Mark, Signal, Variable
@@ -48,6 +48,7 @@ from sglang_dsl.passes import (
     variables,
     waves,
 )
+from sglang_dsl.snapshot import Snapshot
 from sglang_dsl.tracebacks import public
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
@@ -334,8 +335,9 @@ class Tracer:
     def so_far(self) -> Transcript:
         return self._transcript
 
-    def glance(self, timeout_s: float | None) -> Glance:
-        return Glance(self._transcript, None, running=False)
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
+        variables = {name: variable.snapshot() for name, variable in self._variables.items()}
+        return Snapshot(self.program, self._transcript, variables=variables)
 
     def settled(self) -> Transcript:
         return self._transcript

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import msgspec
 
 from runtime.protocol.messages import RAW_ROLE, Message
-from sglang_dsl.backends.base import Prompt
+from sglang_dsl.requests import Prompt
 
 Content: TypeAlias = "str | list[dict[str, Any]]"
 
@@ -166,6 +166,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                 at = at.prev
         found.reverse()
         return tuple(found)
+
+    def turns(self) -> list[dict[str, Any]]:
+        """messages() as {"role", "content"}, without the text outside turns."""
+        return [{"role": m.role, "content": m.content} for m in self.messages() if m.role != RAW_ROLE]
 
     def prompt(self) -> Prompt:
         """What a generation that continues here is given. Its last message is open: outside turns that is raw

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,8 +45,12 @@ class Ledger:
 
     def total(self) -> dict[str, int]:
         """calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens."""
-        records = self.records()
-        return {"calls": len(records)} | {key: sum(r.count(key) for r in records) for key in COUNTED}
+        return totals(self.records())
+
+
+def totals(records: Sequence[CallRecord]) -> dict[str, int]:
+    """calls, and of each of COUNTED the sum."""
+    return {"calls": len(records)} | {key: sum(r.count(key) for r in records) for key in COUNTED}
 
 
 class TokenUsage:

@@ -8,94 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.messages import Message
 from runtime.protocol.registry import Registry
-from runtime.protocol.sampling import SamplingParams
+from sglang_dsl.requests import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion, Delta, Prompt
+
+__all__ = [
+    "Backend", "Call", "ChoiceCall", "ChoiceScore", "ChoiceScores", "Completion", "Delta", "Prompt",
+]  # fmt: skip
 
 CLOSE_S = 30.0
 # The event loop brings asyncio: loaded when something is waited for, not when the words are imported.
 _PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.loop:background"})
-
-
-class Prompt(msgspec.Struct, frozen=True, gc=False):
-    """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last
-    message is open when the generation continues it. A prompt that is only raw text is a plain completion
-    prompt."""
-
-    messages: tuple[Message, ...]
-
-    @property
-    def plain_text(self) -> str | None:
-        """The text of a completion prompt; None when there are turns."""
-        if all(m.role == "raw" and isinstance(m.content, str) for m in self.messages):
-            return "".join(m.content for m in self.messages if isinstance(m.content, str))
-        return None
-
-
-class Call(msgspec.Struct, frozen=True, gc=False):
-    """One generation. `timeout` in seconds."""
-
-    prompt: Prompt
-    sampling: SamplingParams
-    constraint: Constraint | None = None
-    n: int = 1
-    return_logprob: bool = False
-    logprob_start_len: int = -1
-    top_logprobs: int = 0
-    options: dict[str, Any] = {}
-    timeout: float | None = None
-
-
-class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
-    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt."""
-
-    prompt: Prompt
-    choices: tuple[str, ...]
-    unconditional: bool = False
-    timeout: float | None = None
-
-
-class Completion(msgspec.Struct, frozen=True, gc=False):
-    """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens,
-    cached_tokens, jumped_tokens, ... as far as the backend knows them."""
-
-    texts: tuple[str, ...]
-    meta: dict[str, Any] = {}
-
-
-class Delta(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a streamed text; `meta` is set on the last one. `told`: what the backend said with this
-    piece: its counters so far, and of lists with an entry per token those of this piece."""
-
-    text: str
-    meta: dict[str, Any] | None = None
-    told: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceScore:
-    """Natural-log probabilities of one option's tokens after the boundary that all options share. `text`: the
-    option; whoever asked fills it in. `token_texts`: of each token, () where the backend does not say."""
-
-    logprobs: tuple[float, ...]
-    token_ids: tuple[int, ...] = ()
-    unconditional: tuple[float | None, ...] | None = None
-    text: str = ""
-    token_texts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ChoiceScores:
-    """One score per option, in order."""
-
-    scores: tuple[ChoiceScore, ...]
-    meta: dict[str, Any] = field(default_factory=dict)
 
 
 class Backend(ABC):

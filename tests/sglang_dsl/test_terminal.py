@@ -42,7 +42,7 @@ def file(tmp_path: Path) -> Path:
 
 def printed(state: sgl.ProgramState) -> str:
     out = io.StringIO()
-    show(state, Console(file=out, width=100, no_color=True))
+    show(state.core.snapshot(None), Console(file=out, width=100, no_color=True))
     return out.getvalue()
 
 
@@ -83,7 +83,7 @@ def test_a_failed_state_shows_what_came_before_and_the_error() -> None:
 
 def test_a_traced_state_can_be_rendered() -> None:
     seen: list[Any] = []
-    sgl.function(lambda s: seen.append(render(s.__iadd__("a" + gen("x"))))).trace()
+    sgl.function(lambda s: seen.append(render(s.__iadd__("a" + gen("x")).snapshot()))).trace()
     assert seen
 
 
@@ -226,7 +226,7 @@ def test_text_of_models_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None
     program.__qualname__ = "[/program]"
     backend = MockBackend([MARKUP, MARKUP])
     out = io.StringIO()
-    show(sgl.function(program).run(backend=backend), Console(file=out, width=400))
+    show(sgl.function(program).run(backend=backend).core.snapshot(None), Console(file=out, width=400))
     for said in (MARKUP, "[/x]", "[/name]", "[/program]"):
         assert said in out.getvalue()
     assert "does not match" in out.getvalue()
