@@ -28,11 +28,11 @@ sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 
 from runtime.config.engine import EngineConfig  # noqa: E402
 from runtime.config.server import ServerConfig  # noqa: E402
-from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox, make_folder  # noqa: E402
+from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.processes.channel import ChildSpec, Stop  # noqa: E402
 from runtime.processes.checkpoint import Model, load_model  # noqa: E402
 from runtime.processes.front import Front  # noqa: E402
-from runtime.processes.names import SCHEDULER, front_name, socket_path  # noqa: E402
+from runtime.processes.names import SCHEDULER, front_name, mailbox_of  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,
@@ -110,7 +110,7 @@ class Worker:
     """A worker in a process of its own, and the mailboxes of the scheduler and detokenizer it belongs to."""
 
     def __init__(self, tree: Path, folder: Path) -> None:
-        self.inbox = ZmqInbox(socket_path(folder, SCHEDULER))
+        self.inbox = mailbox_of(folder, SCHEDULER).inbox()
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--serve", str(folder)],
             stdin=subprocess.PIPE,
@@ -120,7 +120,7 @@ class Worker:
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
-        self.outbox = ZmqOutbox(socket_path(folder, front_name(0)))
+        self.outbox = mailbox_of(folder, front_name(0)).outbox()
 
     @property
     def cpu(self) -> float:

@@ -1,8 +1,8 @@
 """Follower: a runner in a process of its own. It receives plans, runs them and gives results back.
 
-    python -m runtime.engine.follower <socket> <memory of masks>
+    python -m runtime.engine.follower <address> <memory of masks>
 
-Started by runtime.processes.runner_process, whose file descriptors these are; it ends with the process that
+Started by runtime.processes.runner_process, which made both; it ends with the process that
 started it. Its pass runs in its only working thread: whoever sent the plan is free meanwhile as it is. It
 knows no requests, grammars or policies. Torch comes in by the table, after it was told what to load.
 """
@@ -17,7 +17,6 @@ import logging
 import os
 import select
 import signal
-import socket
 import sys
 import threading
 from typing import Any, TypeAlias
@@ -27,21 +26,24 @@ import msgspec
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.logit_processors import PROCESSORS
-from runtime.ipc.line import Line, LineClosed
+from runtime.ipc.address import Address
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.ipc.plans import (
+    ANSWERS,
+    ORDERS,
     Copy,
     Done,
     Failure,
     Finish,
     Launch,
     MaskReader,
+    Order,
     PlanReader,
     Profile,
     Result,
     Verify,
-    encode,
-    read_order,
 )
+from runtime.ipc.wire import Wire
 from runtime.plan import Runner, TokenMask
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
@@ -50,6 +52,8 @@ log = logging.getLogger(__name__)
 
 YOUNG = 20_000
 """New objects between two looks of the garbage collector, as in the scheduler's process."""
+ANSWER_S = 600.0
+"""How long the parent may take to read an answer: more than a machine stands still."""
 LOOK_MS = 1000
 """How often it is looked whether the parent is still the same process."""
 
@@ -73,7 +77,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     search: tuple[str, ...] = ()
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True):
     """It is loaded. device: the kind of device it computes on."""
 
     slots: int
@@ -81,7 +85,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True):
     """It cannot be; error: RuntimeFault.to_dict()."""
 
     error: dict[str, Any]
@@ -96,32 +100,41 @@ class LogLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 Report: TypeAlias = Ready | Failed
+TO_RUNNER = Wire((Start, *ORDERS))
+FROM_RUNNER = Wire((Ready, Failed, *ANSWERS))
 
 
 class Follower:
-    """Takes orders from a line until it is closed."""
+    """Takes orders from its inbox until that is closed."""
 
-    def __init__(self, line: Line, masks: MaskReader, runner: Runner, profiler: Any) -> None:
-        self._line, self._masks, self._runner, self._profiler = line, masks, runner, profiler
+    def __init__(
+        self, inbox: Inbox, outbox: Outbox, masks: MaskReader, runner: Runner, profiler: Any
+    ) -> None:
+        self._inbox, self._outbox = inbox, outbox
+        self._masks, self._runner, self._profiler = masks, runner, profiler
         self._plans = PlanReader()
         self._fault: RuntimeFault | None = None  # of the plan that was launched last
 
     def serve(self) -> None:
-        """Raises LineClosed at the end."""
+        """Raises MailboxClosed at the end."""
         while True:
-            match read_order(self._line.receive(None)):
-                case Launch() as order:
-                    self._launch(order)
-                    if order.at_once:
-                        self._finish(order.number, {})
-                case Finish() as order:
-                    self._finish(order.number, self._masks.read(order))
-                case Verify() as order:
-                    self._answer(lambda order=order: self._verify(order))
-                case Copy(pairs):
-                    self._answer(lambda pairs=pairs: self._runner.copy_slots(pairs))
-                case Profile() as order:
-                    self._answer(lambda order=order: self._profile(order))
+            for order in self._inbox.receive(None):
+                self._obey(order)
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case Launch():
+                self._launch(order)
+                if order.at_once:
+                    self._finish(order.number, {})
+            case Finish():
+                self._finish(order.number, self._masks.read(order))
+            case Verify():
+                self._answer(lambda: self._verify(order))
+            case Copy(pairs):
+                self._answer(lambda: self._runner.copy_slots(pairs))
+            case Profile():
+                self._answer(lambda: self._profile(order))
 
     def _launch(self, order: Launch) -> None:
         plan = self._plans.read(order)
@@ -168,7 +181,7 @@ class Follower:
             self._send(Done(data or {}))
 
     def _send(self, answer: Result | Failure | Done) -> None:
-        self._line.send(encode(answer), None)
+        self._outbox.send(answer)
 
 
 def fault_of(error: Exception) -> RuntimeFault:
@@ -212,11 +225,12 @@ def _tie_to_parent() -> None:
         fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _end_with_parent(file: int, parent: int) -> None:
-    """The same where a fork of the parent holds that end as well: when the line is closed, or the parent is
-    another one."""
+def _end_with_parent(file: int | None, parent: int) -> None:
+    """The same where a fork of the parent holds that end as well: when the mailbox is closed, or the parent
+    is another one."""
     poll = select.poll()
-    poll.register(file, 0)  # a hang-up is always told
+    if file is not None:
+        poll.register(file, 0)  # a hang-up is always told
     while not poll.poll(LOOK_MS) and os.getppid() == parent:
         pass
     os._exit(0)
@@ -234,12 +248,14 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # a matter of the process that started it
     _tie_to_parent()
     _adopt_stdout()
-    file, memory = map(int, arguments)
-    line = Line(socket.socket(fileno=file))
+    text, memory = arguments
+    address = Address.parse(text)
+    inbox, outbox = address.inbox(TO_RUNNER), address.outbox(FROM_RUNNER, timeout_s=ANSWER_S)
     try:
-        start = msgspec.msgpack.decode(line.receive(None), type=Start)
+        (start,) = inbox.receive(None)
+        assert isinstance(start, Start)
         watch = threading.Thread(
-            target=_end_with_parent, args=(file, start.parent), name="lifeline", daemon=True
+            target=_end_with_parent, args=(address.descriptor, start.parent), name="lifeline", daemon=True
         )
         watch.start()
         sys.path += [place for place in start.search if place not in sys.path]
@@ -250,14 +266,14 @@ def main(arguments: list[str]) -> int:
             fault = fault_of(error)
             if not isinstance(error, RuntimeFault):
                 log.error("the model cannot be loaded: %s", error, exc_info=error)
-            line.send(msgspec.msgpack.encode(Failed(fault.to_dict())), None)
+            outbox.send(Failed(fault.to_dict()))
             return 1
         gc.collect()
         gc.freeze()  # what is loaded stays
         gc.set_threshold(YOUNG)
-        line.send(msgspec.msgpack.encode(ready), None)
-        Follower(line, MaskReader(memory), runner, profiler).serve()
-    except LineClosed:
+        outbox.send(ready)
+        Follower(inbox, outbox, MaskReader(int(memory)), runner, profiler).serve()
+    except MailboxClosed:
         return 0
     return 0
 

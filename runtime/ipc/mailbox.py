@@ -1,6 +1,7 @@
 """Mailbox: a one-way queue of structs between two parts of the pipeline; the in-memory kind.
 
-The ZMQ kind keeps the same two verbs. It knows nothing of what the structs mean.
+The other kinds keep the same two verbs; address.py makes the ends of all. It knows nothing of what the
+structs mean.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from typing import Any, Protocol
 
 import msgspec
 
+SEND_TIMEOUT_S = 5.0
+LINGER_S = 1.0
+
 
 class MailboxClosed(Exception):
     """The other side is gone, or takes nothing; nothing more will come."""
+
+
+class MailboxFull(MailboxClosed):
+    """The other side took nothing for as long as a sender may wait."""
 
 
 class Outbox(Protocol):

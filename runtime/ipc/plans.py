@@ -1,5 +1,5 @@
-"""Plans, masks and results as bytes, for a runner in another process. Knows what they are made of, and no
-process: who sends them is not its business.
+"""Plans, masks and results as structs that travel, for a runner in another process. Knows what they are made
+of, and no process: who sends them is not its business.
 
 What of a sequence stays the same is sent once: its parameters and its prompt; of its output what is new. Both
 sides keep it until the sequence is released. Masks lie in memory that both processes map; where a mask lists
@@ -37,7 +37,7 @@ class Change(msgspec.Struct, frozen=True, gc=False, array_like=True):
     output: tuple[int, list[int]] | None
 
 
-class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Run this plan, in whose rows `sampling`, `prompt` and `output` are left out: they are what the changes
     say, or said before. `at_once`: no masks will come, give the result as soon as there is one."""
 
@@ -58,7 +58,7 @@ class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
     ids: int
 
 
-class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Sample with these masks. size: bytes that are to be mapped."""
 
     number: int
@@ -66,38 +66,38 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
     size: int
 
 
-class Verify(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Verify(msgspec.Struct, frozen=True, array_like=True):
     """Can these parameters be honoured? target: where the logit processor that they name is defined."""
 
     params: SamplingParams
     target: str | None
 
 
-class Copy(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Copy(msgspec.Struct, frozen=True, array_like=True):
     pairs: tuple[tuple[Run, Run], ...]
 
 
-class Profile(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Profile(msgspec.Struct, frozen=True, array_like=True):
     action: Literal["start", "stop"]
     folder: str | None
     steps: int | None
 
 
-class Result(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=True):
+class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Of the plan with this number."""
 
     number: int
     result: StepResult
 
 
-class Failure(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Failure(msgspec.Struct, frozen=True, array_like=True):
     """Of a plan, or of what else was asked for (number -1). error: RuntimeFault.to_dict()."""
 
     number: int
     error: dict[str, Any]
 
 
-class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Done(msgspec.Struct, frozen=True, array_like=True):
     """The answer to everything but plans."""
 
     data: dict[str, Any] = {}
@@ -105,26 +105,8 @@ class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 Order: TypeAlias = Launch | Finish | Verify | Copy | Profile
 Answer: TypeAlias = Result | Failure | Done
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_ORDERS: Final = msgspec.msgpack.Decoder(Order)
-_ANSWERS: Final = msgspec.msgpack.Decoder(Answer)
-
-
-def encode(item: Order | Answer) -> bytes:
-    """Raises TypeError, ValueError, OverflowError or RecursionError for values that msgpack cannot hold."""
-    return _ENCODER.encode(item)
-
-
-def read_order(data: bytes) -> Order:
-    """Raises msgspec.DecodeError."""
-    order: Order = _ORDERS.decode(data)
-    return order
-
-
-def read_answer(data: bytes) -> Answer:
-    """Raises msgspec.DecodeError."""
-    answer: Answer = _ANSWERS.decode(data)
-    return answer
+ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (Launch, Finish, Verify, Copy, Profile)
+ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 
 
 class _Sequence:

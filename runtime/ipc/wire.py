@@ -1,4 +1,5 @@
-"""Structs as bytes: `[version, tag, struct]` in msgpack, over a closed list of structs.
+"""Structs as bytes: `[version, tag, struct]` in msgpack. A Wire is a closed list of structs, and all that may
+travel over the mailboxes that have it.
 
 What comes in is only ever read as one of these structs, field by field; nothing in it is run. It knows no
 sockets.
@@ -6,6 +7,7 @@ sockets.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -40,54 +42,65 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.GroupFailed,
     io_struct.ControlOutput,
 )
-"""All that may travel. A struct's tag is its class's name."""
+"""What travels between tokenizers, scheduler and detokenizer."""
 
-_TAGS: Final = {kind: kind.__name__ for kind in WIRE_TYPES}
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _ENVELOPE: Final = msgspec.msgpack.Decoder(tuple[int, str, msgspec.Raw])
 _VERSION: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _NUMBER: Final = msgspec.msgpack.Decoder(int)
-_DECODERS: Final = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in WIRE_TYPES}
 _BROKEN: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-def encode(item: msgspec.Struct, limit: int = MAX_BYTES) -> bytes:
-    """Raises WireError: a struct that does not travel, a value in it that msgpack cannot hold (text with lone
-    surrogates, integers beyond 64 bits, other objects), or more than `limit` bytes."""
-    tag = _TAGS.get(type(item))
-    if tag is None:
-        raise WireError(f"{type(item).__name__} does not travel; known: {_known()}", where="tag")
-    try:
-        data = _ENCODER.encode((WIRE_VERSION, tag, item))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise WireError(f"a {tag} cannot be written: {error}", where=tag) from error
-    if len(data) > limit:
-        raise WireError(_too_large(len(data), limit), where=tag)
-    return data
+class Wire:
+    """kinds: the structs that travel; the tag of each is its class's name. max_bytes: of one message."""
+
+    def __init__(self, kinds: Iterable[type[msgspec.Struct]], max_bytes: int = MAX_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self._tags = {kind: kind.__name__ for kind in kinds}
+        self._decoders = {tag: msgspec.msgpack.Decoder(kind) for kind, tag in self._tags.items()}
+        self._known = ", ".join(self._decoders)
+
+    def encode(self, item: msgspec.Struct) -> bytes:
+        """Raises WireError: a struct that does not travel, a value in it that msgpack cannot hold (text with
+        lone surrogates, integers beyond 64 bits, other objects), or more than `max_bytes`."""
+        tag = self._tags.get(type(item))
+        if tag is None:
+            raise WireError(f"{type(item).__name__} does not travel; known: {self._known}", where="tag")
+        try:
+            data = _ENCODER.encode((WIRE_VERSION, tag, item))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise WireError(f"a {tag} cannot be written: {error}", where=tag) from error
+        self._check_size(len(data), tag)
+        return data
+
+    def decode(self, data: bytes | bytearray | memoryview) -> msgspec.Struct:
+        """Raises WireError: too long, cut short, not msgpack, another version, an unknown tag, or fields that
+        do not fit the struct; it names which."""
+        self._check_size(len(data), "message")
+        try:
+            version, tag, body = _ENVELOPE.decode(data)
+        except _BROKEN as error:
+            _check_version(_version_of(data))
+            raise WireError(f"not a message [version, tag, struct]: {error}", where="message") from error
+        _check_version(version)
+        decoder = self._decoders.get(tag)
+        if decoder is None:
+            raise WireError(
+                f"unknown tag {tag[:80]!r}; known: {self._known}",
+                where="tag",
+                hint="the other side belongs to another release",
+            )
+        try:
+            return decoder.decode(body)
+        except _BROKEN as error:
+            raise WireError(f"not a {tag}: {error}", where=tag) from error
+
+    def _check_size(self, size: int, where: str) -> None:
+        if size > self.max_bytes:
+            raise WireError(f"a message of {size} bytes; at most {self.max_bytes} are taken", where=where)
 
 
-def decode(data: bytes | bytearray | memoryview, limit: int = MAX_BYTES) -> msgspec.Struct:
-    """Raises WireError: too long, cut short, not msgpack, another version, an unknown tag, or fields that do
-    not fit the struct; it names which."""
-    if len(data) > limit:
-        raise WireError(_too_large(len(data), limit), where="message")
-    try:
-        version, tag, body = _ENVELOPE.decode(data)
-    except _BROKEN as error:
-        _check_version(_version_of(data))
-        raise WireError(f"not a message [version, tag, struct]: {error}", where="message") from error
-    _check_version(version)
-    decoder = _DECODERS.get(tag)
-    if decoder is None:
-        raise WireError(
-            f"unknown tag {tag[:80]!r}; known: {_known()}",
-            where="tag",
-            hint="the other side belongs to another release",
-        )
-    try:
-        return decoder.decode(body)
-    except _BROKEN as error:
-        raise WireError(f"not a {tag}: {error}", where=tag) from error
+PIPELINE: Final = Wire(WIRE_TYPES)
 
 
 def _version_of(data: bytes | bytearray | memoryview) -> int:
@@ -106,11 +119,3 @@ def _check_version(version: int) -> None:
             where="version",
             hint="run the same release on both sides",
         )
-
-
-def _too_large(size: int, limit: int) -> str:
-    return f"a message of {size} bytes; at most {limit} are taken"
-
-
-def _known() -> str:
-    return ", ".join(_DECODERS)

@@ -1,33 +1,37 @@
-"""Mailboxes between processes of one machine: ZMQ PUSH/PULL over a Unix socket in a private folder.
+"""Mailboxes between processes: ZMQ PUSH/PULL over a Unix socket in a private folder, or over TCP.
 
 Many senders, one receiver, nothing ever waits for ever: a sender gives up after its deadline, a full queue is
 an error, closing lingers only so long. It knows bytes and sockets; what the structs mean is not its business.
+
+Over TCP all is encrypted (CURVE). The receiver's key pair follows from the key of the run; its public half
+never travels, and who does not know it cannot even greet: no byte of a message is read from a stranger.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import os
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zmq
+from zmq.utils import z85
 
-from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.wire import MAX_BYTES, decode, encode
+from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, MailboxClosed, MailboxFull
+from runtime.ipc.wire import PIPELINE, Wire
 from runtime.protocol.errors import InternalFault, WireError
 
 log = logging.getLogger(__name__)
 
 QUEUE_MESSAGES = 20_000
 """Messages that may wait on each side of one connection."""
-SEND_TIMEOUT_S = 5.0
-LINGER_S = 1.0
 RECONNECT_MS = 20
 
 
@@ -48,49 +52,67 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-def address_of(path: Path) -> str:
-    """The ZMQ address of a socket's path. Raises InternalFault when the path is too long for the system."""
-    size, limit = len(os.fsencode(path)), zmq.IPC_PATH_MAX_LEN
-    if size > limit:
-        raise InternalFault(
-            f"the socket's path has {size} bytes, the system allows {limit}",
-            where=str(path),
-            hint="set TMPDIR to a folder with a shorter path",
-        )
-    return f"ipc://{path}"
+class _End:
+    """What both ends have: the socket, not opened yet. Raises InternalFault."""
+
+    def __init__(self, kind: int, url: str, key: bytes | None, wire: Wire) -> None:
+        self.url, self._key, self._wire = url, key, wire
+        self._path = Path(url.removeprefix("ipc://")) if url.startswith("ipc://") else None
+        if self._path is not None:
+            make_folder(self._path.parent)
+        elif key is None:
+            raise InternalFault("a mailbox over TCP needs the key of the run", where=url)
+        self._name = url if self._path is None else self._path.stem
+        self._lock = threading.Lock()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(kind)
+        self._socket.setsockopt(zmq.IPV6, 1)
+
+    def _receiver_key(self, key: bytes) -> bytes:
+        made: bytes = z85.encode(hmac.digest(key, b"sglang-dsl mailbox receiver", "sha256"))
+        return made
+
+    def _open(self, how: Callable[[str], object]) -> None:
+        try:
+            how(self.url)
+        except zmq.ZMQError as error:
+            self._socket.close()
+            self._context.term()
+            raise InternalFault(f"the socket cannot be opened: {error}", where=self.url) from error
 
 
-class ZmqOutbox:
+class ZmqOutbox(_End):
     """The sending end; the receiver may come later or earlier. Safe to use from any thread."""
 
     def __init__(
         self,
-        path: Path,
+        url: str,
+        key: bytes | None = None,
+        wire: Wire = PIPELINE,
         *,
         timeout_s: float = SEND_TIMEOUT_S,
         linger_s: float = LINGER_S,
         queue: int = QUEUE_MESSAGES,
-        max_bytes: int = MAX_BYTES,
     ) -> None:
         """timeout_s: how long `send` may wait for room. queue: messages that may wait here. linger_s: how
         long `close` may wait until what was sent is out."""
-        address = address_of(path)
-        self._path, self._timeout_s, self._max_bytes = path, timeout_s, max_bytes
-        self._lock = threading.Lock()
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.PUSH)
+        super().__init__(zmq.PUSH, url, key, wire)
+        self._timeout_s = timeout_s
         self._socket.setsockopt(zmq.SNDHWM, queue)
         self._socket.setsockopt(zmq.LINGER, int(linger_s * 1000))
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        _open(self._socket.connect, address, self)
+        if self._path is None and key is not None:
+            self._socket.curve_serverkey = zmq.curve_public(self._receiver_key(key))
+            self._socket.curve_publickey, self._socket.curve_secretkey = zmq.curve_keypair()
+        self._open(self._socket.connect)
 
     def send(self, item: msgspec.Struct) -> None:
-        """Raises WireError for what cannot travel (nothing was sent), MailboxClosed after `close` or when the
-        other side took nothing for timeout_s."""
-        data = encode(item, self._max_bytes)
+        """Raises WireError for what cannot travel (nothing was sent), MailboxClosed after `close`,
+        MailboxFull when the other side took nothing for timeout_s."""
+        data = self._wire.encode(item)
         deadline = time.monotonic() + self._timeout_s
         if not self._lock.acquire(timeout=max(0.0, self._timeout_s)):
-            raise self._stuck()
+            raise self._full()
         try:
             while True:
                 if self._socket.closed:
@@ -100,7 +122,7 @@ class ZmqOutbox:
                 except zmq.Again:
                     left = deadline - time.monotonic()
                     if left <= 0:
-                        raise self._stuck() from None
+                        raise self._full() from None
                     self._socket.poll(max(1, int(left * 1000)), zmq.POLLOUT)
                 else:
                     return
@@ -112,29 +134,32 @@ class ZmqOutbox:
             self._socket.close()
             self._context.term()
 
-    def _stuck(self) -> MailboxClosed:
-        return MailboxClosed(f"{self._path.stem} took no message for {self._timeout_s:g} s")
+    def _full(self) -> MailboxFull:
+        return MailboxFull(f"{self._name} took no message for {self._timeout_s:g} s")
 
 
-class ZmqInbox:
+class ZmqInbox(_End):
     """The receiving end, which makes the socket. One thread receives; any thread may close."""
 
-    def __init__(self, path: Path, *, queue: int = QUEUE_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
-        """Raises InternalFault: the path is too long, its folder is open to others, or the socket cannot be
-        made."""
-        make_folder(path.parent)
-        address = address_of(path)
+    def __init__(
+        self, url: str, key: bytes | None = None, wire: Wire = PIPELINE, *, queue: int = QUEUE_MESSAGES
+    ) -> None:
+        """`url` names the port once it is open. Raises InternalFault: its folder is open to others, or the
+        socket cannot be made."""
+        super().__init__(zmq.PULL, url, key, wire)
         self.malformed = 0
-        self._path, self._queue, self._max_bytes = path, queue, max_bytes
-        self._lock, self._wakes = threading.Lock(), threading.Lock()  # the second: of the pipe
+        self._queue = queue
         self._closing = False
-        self._wake_read, self._wake_write = os.pipe()
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.RCVHWM, queue)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
-        _open(self._socket.bind, address, self)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.max_bytes)
+        if self._path is None and key is not None:
+            self._socket.curve_server = True
+            self._socket.curve_secretkey = self._receiver_key(key)
+        self._open(self._socket.bind)
+        self.url = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._wakes = threading.Lock()  # of the pipe
+        self._wake_read, self._wake_write = os.pipe()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
@@ -181,10 +206,10 @@ class ZmqInbox:
             except zmq.Again:
                 break
             try:
-                items.append(decode(frame.buffer, self._max_bytes))
+                items.append(self._wire.decode(frame.buffer))
             except WireError as error:
                 self.malformed += 1
-                log.error("%s: dropped a malformed message: %s", self._path.stem, error)
+                log.error("%s: dropped a malformed message: %s", self._name, error)
         return items
 
     def _release(self) -> None:
@@ -193,13 +218,6 @@ class ZmqInbox:
         with self._wakes:
             os.close(self._wake_read)
             os.close(self._wake_write)
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-
-
-def _open(how: Any, address: str, owner: ZmqOutbox | ZmqInbox) -> None:
-    try:
-        how(address)
-    except zmq.ZMQError as error:
-        owner.close()
-        raise InternalFault(f"the socket cannot be opened: {error}", where=address) from error
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()

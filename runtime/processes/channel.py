@@ -1,4 +1,4 @@
-"""What supervisor and child say to each other, over the child's stdin and stdout: small msgpack frames.
+"""What supervisor and child say to each other, over the child's stdin and stdout: small messages.
 
 The pipe is also the lifeline: when the supervisor is gone the child reads its end, when the child is gone the
 supervisor does. It knows no requests.
@@ -7,7 +7,6 @@ supervisor does. It knows no requests.
 from __future__ import annotations
 
 import os
-import struct
 import threading
 from typing import Any, BinaryIO, Literal, TypeAlias
 
@@ -15,11 +14,12 @@ import msgspec
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.protocol.errors import InternalFault
+from runtime.ipc.frames import HEAD, frame
+from runtime.ipc.wire import Wire
+from runtime.protocol.errors import InternalFault, WireError
 
 Role = Literal["scheduler", "detokenizer", "http"]
-_HEAD = struct.Struct(">I")
-MAX_FRAME = 16 << 20
+MAX_BYTES = 16 << 20
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,31 +36,31 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     parent: int = 0
 
 
-class Go(msgspec.Struct, frozen=True, tag=True):
+class Go(msgspec.Struct, frozen=True):
     """The scheduler is ready; facts: what it told of itself (slots: size of the KV pool)."""
 
     facts: dict[str, Any]
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class Stop(msgspec.Struct, frozen=True):
     """End; what is in hand may take drain_s seconds more."""
 
     drain_s: float = 0.0
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True):
     """The child can do its work."""
 
     facts: dict[str, Any] = {}
 
 
-class Beat(msgspec.Struct, frozen=True, tag=True):
+class Beat(msgspec.Struct, frozen=True):
     """The child is alive; stalled_s: how long its work in hand has taken."""
 
     stalled_s: float = 0.0
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class Failed(msgspec.Struct, frozen=True):
     """The child is about to end because of this RuntimeFault."""
 
     error: dict[str, Any]
@@ -68,32 +68,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Order: TypeAlias = Go | Stop
 Report: TypeAlias = Ready | Beat | Failed
-
-
-def frame(item: msgspec.Struct) -> bytes:
-    data = msgspec.msgpack.encode(item)
-    return _HEAD.pack(len(data)) + data
-
-
-class Frames:
-    """Bytes in, whole frames out."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Raises InternalFault for a frame that cannot be one."""
-        self._buffer += data
-        found = []
-        while len(self._buffer) >= _HEAD.size:
-            (size,) = _HEAD.unpack_from(self._buffer)
-            if size > MAX_FRAME:
-                raise InternalFault(f"a frame of {size} bytes on the pipe of a child process")
-            if len(self._buffer) < _HEAD.size + size:
-                break
-            found.append(bytes(self._buffer[_HEAD.size : _HEAD.size + size]))
-            del self._buffer[: _HEAD.size + size]
-        return found
+TO_CHILD = Wire((ChildSpec, Go, Stop), MAX_BYTES)
+FROM_CHILD = Wire((Ready, Beat, Failed), MAX_BYTES)
 
 
 class ChildEnd:
@@ -115,25 +91,29 @@ class ChildEnd:
         return cls(read, write)
 
     def spec(self) -> ChildSpec:
-        """The first frame. Raises InternalFault when it is none."""
-        data = self._next()
+        """The first message. Raises InternalFault when it is none."""
+        found: object = None
+        why = "it is empty"
         try:
-            return msgspec.msgpack.decode(data or b"", type=ChildSpec)
-        except msgspec.DecodeError as error:
-            raise InternalFault(
-                f"stdin holds no child's configuration: {error}", hint="python -m runtime serve starts these"
-            ) from error
+            found = self._next()
+        except WireError as error:
+            why = str(error)
+        if isinstance(found, ChildSpec):
+            return found
+        raise InternalFault(
+            f"stdin holds no child's configuration: {why}", hint="python -m runtime serve starts these"
+        )
 
     def order(self) -> Order | None:
-        """The next order; None when the supervisor is gone."""
-        data = self._next()
-        return None if data is None else msgspec.msgpack.decode(data, type=Order)
+        """The next order; None when the supervisor is gone. Raises WireError."""
+        found = self._next()
+        return found if isinstance(found, Go | Stop) else None
 
     def report(self, report: Report) -> None:
         """Never blocks and never fails: a supervisor that does not read is gone, or will see our end."""
         with self._lock:
             try:
-                os.write(self._write, frame(report))
+                os.write(self._write, frame(FROM_CHILD.encode(report)))
             except OSError:
                 return
 
@@ -141,14 +121,15 @@ class ChildEnd:
         self._read.close()
         os.close(self._write)
 
-    def _next(self) -> bytes | None:
-        head = self._exactly(_HEAD.size)
+    def _next(self) -> object:
+        head = self._exactly(HEAD.size)
         if head is None:
             return None
-        (size,) = _HEAD.unpack(head)
-        if size > MAX_FRAME:
-            raise InternalFault(f"a frame of {size} bytes on stdin")
-        return self._exactly(size)
+        (size,) = HEAD.unpack(head)
+        if size > MAX_BYTES:
+            raise WireError(f"a message of {size} bytes on stdin; at most {MAX_BYTES} are taken")
+        data = self._exactly(size)
+        return None if data is None else TO_CHILD.decode(data)
 
     def _exactly(self, size: int) -> bytes | None:
         found = b""

@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
-from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
 from runtime.processes.channel import ChildSpec
 from runtime.processes.checkpoint import load_tokenizer
 from runtime.processes.detokenizer import DetokenizerManager
 from runtime.processes.life import Life
-from runtime.processes.names import DETOKENIZER, socket_path
+from runtime.processes.names import DETOKENIZER, mailbox_of
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
     BatchEmbeddingOutput,
@@ -42,8 +41,8 @@ T = TypeVar("T", StrOutput, EmbeddingOutput)
 def run(spec: ChildSpec, life: Life) -> None:
     """Raises what loading raises, and MailboxClosed when a front door takes nothing."""
     folder = Path(spec.folder)
-    inbox = ZmqInbox(socket_path(folder, DETOKENIZER))
-    doors = {name: ZmqOutbox(socket_path(folder, name)) for name in spec.fronts}
+    inbox = mailbox_of(folder, DETOKENIZER).inbox()
+    doors = {name: mailbox_of(folder, name).outbox() for name in spec.fronts}
     life.on_stop(lambda _: inbox.close())
     try:
         path, shape = spec.engine.locate()

@@ -6,13 +6,12 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
 from runtime.processes.assemble import assemble
 from runtime.processes.channel import ChildSpec, Stop
 from runtime.processes.checkpoint import load_model
 from runtime.processes.life import Life
 from runtime.processes.loading import load_runner
-from runtime.processes.names import DETOKENIZER, SCHEDULER, socket_path
+from runtime.processes.names import DETOKENIZER, SCHEDULER, mailbox_of
 
 YOUNG = 20_000
 """New objects between two looks of the garbage collector. A step of hundreds of requests makes some thousands
@@ -22,8 +21,8 @@ that are gone by the next one; with Python's own 700 it looks at them again and 
 def run(spec: ChildSpec, life: Life) -> None:
     """Raises what loading raises, and what ends the process."""
     folder = Path(spec.folder)
-    inbox = ZmqInbox(socket_path(folder, SCHEDULER))
-    outbox = ZmqOutbox(socket_path(folder, DETOKENIZER))
+    inbox = mailbox_of(folder, SCHEDULER).inbox()
+    outbox = mailbox_of(folder, DETOKENIZER).outbox()
     try:
         model = load_model(spec.engine, turns=False)
         process, slots = assemble(spec.engine, model, lambda: load_runner(spec.engine, model), inbox, outbox)

@@ -14,11 +14,10 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
 from runtime.processes.checkpoint import Model
 from runtime.processes.door import make_door
 from runtime.processes.frontdoor import TokenizerManager
-from runtime.processes.names import SCHEDULER, socket_path
+from runtime.processes.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import GroupFailed
 from runtime.protocol.errors import EngineDead, RuntimeFault
 
@@ -35,8 +34,8 @@ class Front:
     def __init__(self, folder: Path, name: str) -> None:
         """Raises InternalFault when the sockets cannot be made."""
         self._name = name
-        self._inbox = ZmqInbox(socket_path(folder, name))
-        self._outbox = ZmqOutbox(socket_path(folder, SCHEDULER), timeout_s=SEND_TIMEOUT_S)
+        self._inbox = mailbox_of(folder, name).inbox()
+        self._outbox = mailbox_of(folder, SCHEDULER).outbox(timeout_s=SEND_TIMEOUT_S)
         self._lock = threading.Lock()
         self._door: TokenizerManager | None = None
         self._fault: RuntimeFault | None = None

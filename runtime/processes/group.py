@@ -17,28 +17,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
+from runtime.ipc.frames import Frames, frame
 from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.zmq_mailbox import ZmqOutbox, make_folder
+from runtime.ipc.zmq_mailbox import make_folder
 from runtime.processes.channel import (
+    FROM_CHILD,
+    TO_CHILD,
     Beat,
     ChildSpec,
     Failed,
-    Frames,
     Go,
     Order,
     Ready,
-    Report,
     Role,
     Stop,
-    frame,
 )
-from runtime.processes.names import DETOKENIZER, SCHEDULER, front_name, socket_path
+from runtime.processes.names import DETOKENIZER, SCHEDULER, front_name, mailbox_of
 from runtime.protocol.control import GroupFailed
-from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, from_dict
+from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +59,7 @@ class Child:
         self.fault: RuntimeFault | None = None
         self.stalled_s = 0.0
         self.heard = time.monotonic()
-        self._frames = Frames()
+        self._frames = Frames(FROM_CHILD.max_bytes)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.processes.child"],
             stdin=subprocess.PIPE,
@@ -82,7 +80,7 @@ class Child:
 
     def order(self, item: Order | ChildSpec) -> None:
         with contextlib.suppress(OSError, ValueError):  # it is gone, as its end will say
-            self._stdin.write(frame(item))
+            self._stdin.write(frame(TO_CHILD.encode(item)))
 
     def hear(self) -> None:
         """Take in what it reported. Raises InternalFault when that makes no sense."""
@@ -94,16 +92,15 @@ class Child:
             if not data:
                 return
             self.heard = time.monotonic()
-            for one in self._frames.feed(data):
-                try:
-                    report: Report = msgspec.msgpack.decode(one, type=Report)
-                except msgspec.DecodeError as error:
-                    raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
-                self._take(report)
+            try:
+                for one in self._frames.feed(data):
+                    self._take(FROM_CHILD.decode(one))
+            except WireError as error:
+                raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
             if len(data) < READ_BYTES:
                 return
 
-    def _take(self, report: Report) -> None:
+    def _take(self, report: object) -> None:
         match report:
             case Ready(facts):
                 self.ready, self.facts = True, facts
@@ -223,7 +220,7 @@ class Group:
         told = GroupFailed(message=fault.message, where=fault.where)
         gone = {child.name for child in self.children if not child.alive}
         boxes = [
-            ZmqOutbox(socket_path(self.folder, name), timeout_s=0.2, linger_s=HEAR_S)
+            mailbox_of(self.folder, name).outbox(timeout_s=0.2, linger_s=HEAR_S)
             for name in self._fronts
             if name not in gone
         ]

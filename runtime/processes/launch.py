@@ -15,7 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from runtime.config.engine import EngineConfig
-from runtime.ipc.mailbox import MailboxClosed, MemoryMailbox
+from runtime.ipc.address import Address
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.processes.assemble import assemble
 from runtime.processes.checkpoint import Model, load_model
 from runtime.processes.detokenizer import DetokenizerManager
@@ -57,14 +58,13 @@ def launch(config: EngineConfig) -> Pipeline:
 
 def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded]) -> Pipeline:
     """The pipeline around any runner. `load_runner` is called in the scheduler's thread."""
-    requests, news = MemoryMailbox(), MemoryMailbox()
-    worker = _Worker(config, model, load_runner, requests, news)
+    requests, outputs = Address.memory(), Address.memory()
+    worker = _Worker(config, model, load_runner, requests.inbox(), outputs.outbox())
     worker.start()
     slots = worker.wait_ready(config.load_timeout_s)
-    door = make_door(config, model, slots, requests)
-    reader = _Reader(
-        DetokenizerManager(model.tokenizer.text_table), door, worker, news, config.step_timeout_s
-    )
+    door = make_door(config, model, slots, requests.outbox())
+    detokenizer = DetokenizerManager(model.tokenizer.text_table)
+    reader = _Reader(detokenizer, door, worker, outputs.inbox(), config.step_timeout_s)
     reader.start()
 
     def stop() -> None:
@@ -89,8 +89,8 @@ class _Worker:
         config: EngineConfig,
         model: Model,
         load_runner: Callable[[], Loaded],
-        inbox: MemoryMailbox,
-        outbox: MemoryMailbox,
+        inbox: Inbox,
+        outbox: Outbox,
     ) -> None:
         self._config, self._model, self._load_runner = config, model, load_runner
         self._inbox, self._outbox = inbox, outbox
@@ -154,7 +154,7 @@ class _Reader:
         manager: DetokenizerManager,
         door: TokenizerManager,
         worker: _Worker,
-        inbox: MemoryMailbox,
+        inbox: Inbox,
         step_timeout_s: float,
     ) -> None:
         self._manager, self._door, self._worker, self._inbox = manager, door, worker, inbox

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runtime.ipc.address import Address
+
 SCHEDULER = "scheduler"
 DETOKENIZER = "detokenizer"
 
@@ -13,5 +15,5 @@ def front_name(index: int) -> str:
     return f"worker-{index}"
 
 
-def socket_path(folder: Path, name: str) -> Path:
-    return folder / f"{name}.ipc"
+def mailbox_of(folder: Path, name: str) -> Address:
+    return Address.ipc(folder / f"{name}.ipc")

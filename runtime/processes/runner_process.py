@@ -2,7 +2,7 @@
 and leaves none behind. Loads no torch; it knows no requests, grammars or policies.
 
 Scheduler and model each have an interpreter to themselves then: what is computed in Python for constraints
-takes no time from the forward pass. How they talk: runtime/ipc/line.py and plans.py.
+takes no time from the forward pass. How they talk: runtime/ipc, in plans.py.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.engine.follower import Failed, LogLine, Ready, Report, Start
+from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, LogLine, Ready, Start
 from runtime.engine.logit_processors import PROCESSORS, Processors
-from runtime.ipc.line import LineClosed, make_line
+from runtime.ipc.address import Address
 from runtime.ipc.plans import (
     Answer,
     Copy,
@@ -39,9 +40,8 @@ from runtime.ipc.plans import (
     Profile,
     Result,
     Verify,
-    encode,
-    read_answer,
 )
+from runtime.ipc.ranks import Ranks
 from runtime.plan import Run, StepPlan, StepResult, TokenMask
 from runtime.processes.environment import for_children
 from runtime.protocol.errors import (
@@ -50,6 +50,7 @@ from runtime.protocol.errors import (
     EngineDead,
     InternalFault,
     RuntimeFault,
+    WireError,
     from_dict,
 )
 from runtime.protocol.sampling import SamplingParams
@@ -61,7 +62,6 @@ CLOSE_S = 5.0
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Unless the environment says otherwise: threads of one operation that wait for one another sleep. They would
 turn round and round on cores that the scheduler needs, and each operation wait for its turn."""
-_UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError)
 
 
 class RunnerProcess:
@@ -92,14 +92,17 @@ class RunnerProcess:
         self._launched: tuple[StepPlan, Launch] | None = None
         self._early: Result | Failure | None = None  # a result that came while something else was awaited
         self._masks = MaskWriter()
-        self._line, theirs = make_line()
-        try:
-            with theirs:
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            address = Address.fd(mine.fileno())
+            outbox = address.outbox(TO_RUNNER, timeout_s=self._config.step_timeout_s)
+            self._ranks = Ranks([(outbox, address.inbox(FROM_RUNNER))])
+            try:
                 self._process = self._spawn(theirs.fileno())
-        except BaseException:
-            self._line.close()
-            self._masks.close()
-            raise
+            except BaseException:
+                self._ranks.close()
+                self._masks.close()
+                raise
         self._watcher = threading.Thread(target=self._watch, name="runner-process", daemon=True)
         self._watcher.start()
         start = Start(
@@ -149,15 +152,16 @@ class RunnerProcess:
         for what cannot be sent."""
         name = params.custom_logit_processor
         target = None if name is None else PROCESSORS.target(name)
+        order = Verify(params, target)
         try:
-            data = encode(Verify(params, target))
-        except _UNENCODABLE as error:
+            TO_RUNNER.encode(order)
+        except WireError as error:
             where = "sampling_params.custom_params" if params.custom_params else "sampling_params"
             raise BadRequest(f"cannot be sent to the model's process: {error}", where=where) from error
         if name is None:
             Processors().verify(params, self.vocab_size)
         else:
-            self._ask(data)
+            self._ask(order)
 
     def launch(self, plan: StepPlan) -> None:
         """Send the plan. Raises InternalFault: the process is gone, or a value in it cannot travel."""
@@ -204,29 +208,29 @@ class RunnerProcess:
         for source, target in pairs:
             if source.length != target.length:
                 raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-        self._ask(encode(Copy(tuple(pairs))))
+        self._ask(Copy(tuple(pairs)))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
         """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""
-        return self._ask(encode(Profile("start", folder, steps)))
+        return self._ask(Profile("start", folder, steps))
 
     def stop(self) -> dict[str, Any]:
         """End it. Raises BadRequest when none is made, or it cannot be written."""
-        return self._ask(encode(Profile("stop", None, None)))
+        return self._ask(Profile("stop", None, None))
 
     def stepped(self) -> None:
         """The process counts its steps itself."""
 
     def close(self) -> None:
-        """End the process: by closing the line, and by force when that does not help in time. May be called
-        more than once."""
+        """End the process: by closing its mailbox, and by force when that does not help in time. May be
+        called more than once."""
         with self._lock:
             again, self._closing = self._closing, True
             if self._dead is None:
                 self._dead = InternalFault("the runner was closed", where="runner")
         if again:
             return
-        self._line.close()
+        self._ranks.close()
         try:
             self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -239,61 +243,62 @@ class RunnerProcess:
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _spawn(self, line: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, end: int) -> subprocess.Popen[bytes]:
+        arguments = [Address.fd(end).url, str(self._masks.file)]
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.engine.follower", str(line), str(self._masks.file)],
+                [sys.executable, "-P", "-m", "runtime.engine.follower", *arguments],
                 stdin=subprocess.PIPE,  # it ends when this end of it is closed
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 env={**WAITING, **for_children(os.environ)},
-                pass_fds=(line, self._masks.file),
+                pass_fds=(end, self._masks.file),
             )
         except OSError as error:
             raise InternalFault(f"the model's process cannot be started: {error}", where="runner") from error
 
     def _load(self, start: Start, timeout: float) -> Ready:
         try:
-            self._line.send(msgspec.msgpack.encode(start), timeout)
-            report: Report = msgspec.msgpack.decode(self._line.receive(timeout), type=Report)
-        except TimeoutError:
+            self._ranks.send(start)
+            (report,) = self._ranks.gather(timeout)
+        except DeadlineExceeded:
             raise EngineDead(
                 f"the model was not loaded within {timeout:g} s", where=start.path, hint="load_timeout_s"
             ) from None
-        except LineClosed:
+        except EngineDead:
             raise EngineDead(f"{self._how_it_ended()} while it loaded", where=start.path) from None
         match report:
             case Failed(error):
                 raise from_dict(error)
             case Ready():
                 return report
+            case other:
+                raise InternalFault(
+                    f"the model's process began with {type(other).__name__}", where=start.path
+                )
 
     def _send_plan(self, plan: StepPlan, *, at_once: bool) -> Launch:
         order = self._plans.write(plan, at_once=at_once)
         try:
-            data = encode(order)
-        except _UNENCODABLE as error:
+            self._send(order)
+        except WireError as error:
             self._plans.forget(plan)
             raise InternalFault(f"the plan cannot be sent: {error}", where="runner") from error
-        self._send_bytes(data)
         return order
 
     def _send(self, order: Order) -> None:
-        self._send_bytes(encode(order))
-
-    def _send_bytes(self, data: bytes) -> None:
         if self._dead is not None:
             raise self._gone()
         try:
-            self._line.send(data, self._config.step_timeout_s)
-        except TimeoutError:
+            self._ranks.send(order)
+        except DeadlineExceeded:
             raise self._stuck("took no order") from None
-        except LineClosed:
+        except EngineDead:
             raise self._gone() from None
 
-    def _ask(self, data: bytes) -> dict[str, Any]:
+    def _ask(self, order: Order) -> dict[str, Any]:
         """The answer to what is no plan; behind a pass that is under way, once that has ended."""
-        self._send_bytes(data)
+        self._send(order)
         until = time.monotonic() + self._config.step_timeout_s
         while True:
             match self._receive(until):
@@ -319,16 +324,17 @@ class RunnerProcess:
         if self._dead is not None:
             raise self._gone()
         try:
-            return read_answer(self._line.receive(max(0.0, until - time.monotonic())))
-        except TimeoutError:
+            (answer,) = self._ranks.gather(max(0.0, until - time.monotonic()))
+        except DeadlineExceeded:
             raise self._stuck("did not end") from None
-        except LineClosed:
+        except EngineDead:
             raise self._gone() from None
-        except msgspec.DecodeError as error:
+        except WireError as error:
             self._kill()
             raise InternalFault(
                 f"the model's process gave what cannot be read: {error}", where="runner"
             ) from error
+        return cast("Answer", answer)
 
     def _stuck(self, how: str) -> DeadlineExceeded:
         """Kill it: nothing that it may still give would be wanted, and the next step would wait for it."""
@@ -351,7 +357,7 @@ class RunnerProcess:
         try:
             code = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
-            return "the model's process closed its line"
+            return "the model's process closed its mailbox"
         if code >= 0:
             return f"the model's process ended with code {code}"
         try:

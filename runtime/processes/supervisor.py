@@ -23,11 +23,10 @@ from types import FrameType
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import read_options
 from runtime.config.server import ServerConfig
-from runtime.ipc.zmq_mailbox import address_of
 from runtime.processes import logs
 from runtime.processes.environment import for_children
 from runtime.processes.group import Group
-from runtime.processes.names import DETOKENIZER, socket_path
+from runtime.processes.names import DETOKENIZER, mailbox_of
 from runtime.processes.names_of_parts import check_names
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
 
@@ -201,12 +200,12 @@ def _private_folder() -> Iterator[Path]:
     InternalFault."""
     folder = _make_folder(None)
     try:
-        address_of(_longest(folder))
+        _check_room(folder)
     except InternalFault:
         folder.rmdir()
         folder = _make_folder(SHORT_TEMPORARY)
     try:
-        address_of(_longest(folder))
+        _check_room(folder)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -223,9 +222,9 @@ def _make_folder(base: str | None) -> Path:
         ) from error
 
 
-def _longest(folder: Path) -> Path:
-    """The longest path of a socket that is made in there."""
-    return socket_path(folder / "10000", DETOKENIZER)
+def _check_room(folder: Path) -> None:
+    """Raises InternalFault when the longest path of a socket that is made in there is too long."""
+    mailbox_of(folder / "10000", DETOKENIZER)
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:

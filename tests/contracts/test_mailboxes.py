@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import tempfile
 import threading
 import time
@@ -17,16 +18,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, MailboxClosed, MemoryMailbox, Outbox
-from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
+from runtime.ipc.wire import PIPELINE, WIRE_TYPES, Wire
+from runtime.ipc.zmq_mailbox import ZmqInbox
 from runtime.protocol.control import AbortReq, ControlOutput
+from runtime.protocol.errors import WireError
 
 LONG_S = 60.0
+KINDS = ["memory", "fd", "ipc", "tcp"]
 
 
 @dataclass
 class Pair:
-    """Both ends of one mailbox, and a way to make one more sending end."""
+    """Both ends of one mailbox, and a way to make one more sending end; over a pair there is only one."""
 
     inbox: Inbox
     more: Callable[[], Outbox]
@@ -37,7 +42,10 @@ class Pair:
         self.outbox = self.sender()
 
     def sender(self) -> Outbox:
-        made = self.more()
+        try:
+            made = self.more()
+        except OSError:
+            return self.outbox
         self.ends.append(made)
         return made
 
@@ -50,14 +58,22 @@ class Pair:
 
 
 @contextlib.contextmanager
-def opened(kind: str) -> Iterator[Pair]:
+def opened(kind: str, wire: Wire = PIPELINE) -> Iterator[Pair]:
     with tempfile.TemporaryDirectory(prefix="box") as folder:
-        if kind == "memory":
-            box = MemoryMailbox()
-            pair = Pair(box, lambda: box)
-        else:
-            path = Path(folder) / "own" / "box.ipc"
-            pair = Pair(ZmqInbox(path), lambda: ZmqOutbox(path, timeout_s=60))
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            here = there = {
+                "memory": Address.memory,
+                "fd": lambda: Address.fd(mine.fileno()),
+                "ipc": lambda: Address.ipc(Path(folder) / "own" / "box.ipc"),
+                "tcp": Address.tcp,
+            }[kind]()
+            inbox = here.inbox(wire)
+            if kind == "fd":
+                there = Address.fd(theirs.fileno())
+            elif isinstance(inbox, ZmqInbox):
+                there = Address.parse(inbox.url, here.key)
+            pair = Pair(inbox, lambda: there.outbox(wire, timeout_s=LONG_S))
         try:
             yield pair
         finally:
@@ -65,7 +81,7 @@ def opened(kind: str) -> Iterator[Pair]:
                 end.close()
 
 
-@pytest.fixture(params=["memory", "zmq"])
+@pytest.fixture(params=KINDS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     with opened(request.param) as made:
         yield made
@@ -138,7 +154,7 @@ def test_a_receiver_that_sees_the_end_takes_nothing_from_under_the_closer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The closer stands still between saying so and waking the receiver: its pipe is not another file yet."""
-    inbox, write, open_then = ZmqInbox(tmp_path / "own" / "box.ipc"), os.write, []
+    inbox, write, open_then = ZmqInbox(f"ipc://{tmp_path}/own/box.ipc"), os.write, []
 
     def receive() -> None:
         with pytest.raises(MailboxClosed):
@@ -160,7 +176,7 @@ def test_a_receiver_that_sees_the_end_takes_nothing_from_under_the_closer(
     assert not receiver.is_alive()
 
 
-@pytest.mark.parametrize("kind", ["memory", "zmq"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_has_arrived_before_closing_is_still_received(kind: str) -> None:
     rids = ["first", "second", "last"]
     until, attempt = time.monotonic() + LONG_S, 0
@@ -190,11 +206,13 @@ def test_a_closed_end_does_not_send(pair: Pair) -> None:
 
 def test_large_items_travel(pair: Pair) -> None:
     item = ControlOutput(ok=True, data={"text": "ü" * 2_000_000})
-    pair.outbox.send(item)
+    sender = threading.Thread(target=pair.outbox.send, args=(item,))  # over a pair it waits for its reader
+    sender.start()
     assert pair.take(1) == [item]
+    sender.join()
 
 
-@pytest.mark.parametrize("kind", ["memory", "zmq"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_any_data_arrives_as_it_was(kind: str) -> None:
     plain = st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text(max_size=9),
@@ -212,3 +230,18 @@ def test_any_data_arrives_as_it_was(kind: str) -> None:
             assert msgspec.structs.asdict(got) == msgspec.structs.asdict(item)
 
         check()
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_sizes_are_checked_before_anything_is_sent(kind: str) -> None:
+    with opened(kind, Wire(WIRE_TYPES, 1000)) as pair:
+        with pytest.raises(WireError, match="at most 1000"):
+            pair.outbox.send(AbortReq(rid="r" * 2000))
+        pair.outbox.send(AbortReq(rid="ok"))
+        assert [item.rid for item in pair.take(1)] == ["ok"]
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_what_is_no_struct_of_the_wire_does_not_travel(kind: str) -> None:
+    with opened(kind, Wire((AbortReq,))) as pair, pytest.raises(WireError, match="known: AbortReq"):
+        pair.outbox.send(ControlOutput(ok=True))

@@ -19,7 +19,7 @@ import psutil
 import pytest
 import zmq
 
-from runtime.ipc.wire import encode
+from runtime.ipc.wire import PIPELINE
 from runtime.protocol.io_struct import (
     BatchStrOutput,
     BatchTokenIDOutput,
@@ -85,7 +85,7 @@ def test_one_that_is_killed_while_it_loads_is_named(
 
 def odd_mail() -> list[bytes]:
     """Nothing that the processes send each other; the first are no structs, the others make no sense."""
-    whole = encode(FlushCacheReq(rid="x"))
+    whole = PIPELINE.encode(FlushCacheReq(rid="x"))
     nobody = TokenOutput(rid="nobody", new_ids=[10**9], http_worker_ipc="worker-77")
     wrong = TokenizedGenerateReqInput(
         rid="wrong", http_worker_ipc="worker-77", input_ids=[10**9], sampling_params=SamplingParams()
@@ -94,8 +94,8 @@ def odd_mail() -> list[bytes]:
         b"", b"\x00" * 100, b"GET / HTTP/1.1\r\n\r\n", os.urandom(1000), b"\x92" * 5000, whole[:-1],
         msgspec.msgpack.encode((99, "FlushCacheReq", {})), msgspec.msgpack.encode((1, "Nothing", {})),
         msgspec.msgpack.encode((1, "FlushCacheReq", {"timeout_s": "soon"})), b"x" * (1 << 20),
-        encode(BatchTokenIDOutput(rids=["nobody"], outputs=[nobody])), encode(wrong),
-        encode(BatchStrOutput(rids=["nobody"], outputs=[])), whole,
+        PIPELINE.encode(BatchTokenIDOutput(rids=["nobody"], outputs=[nobody])), PIPELINE.encode(wrong),
+        PIPELINE.encode(BatchStrOutput(rids=["nobody"], outputs=[])), whole,
     ]  # fmt: skip
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from runtime.ipc.line import Line, LineClosed, make_line
 from runtime.ipc.plans import (
+    ANSWERS,
+    ORDERS,
     Change,
     Done,
     Failure,
@@ -25,10 +25,8 @@ from runtime.ipc.plans import (
     PlanWriter,
     Result,
     Verify,
-    encode,
-    read_answer,
-    read_order,
 )
+from runtime.ipc.wire import Wire
 from runtime.plan import (
     MediaSpan,
     Row,
@@ -40,7 +38,10 @@ from runtime.plan import (
     StepResult,
     TokenMask,
 )
+from runtime.protocol.errors import WireError
 from runtime.protocol.sampling import SamplingParams
+
+TO_RUNNER, FROM_RUNNER = Wire(ORDERS), Wire(ANSWERS)
 
 PARAMS = [
     SamplingParams(),
@@ -92,7 +93,7 @@ def test_plans_arrive_as_they_are(seed: int) -> None:
     writer, reader = PlanWriter(), PlanReader()
     for number in range(1, 7):
         plan = draw_plan(dice)
-        order = read_order(encode(writer.write(plan, at_once=True)))
+        order = TO_RUNNER.decode(TO_RUNNER.encode(writer.write(plan, at_once=True)))
         assert isinstance(order, Launch)
         assert (order.at_once, order.number) == (True, number)
         assert plain(reader.read(order)) == plain(plan)
@@ -107,11 +108,11 @@ def test_what_stays_the_same_is_sent_once() -> None:
     def send() -> Launch:
         row = Row(1, (5,), 0, (Run(0, 1),), PARAMS[1], prompt=list(range(5000)), output=output)
         order = writer.write(StepPlan((row,), ()), at_once=False)
-        (got,) = reader.read(read_order(encode(order))).rows  # type: ignore[arg-type]
+        (got,) = reader.read(TO_RUNNER.decode(TO_RUNNER.encode(order))).rows  # type: ignore[arg-type]
         assert (list(got.prompt), list(got.output), got.sampling) == (list(range(5000)), output, PARAMS[1])
         return order
 
-    assert len(encode(send())) > 5000
+    assert len(TO_RUNNER.encode(send())) > 5000
     output += [7, 8]
     assert send().changes == (Change(1, None, None, (1000, [7, 8])),)
     del output[500:]
@@ -119,7 +120,7 @@ def test_what_stays_the_same_is_sent_once() -> None:
     assert send().changes == (Change(1, None, None, (500, [3])),)
     output.clear()
     assert send().changes == (Change(1, None, None, (0, [])),)
-    assert len(encode(send())) < 60
+    assert len(TO_RUNNER.encode(send())) < 70
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -158,7 +159,7 @@ def test_masks_arrive_and_stay_shared(seed: int) -> None:
     with contextlib.closing(writer):
         reader = MaskReader(writer.file)
         places = writer.write(masks, whole)
-        order = read_order(encode(Finish(3, places, writer.size)))
+        order = TO_RUNNER.decode(TO_RUNNER.encode(Finish(3, places, writer.size)))
         assert isinstance(order, Finish)
         got = reader.read(order)
         assert list(got) == list(masks)
@@ -186,50 +187,6 @@ def test_answers_arrive_as_they_are() -> None:
         Failure(-1, {"code": "x", "where": None}),
         Done({"file": "f"}),
     ):
-        assert read_answer(encode(answer)) == answer
-    with pytest.raises(msgspec.DecodeError):
-        read_answer(encode(Verify(SamplingParams(), None)))
-
-
-def test_a_line_keeps_messages_whole_and_ends_for_both() -> None:
-    mine, end = make_line()
-    theirs = Line(end)
-    sent = [b"", b"a", b"b" * 3_000_000, b"c"]
-    thread = threading.Thread(target=lambda: [mine.send(data, 60) for data in sent])
-    thread.start()
-    assert [theirs.receive(60) for _ in sent] == sent
-    thread.join()
-    with pytest.raises(TimeoutError):
-        theirs.receive(0.01)
-    end.sendall(b"\x03\x00\x00\x00ab")
-    with pytest.raises(TimeoutError):
-        mine.receive(0.01)
-    end.sendall(b"c")
-    assert mine.receive(60) == b"abc"
-    mine.send(b"last", 60)
-    mine.close()
-    assert theirs.receive(60) == b"last"
-    with pytest.raises(LineClosed):
-        theirs.receive(60)
-    with pytest.raises(LineClosed):
-        theirs.send(b"x", 60)
-    with pytest.raises(LineClosed):
-        mine.send(b"x", 60)
-    theirs.close()
-
-
-def test_a_line_that_nobody_reads_has_a_deadline() -> None:
-    mine, end = make_line()
-    with end, pytest.raises(TimeoutError):
-        mine.send(b"x" * 10_000_000, 0.05)
-    with pytest.raises(LineClosed):
-        mine.send(b"x", 1)
-
-
-def test_what_says_it_is_too_long_is_no_message() -> None:
-    mine, end = make_line()
-    end.sendall(b"\xff\xff\xff\xff")
-    with pytest.raises(LineClosed, match="4294967295 bytes"):
-        mine.receive(60)
-    mine.close()
-    end.close()
+        assert FROM_RUNNER.decode(FROM_RUNNER.encode(answer)) == answer
+    with pytest.raises(WireError, match="Verify"):
+        FROM_RUNNER.decode(TO_RUNNER.encode(Verify(SamplingParams(), None)))

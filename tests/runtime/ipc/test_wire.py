@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.ipc import wire
-from runtime.ipc.wire import WIRE_TYPES, WIRE_VERSION, decode, encode
+from runtime.ipc.wire import PIPELINE, WIRE_TYPES, WIRE_VERSION, Wire
 from runtime.protocol import base_req, io_struct
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
@@ -29,6 +29,8 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
+
+encode, decode = PIPELINE.encode, PIPELINE.decode
 
 ABSTRACT = {
     BaseReq, base_req.SingleReq, BaseBatchReq, base_req.SpeculativeDecodingMetricsMixin,
@@ -182,10 +184,10 @@ def test_a_field_of_the_wrong_type_is_named() -> None:
 def test_too_large_is_said_on_both_sides() -> None:
     large = ControlOutput(ok=True, message="x" * 5000)
     with pytest.raises(WireError, match="at most 4096"):
-        encode(large, limit=4096)
+        Wire(WIRE_TYPES, 4096).encode(large)
     with pytest.raises(WireError, match="at most 4096"):
-        decode(encode(large), limit=4096)
-    assert decode(encode(large), limit=8192) == large
+        Wire(WIRE_TYPES, 4096).decode(encode(large))
+    assert Wire(WIRE_TYPES, 8192).decode(encode(large)) == large
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
+from runtime.ipc.frames import Frames, frame
 from runtime.processes.channel import (
-    MAX_FRAME,
+    FROM_CHILD,
+    MAX_BYTES,
+    TO_CHILD,
     Beat,
     ChildEnd,
     ChildSpec,
     Failed,
-    Frames,
     Go,
     Order,
     Ready,
     Report,
     Stop,
-    frame,
 )
-from runtime.protocol.errors import BadRequest, InternalFault
+from runtime.protocol.errors import BadRequest, InternalFault, WireError
 
 REPORTS: list[Report] = [Ready({"slots": 5}), Beat(1.5), Failed(BadRequest("no", where="x").to_dict())]
 ORDERS: list[Order] = [Go({"slots": 5}), Stop(2.0)]
@@ -43,18 +44,20 @@ SPEC = ChildSpec(
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.sampled_from(REPORTS), max_size=6), st.data())
 def test_frames_come_out_whole_however_they_are_cut(reports: list[Report], data: st.DataObject) -> None:
-    stream = b"".join(frame(report) for report in reports)
+    stream = b"".join(frame(FROM_CHILD.encode(report)) for report in reports)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
-    frames = Frames()
-    got: list[Report] = []
+    frames = Frames(MAX_BYTES)
+    got: list[Any] = []
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
-        got += [msgspec.msgpack.decode(one, type=Report) for one in frames.feed(stream[start:end])]
+        got += [FROM_CHILD.decode(one) for one in frames.feed(stream[start:end])]
     assert got == reports
 
 
 def test_a_frame_that_cannot_be_one_is_refused() -> None:
-    with pytest.raises(InternalFault, match="frame of"):
-        Frames().feed((MAX_FRAME + 1).to_bytes(4, "big"))
+    frames = Frames(MAX_BYTES).feed(frame(b"good") + (MAX_BYTES + 1).to_bytes(4, "big"))
+    assert next(frames) == b"good"
+    with pytest.raises(WireError, match=f"{MAX_BYTES + 1} bytes"):
+        next(frames)
 
 
 @pytest.fixture
@@ -67,12 +70,13 @@ def pipes() -> tuple[ChildEnd, int, int]:
 
 def test_the_childs_end(pipes: tuple[ChildEnd, int, int]) -> None:
     end, write, read = pipes
-    os.write(write, frame(SPEC) + frame(ORDERS[0]) + frame(ORDERS[1]))
+    os.write(write, b"".join(frame(TO_CHILD.encode(item)) for item in (SPEC, *ORDERS)))
     assert end.spec() == SPEC
     assert [end.order(), end.order()] == ORDERS
     for report in REPORTS:
         end.report(report)
-    assert Frames().feed(os.read(read, 1 << 16)) == [msgspec.msgpack.encode(report) for report in REPORTS]
+    told = Frames(MAX_BYTES).feed(os.read(read, 1 << 16))
+    assert [FROM_CHILD.decode(data) for data in told] == REPORTS
     os.close(write)
     assert end.order() is None
     os.close(read)
@@ -89,7 +93,9 @@ def test_a_supervisor_that_does_not_read_stops_no_child(pipes: tuple[ChildEnd, i
     end.close()
 
 
-@pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00\x01x", b"hello there, child", frame(Beat())])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00", b"\x00\x00\x00\x01x", b"hello there, child", frame(FROM_CHILD.encode(Beat()))]
+)
 def test_a_stdin_without_a_configuration_is_an_error(pipes: tuple[ChildEnd, int, int], data: bytes) -> None:
     end, write, read = pipes
     os.write(write, data)

@@ -18,13 +18,12 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.ipc.zmq_mailbox import ZmqOutbox
 from runtime.processes.checkpoint import load_model
 from runtime.processes.front import Front
 from runtime.processes.frontdoor import TokenizerManager
 from runtime.processes.group import Group
 from runtime.processes.launch import launch
-from runtime.processes.names import SCHEDULER, socket_path
+from runtime.processes.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
@@ -99,7 +98,7 @@ def told(outputs: list[GenerateOutput]) -> list[Any]:
 
 def strangers_mail(running: Running) -> None:
     """Orders and questions with names that nobody has."""
-    outbox = ZmqOutbox(socket_path(running.group.folder, SCHEDULER))
+    outbox = mailbox_of(running.group.folder, SCHEDULER).outbox()
     for rid in ("", "unknown", "x" * 10_000):
         outbox.send(AbortReq(rid=rid, http_worker_ipc="../elsewhere"))
     outbox.send(GetStateReq(http_worker_ipc="nobody"))

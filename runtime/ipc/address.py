@@ -1,0 +1,133 @@
+"""Address: where a mailbox is. Both of its ends are made from it.
+
+    memory:                between threads of this process
+    fd:7                   one end of a socket pair, which a child process inherits
+    ipc:///run/x.ipc       a Unix socket in a folder that only its user can enter
+    tcp://127.0.0.1:5600   encrypted, for those who hold the key of the run
+
+The first two are one-to-one or among threads; the last two take any number of senders.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+
+from runtime.ipc.mailbox import LINGER_S, SEND_TIMEOUT_S, Inbox, MemoryMailbox, Outbox
+from runtime.ipc.socket_mailbox import SocketInbox, SocketOutbox
+from runtime.ipc.wire import PIPELINE, Wire
+from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
+from runtime.protocol.errors import BadRequest, InternalFault
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Address:
+    """`url` in one of the forms above. key: of a tcp address, KEY_BYTES secret bytes; it is no part of the
+    text, and whoever does not hold it is refused before a byte of a message is read."""
+
+    url: str
+    key: bytes | None = field(default=None, repr=False)
+    _memory: MemoryMailbox | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def memory(cls) -> Address:
+        """Of a new mailbox, which lives as long as this address and its ends."""
+        return cls("memory:", None, MemoryMailbox())
+
+    @classmethod
+    def fd(cls, number: int) -> Address:
+        """Of a connected stream socket. Each end has a copy of the descriptor: this one is the caller's to
+        close."""
+        return cls(f"fd:{number}")
+
+    @classmethod
+    def ipc(cls, path: Path) -> Address:
+        """Raises InternalFault when the path is too long for the system."""
+        size, limit = len(os.fsencode(path)), zmq.IPC_PATH_MAX_LEN
+        if size > limit:
+            raise InternalFault(
+                f"the socket's path has {size} bytes, the system allows {limit}",
+                where=str(path),
+                hint="set TMPDIR to a folder with a shorter path",
+            )
+        return cls(f"ipc://{path}")
+
+    @classmethod
+    def tcp(cls, host: str = "127.0.0.1", port: int = 0, key: bytes | None = None) -> Address:
+        """port 0: any free one; the inbox's `address` says which. Without a key a new one is made, for this
+        machine only. Raises BadRequest: another interface and no key, or a key of another length."""
+        host = "127.0.0.1" if host == "localhost" else host
+        if key is None:
+            if not _is_loopback(host):
+                raise BadRequest(
+                    "an address that other machines can reach needs the key of the run",
+                    where=f"tcp://{host}:{port}",
+                    hint=f"give all who take part the same {KEY_BYTES} secret bytes",
+                )
+            key = secrets.token_bytes(KEY_BYTES)
+        if len(key) != KEY_BYTES:
+            raise BadRequest(f"a key has {KEY_BYTES} bytes, not {len(key)}", where=f"tcp://{host}:{port}")
+        return cls(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}", key)
+
+    @classmethod
+    def parse(cls, text: str, key: bytes | None = None) -> Address:
+        """What `url` says: fd, ipc or tcp. Raises BadRequest for anything else."""
+        scheme, _, rest = text.partition(":")
+        host, _, port = rest.removeprefix("//").rpartition(":")
+        match scheme:
+            case "fd" if rest.isdecimal():
+                return cls.fd(int(rest))
+            case "ipc" if rest.startswith("///"):
+                return cls.ipc(Path(rest[2:]))
+            case "tcp" if rest.startswith("//") and host and port.isdecimal() and int(port) < 1 << 16:
+                return cls.tcp(host.removeprefix("[").removesuffix("]"), int(port), key)
+        raise BadRequest(
+            f"{text!r} is no address", where="address", hint="fd:7, ipc:///path or tcp://host:port"
+        )
+
+    @property
+    def descriptor(self) -> int | None:
+        """The number of an fd address."""
+        return int(self.url.removeprefix("fd:")) if self.url.startswith("fd:") else None
+
+    def inbox(self, wire: Wire = PIPELINE) -> Inbox:
+        """The receiving end, for one thread. Raises InternalFault when it cannot be made."""
+        match self.url.partition(":")[0]:
+            case "memory" if self._memory is not None:
+                return self._memory
+            case "fd":
+                return SocketInbox(self._socket(), wire)
+            case _:
+                return ZmqInbox(self.url, self.key, wire)
+
+    def outbox(
+        self, wire: Wire = PIPELINE, *, timeout_s: float = SEND_TIMEOUT_S, linger_s: float = LINGER_S
+    ) -> Outbox:
+        """A sending end, for any thread; the other side may come later. timeout_s: how long `send` may wait
+        for room. linger_s: how long `close` may wait until what was sent is out. Raises InternalFault when it
+        cannot be made."""
+        match self.url.partition(":")[0]:
+            case "memory" if self._memory is not None:
+                return self._memory
+            case "fd":
+                return SocketOutbox(self._socket(), wire, timeout_s)
+            case _:
+                return ZmqOutbox(self.url, self.key, wire, timeout_s=timeout_s, linger_s=linger_s)
+
+    def _socket(self) -> socket.socket:
+        return socket.socket(fileno=os.dup(int(self.url.removeprefix("fd:"))))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: it may be anybody's
+        return False

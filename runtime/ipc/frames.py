@@ -1,0 +1,45 @@
+"""Messages on a stream of bytes: each behind its length, four bytes, big-endian."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from runtime.protocol.errors import WireError
+
+HEAD = struct.Struct(">I")
+
+
+def frame(data: bytes) -> bytes:
+    return HEAD.pack(len(data)) + data
+
+
+class Frames:
+    """Bytes in, whole messages out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The messages that are whole now. Raises WireError, behind those before it, for one that says it is
+        longer than may be."""
+        buffer = self._buffer
+        if not buffer and len(data) >= HEAD.size:
+            (size,) = HEAD.unpack_from(data)
+            if HEAD.size + size == len(data) and size <= self._max_bytes:
+                yield data[HEAD.size :]  # as most do: in one piece, and alone
+                return
+        buffer += data
+        while len(buffer) >= HEAD.size:
+            (size,) = HEAD.unpack_from(buffer)
+            if size > self._max_bytes:
+                raise WireError(
+                    f"a message of {size} bytes; at most {self._max_bytes} are taken", where="message"
+                )
+            end = HEAD.size + size
+            if len(buffer) < end:
+                return
+            message = bytes(memoryview(buffer)[HEAD.size : end])
+            del buffer[:end]
+            yield message
