@@ -188,7 +188,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def _value(self, name: str) -> Any:
         variable = await self._core.find_async(name)
-        await variable.feed.signal.wait_async(lambda: variable.done)
+        await variable.wait_async(lambda: variable.done)
         return variable.result()
 
     async def get_var(self, name: str) -> Any:
@@ -205,7 +205,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
     async def raw(self, name: str) -> Any:
         """The variable's text as it was generated, where s[name] is a value read from it."""
         variable = await self._core.find_async(name)
-        await variable.feed.signal.wait_async(lambda: variable.done)
+        await variable.wait_async(lambda: variable.done)
         return variable.text()
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from typing import Any
 
 from sglang_dsl.errors import again
 from sglang_dsl.executor import Executor
-from sglang_dsl.feed import Signal
 from sglang_dsl.loop import background
 from sglang_dsl.run import stop_here
 from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
+from sglang_dsl.streams import Signal
 from sglang_dsl.threads import Threads
 
 IN_FLIGHT = 256

@@ -14,9 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_dsl.core import Core
 from sglang_dsl.errors import BadProgram, NoWinner, Timeout, again
-from sglang_dsl.feed import Mark, Signal
 from sglang_dsl.ir import caller
 from sglang_dsl.loop import LOOK_S
+from sglang_dsl.streams import Signal
+from sglang_dsl.variables import Mark
 
 
 class Branch(Protocol):

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from sglang_dsl.budgets import Budget
-from sglang_dsl.feed import Mark, Signal, Variable
 from sglang_dsl.ir import Node, Source
 from sglang_dsl.snapshot import Snapshot
+from sglang_dsl.streams import Signal
 from sglang_dsl.transcript import Transcript
+from sglang_dsl.variables import Mark, Variable
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,6 @@ from sglang_dsl import lower
 from sglang_dsl.budgets import Budget
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
-from sglang_dsl.feed import Feed, Mark, Signal, Variable
 from sglang_dsl.fold import Fold
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
 from sglang_dsl.joins import CONCATENATE, replayed, taken_over
@@ -29,8 +28,10 @@ from sglang_dsl.metering import Meter
 from sglang_dsl.passes import merge_text, role_after, sets, simple
 from sglang_dsl.run import Body, Item, Prefix, RunInfo, WeakBag
 from sglang_dsl.snapshot import ForkSnapshot, Snapshot
+from sglang_dsl.streams import Signal, Stream
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.usage import CallRecord
+from sglang_dsl.variables import Mark, Variable
 
 _SETTERS = frozenset({Gen, Select, ScopeEnd})
 
@@ -90,9 +91,9 @@ class Executor:
         return None
 
     @property
-    def feed(self) -> Feed:
+    def output(self) -> Stream:
         """What this state says, in pieces, where the run streams."""
-        return self._fold.feed
+        return self._fold.output
 
     @property
     def start(self) -> Transcript:
@@ -232,7 +233,7 @@ class Executor:
 
     def mark(self) -> Mark:
         """A mark after everything queued so far; reached at once where nothing is under way."""
-        mark = Mark(self.feed if self.run.stream else None)
+        mark = Mark(self.output if self.run.stream else None)
         self.put_mark(mark)
         return mark
 
@@ -303,7 +304,7 @@ class Executor:
             yield self.settled().text()
             return
         end = self._stream_end()
-        yield from (piece.text for piece in self.feed.read(lambda: end.index) if piece.text)
+        yield from (piece.text for piece in self.output.read(lambda: end.index) if piece.text)
         self._ended_well(end)
 
     async def pieces_async(self) -> AsyncGenerator[str, None]:
@@ -313,7 +314,7 @@ class Executor:
             yield mark.result().text()
             return
         end = self._stream_end()
-        async with aclosing(self.feed.read_async(lambda: end.index)) as pieces:
+        async with aclosing(self.output.read_async(lambda: end.index)) as pieces:
             async for piece in pieces:
                 if piece.text:
                     yield piece.text
@@ -557,7 +558,7 @@ class Executor:
             error: BaseException | None = fold.error
             if body is not None and body.end is item.mark and body.error is not None:
                 error = body.error
-            item.mark.reach(fold.transcript, error, len(fold.feed.pieces))
+            item.mark.reach(fold.transcript, error, len(fold.output.pieces))
 
 
 def _at(mark: Mark) -> Transcript | None:

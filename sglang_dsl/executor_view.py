@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from sglang_dsl.core import Core
-from sglang_dsl.feed import Variable
+from sglang_dsl.variables import Variable
 
 
 class State(Protocol):
@@ -77,7 +77,7 @@ class ExecutorView:
         if name not in self._state:
             return None
         variable = self._state.core.find(name)
-        if not variable.feed.signal.wait_for(lambda: variable.done, timeout):
+        if not variable.wait_for(lambda: variable.done, timeout):
             raise TimeoutError(f"{name!r} is not there after {timeout:g} s")
         return self._state.get_meta_info(name)
 

@@ -16,16 +16,16 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.calls import Before, Where, about
 from sglang_dsl.choices import METHODS, told
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
-from sglang_dsl.feed import Feed
 from sglang_dsl.interpolation import KEPT, marked
 from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
 from sglang_dsl.lower import Lowered
 from sglang_dsl.metering import Meter
-from sglang_dsl.reads import corrected
 from sglang_dsl.reasoning import Split, Telling
 from sglang_dsl.requests import ChoiceCall, Completion
+from sglang_dsl.retries import corrected
 from sglang_dsl.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.speculation import Speculation
+from sglang_dsl.streams import Stream
 from sglang_dsl.transcript import Transcript
 
 
@@ -34,8 +34,21 @@ class Fold:
     failure; nothing is done after it. `src`: where the branch was forked."""
 
     __slots__ = (
-        "_caches", "_scopes", "_sent", "_step", "ahead", "begun", "branch", "error", "feed",
-        "meters", "prefix", "run", "src", "start", "transcript",
+        "_caches",
+        "_scopes",
+        "_sent",
+        "_step",
+        "ahead",
+        "begun",
+        "branch",
+        "error",
+        "meters",
+        "output",
+        "prefix",
+        "run",
+        "src",
+        "start",
+        "transcript",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +62,7 @@ class Fold:
         self.run, self.branch, self.meters, self.src = run, branch, meters, src
         self.transcript = self.start = Transcript.EMPTY
         self.error: BaseException | None = None
-        self.feed = Feed()
+        self.output = Stream()
         self.ahead = None if run.speculation is None else Speculation.of(run.speculation, run.backend)
         self.begun = prefix is None
         self.prefix = prefix
@@ -67,7 +80,7 @@ class Fold:
         self.transcript = self.start = mark.transcript
         self._sent = self.start.length
         if self.run.stream:
-            self.feed.put(self.transcript.text())
+            self.output.put(self.transcript.text())
         if mark.error is not None:
             raise mark.error
 
@@ -105,7 +118,7 @@ class Fold:
                 return
             self.transcript = at
             if streams:
-                self.feed.put(at.plain)
+                self.output.put(at.plain)
 
     def do(self, node: Node, item: Item) -> Coroutine[Any, Any, None]:
         """Do any node. Raises what goes wrong."""
@@ -153,7 +166,7 @@ class Fold:
                 return
             self.settle(node, item, done, Telling.splits(node, texts))
             return
-        telling = Telling(node, item.variable, item.thought, self.feed)
+        telling = Telling(node, item.variable, item.thought, self.output)
         done = await run.calls.generate(where, call, self._before, telling.piece)
         telling.end()
         self.settle(node, item, done, Telling.splits(node, done.texts), streamed=True)
@@ -194,7 +207,7 @@ class Fold:
         )
         self._sent = self.transcript.length
         if self.run.stream and not streamed:
-            self.feed.put(first.answer)
+            self.output.put(first.answer)
         if item.thought is not None:
             thoughts = [split.reasoning for split in splits]
             item.thought.settle(thoughts[0] if one else thoughts)
@@ -215,7 +228,7 @@ class Fold:
         self.transcript = self.transcript.say(text, chosen=node.name or "")
         self._sent = self.transcript.length
         if self.run.stream:
-            self.feed.put(text)
+            self.output.put(text)
         variable.raw, variable.meta = text, meta
         try:
             value = text if node.typed is None else typed_value(node, text, meta)
@@ -252,7 +265,7 @@ class Fold:
         self.transcript = self.transcript.say(text, chosen=node.name or "")
         self._sent = self.transcript.length
         if self.run.stream:
-            self.feed.put(text)
+            self.output.put(text)
         variable.settle(text, meta)
 
     def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:

@@ -36,7 +36,6 @@ from sglang_dsl.compiling import follow, following, leading
 from sglang_dsl.core import AsyncCore
 from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
 from sglang_dsl.executor import Executor
-from sglang_dsl.feed import Mark
 from sglang_dsl.ir import Sampling
 from sglang_dsl.loop import background, in_thread
 from sglang_dsl.metering import Meter
@@ -48,6 +47,7 @@ from sglang_dsl.settings import global_config
 from sglang_dsl.state import ProgramState
 from sglang_dsl.trace import Program
 from sglang_dsl.tracebacks import exposed, trim
+from sglang_dsl.variables import Mark
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -310,7 +310,7 @@ def _beside(
     speculation = wanted.num_api_spec_tokens
     made = functools.partial(scope.run, program.name, index, stream=True, speculation=speculation)
     executor = Executor(context.run(made))
-    body = executor.body = Body(Mark(executor.feed.signal), stop=stop)
+    body = executor.body = Body(Mark(executor.output), stop=stop)
     state, written = ProgramState(executor), ProgramState(executor)
     reader = weakref.ref(state)
     background().finalize(state, stop.cancel)

@@ -7,18 +7,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
-from sglang_dsl.feed import Feed, Variable
 from sglang_dsl.ir import Gen
 from sglang_dsl.requests import Delta
+from sglang_dsl.streams import Stream
+from sglang_dsl.variables import Variable
 
 __all__ = ["Split", "Telling"]
 
 
 class Telling:
-    """For one generation. `thought`: the variable of its reasoning; `whole`: the feed of the program's text,
+    """For one generation. `thought`: the variable of its reasoning; `whole`: the stream of all the program says,
     in which thoughts do not stand."""
 
-    def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Feed) -> None:
+    def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Stream) -> None:
         self._variable, self._thought, self._whole = variable, thought, whole
         kind = None if node.reasoning is None else reasoning_type(node.reasoning)
         self._splitter = None if node.reasoning is None else splitter_of(kind)
@@ -37,9 +38,9 @@ class Telling:
 
     def _tell(self, thought: str, answer: str, delta: Delta) -> None:
         if thought and self._thought is not None:
-            self._thought.feed.put(thought)
+            self._thought.put(thought)
         told = delta.meta if delta.told is None else delta.told
-        self._variable.feed.put(answer, told if answer or delta.meta is not None else None)
+        self._variable.put(answer, told if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
     @staticmethod

@@ -30,13 +30,13 @@ from sglang_dsl.errors import (
     headline,
     stacks,
 )
-from sglang_dsl.feed import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
 from sglang_dsl.loop import background
 from sglang_dsl.lower import Lowered
 from sglang_dsl.metering import Meter
 from sglang_dsl.record import Record
 from sglang_dsl.usage import Ledger
+from sglang_dsl.variables import Mark, Variable
 
 M = TypeVar("M")
 

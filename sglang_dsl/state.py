@@ -212,7 +212,7 @@ class ProgramState(Face["Turn"]):
             yield from self._core.pieces()
             return
         variable = self._core.find(var_name)
-        for piece in variable.feed.read(variable.ended):
+        for piece in variable.read(variable.ended):
             if piece.text:
                 yield piece.text
         variable.result()
@@ -230,7 +230,7 @@ class ProgramState(Face["Turn"]):
             return
         variable = await self._core.find_async(var_name)
         # Closed here and now when a reader leaves early, not when the loop comes round to it.
-        async with aclosing(variable.feed.read_async(variable.ended)) as pieces:
+        async with aclosing(variable.read_async(variable.ended)) as pieces:
             async for piece in pieces:
                 if piece.text:
                     yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
@@ -249,7 +249,7 @@ class ProgramState(Face["Turn"]):
         """
         variable = self._core.find(var_name)
         reading = Reading(variable, strings)
-        for piece in variable.feed.read(variable.ended):
+        for piece in variable.read(variable.ended):
             yield from reading.take(piece.text)
         yield from reading.end()
 
@@ -257,7 +257,7 @@ class ProgramState(Face["Turn"]):
         """The same for any event loop."""
         variable = await self._core.find_async(var_name)
         reading = Reading(variable, strings)
-        async with aclosing(variable.feed.read_async(variable.ended)) as pieces:
+        async with aclosing(variable.read_async(variable.ended)) as pieces:
             async for piece in pieces:
                 for value in reading.take(piece.text):
                     yield value

@@ -16,7 +16,6 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.core import Checkpoint, Core
 from sglang_dsl.diagrams import dot, mermaid, program_graph
 from sglang_dsl.errors import BadProgram, MissingVariable
-from sglang_dsl.feed import Mark, Signal, Variable
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -49,10 +48,12 @@ from sglang_dsl.passes import (
     waves,
 )
 from sglang_dsl.snapshot import Snapshot
+from sglang_dsl.streams import Signal
 from sglang_dsl.tracebacks import public
 from sglang_dsl.transcript import Transcript
 from sglang_dsl.typed import Typed
 from sglang_dsl.usage import Ledger
+from sglang_dsl.variables import Mark, Variable
 
 
 class Placeholder(str):

@@ -14,8 +14,8 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl import BackendError, BadProgram, MockBackend, ProgramState, gen
 from sglang_dsl.batch import Job
-from sglang_dsl.feed import Signal
 from sglang_dsl.settings import global_config
+from sglang_dsl.streams import Signal
 
 
 @sgl.function

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import sglang_dsl as sgl
-from sglang_dsl.feed import Signal
+from sglang_dsl.streams import Signal
 
 LONG_S = 60.0
 

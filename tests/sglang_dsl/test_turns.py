@@ -13,9 +13,10 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, Completion
-from sglang_dsl.feed import Signal, Variable
 from sglang_dsl.loop import background, in_thread
+from sglang_dsl.streams import Signal
 from sglang_dsl.turns import Inbox, Turns
+from sglang_dsl.variables import Variable
 
 LONG_S = 60.0
 

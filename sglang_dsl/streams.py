@@ -1,9 +1,7 @@
-"""Waiting: values and streamed pieces that one thread produces and any number of threads or event loops read.
+"""Waiting for what another thread or the event loop produces, by threads and coroutines alike.
 
-    Signal      wakes whoever waits for a condition, thread or coroutine alike
-    Feed        append-only pieces with an end; every reader has its own cursor
-    Variable    a named value to come, with the pieces it arrives in
-    Mark        a point in a program's queue: what was said up to there, or why it failed
+    Signal      wakes whoever waits for a condition
+    Stream      append-only pieces with an end; every reader has its own cursor
 
 Knows no nodes and no backends.
 """
@@ -20,12 +18,9 @@ from typing import Any
 
 import msgspec
 
-from sglang_dsl.errors import SglError, again
+from sglang_dsl.errors import SglError
 from sglang_dsl.loop import LOOK_S, LoopThread, background
-from sglang_dsl.snapshot import VariableSnapshot
 from sglang_dsl.threads import Worker
-from sglang_dsl.transcript import Transcript
-from sglang_dsl.typed import Typed
 
 
 def _acquired(lock: threading.Lock, until: float | None) -> bool:
@@ -152,7 +147,7 @@ class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
     meta: dict[str, Any] | None = None
 
 
-class Feed(Signal):
+class Stream(Signal):
     """Pieces in order, and the signal that tells of new ones. A reader goes on until `end()` says it has had
     enough."""
 
@@ -160,13 +155,8 @@ class Feed(Signal):
 
     def __init__(self) -> None:
         self._wakers = []
-        # A list from the first piece on; most feeds are made long before.
+        # A list from the first piece on; most streams are made long before.
         self.pieces: Sequence[Piece] = ()
-
-    @property
-    def signal(self) -> Signal:
-        """What its readers wait for."""
-        return self
 
     def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
         if text or meta:
@@ -208,106 +198,3 @@ class Feed(Signal):
                 yield piece
             if stop is not None and cursor >= stop:
                 return
-
-
-_NOTHING: dict[str, Any] = {}  # what was said of a variable before it is there
-
-
-class Variable(Feed):
-    """One setting of a name, with the pieces it comes in. Ends exactly once, with a value or with an error.
-    `typed`: as what its text is read; `raw`: the text or texts, where they were generated, also when they
-    could not be read."""
-
-    __slots__ = ("done", "error", "meta", "name", "raw", "typed", "value")
-
-    def __init__(self, name: str | None, typed: Typed | None = None) -> None:
-        self._wakers = []
-        self.pieces = ()
-        self.name, self.typed = name, typed
-        self.raw: str | list[str] | None = None
-        self.value: Any = None
-        self.meta: dict[str, Any] = _NOTHING
-        self.error: BaseException | None = None
-        self.done = False
-
-    @property
-    def feed(self) -> Feed:
-        """Its pieces."""
-        return self
-
-    def settle(self, value: Any, meta: dict[str, Any] | None = None) -> None:
-        """The value is there."""
-        self.value, self.meta = value, meta or {}
-        self.done = True
-        self.notify()
-
-    def so_far(self) -> Sequence[Piece]:
-        """The pieces that there are by now; one for a value that was not streamed, made when it is read."""
-        if not self.pieces and self.done and self.error is None:
-            text = self.value if self.raw is None else self.raw
-            text = text[0] if isinstance(text, list) and text else text
-            self.pieces = [Piece(str(text), self.meta)]
-        return self.pieces
-
-    def fail(self, error: BaseException) -> None:
-        self.error, self.done = error, True
-        self.notify()
-
-    def ended(self) -> int | None:
-        """How many pieces there are, once there will be no more."""
-        return len(self.so_far()) if self.done else None
-
-    def result(self) -> Any:
-        if self.error is not None:
-            raise again(self.error)
-        return self.value
-
-    def get(self) -> Any:
-        """The value; blocks. Raises the program's error."""
-        self.wait(lambda: self.done)
-        return self.result()
-
-    def text(self) -> Any:
-        """What was generated, as it was written; blocks. Raises the program's error where nothing was."""
-        self.wait(lambda: self.done)
-        return self.result() if self.raw is None else self.raw
-
-    def snapshot(self) -> VariableSnapshot:
-        """How it stands now; does not wait."""
-        done = self.done  # before what is set before it
-        text = "".join(piece.text for piece in self.pieces) if self.raw is None else self.raw
-        name = self.name or ""
-        if not done:
-            return VariableSnapshot(name, "pending", text)
-        if self.error is not None:
-            return VariableSnapshot(name, "failed", text, None, self.error, self.meta)
-        if self.raw is None and isinstance(self.value, str):
-            text = self.value
-        return VariableSnapshot(name, "done", text, self.value, None, self.meta)
-
-
-class Mark:
-    """A point in the queue. `index`: how many streamed pieces stood before it."""
-
-    __slots__ = ("done", "error", "index", "signal", "transcript")
-
-    def __init__(self, signal: Signal | None = None) -> None:
-        self.transcript = Transcript.EMPTY
-        self.error: BaseException | None = None
-        self.index: int | None = None
-        self.done = False
-        self.signal = signal or Signal()
-
-    def reach(self, transcript: Transcript, error: BaseException | None, index: int) -> None:
-        self.transcript, self.error, self.index, self.done = transcript, error, index, True
-        self.signal.notify()
-
-    def result(self) -> Transcript:
-        if self.error is not None:
-            raise again(self.error)
-        return self.transcript
-
-    def wait(self) -> Transcript:
-        """What was said up to here; blocks. Raises what went wrong before it."""
-        self.signal.wait(lambda: self.done)
-        return self.result()
