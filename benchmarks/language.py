@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE.parent))
 import sglang_dsl as sgl  # noqa: E402
 from benchmarks.measuring import conditions, keep  # noqa: E402
 from sglang_dsl.backends.base import Call, Completion  # noqa: E402
-from sglang_dsl.loop import background  # noqa: E402
+from sglang_dsl.concurrency.loop import background  # noqa: E402
 
 AT_ONCE = 64
 DELAY_S = 0.001

@@ -78,7 +78,6 @@ from sglang_dsl.global_config import global_config
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 if TYPE_CHECKING:
-    from sglang_dsl.async_state import AsyncProgramState
     from sglang_dsl.backends.anthropic import Anthropic
     from sglang_dsl.backends.crusoe import Crusoe
     from sglang_dsl.backends.endpoint import RuntimeEndpoint
@@ -87,10 +86,11 @@ if TYPE_CHECKING:
     from sglang_dsl.backends.litellm import LiteLLM
     from sglang_dsl.backends.mock import MockBackend
     from sglang_dsl.backends.openai import OpenAI
-    from sglang_dsl.core import Checkpoint
-    from sglang_dsl.server_process import Runtime
-    from sglang_dsl.state import ProgramState, ProgramStateGroup
-    from sglang_dsl.trace import Program
+    from sglang_dsl.compiler.trace import Program
+    from sglang_dsl.interpreter.core import Checkpoint
+    from sglang_dsl.state.async_state import AsyncProgramState
+    from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup
+    from sglang_dsl.tools.server_process import Runtime
 
 __version__ = "0.1.0.dev0"
 
@@ -106,12 +106,12 @@ _LATE: Registry[Any] = Registry(
         "LiteLLM": "sglang_dsl.backends.litellm:LiteLLM",
         "MockBackend": "sglang_dsl.backends.mock:MockBackend",
         "OpenAI": "sglang_dsl.backends.openai:OpenAI",
-        "AsyncProgramState": "sglang_dsl.async_state:AsyncProgramState",
-        "Checkpoint": "sglang_dsl.core:Checkpoint",
-        "Program": "sglang_dsl.trace:Program",
-        "ProgramState": "sglang_dsl.state:ProgramState",
-        "ProgramStateGroup": "sglang_dsl.state:ProgramStateGroup",
-        "Runtime": "sglang_dsl.server_process:Runtime",
+        "AsyncProgramState": "sglang_dsl.state.async_state:AsyncProgramState",
+        "Checkpoint": "sglang_dsl.interpreter.core:Checkpoint",
+        "Program": "sglang_dsl.compiler.trace:Program",
+        "ProgramState": "sglang_dsl.state.program_state:ProgramState",
+        "ProgramStateGroup": "sglang_dsl.state.program_state:ProgramStateGroup",
+        "Runtime": "sglang_dsl.tools.server_process:Runtime",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
         "ServerArgs": "runtime.config.server_args:ServerArgs",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",

@@ -31,10 +31,10 @@ from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import gen
 from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend
+from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, BadProgram, SglError
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.launch_server import serve
-from sglang_dsl.loop import background
 
 PROG = "sglang-dsl"
 KEY = "SGLANG_DSL_API_KEY"
@@ -237,7 +237,7 @@ def trace(args: argparse.Namespace) -> int:
 
 
 def chat(args: argparse.Namespace) -> int:
-    from sglang_dsl.repl import converse
+    from sglang_dsl.tools.repl import converse
 
     words = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
@@ -251,7 +251,7 @@ def chat(args: argparse.Namespace) -> int:
 
 
 def demo(args: argparse.Namespace) -> int:
-    return int(importlib.import_module("sglang_dsl.demo").main())
+    return int(importlib.import_module("sglang_dsl.tools.demo").main())
 
 
 VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat}

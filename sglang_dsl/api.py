@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
-from sglang_dsl import lower
 from sglang_dsl.backends import as_backend
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, NoBackend, warn
-from sglang_dsl.interpolation import KEPT, marked
+from sglang_dsl.errors.tracebacks import exposed, trim
+from sglang_dsl.interpreter import lower
 from sglang_dsl.ir import (
     Gen,
     Media,
@@ -34,14 +34,14 @@ from sglang_dsl.ir import (
     leaves,
     media_of,
 )
+from sglang_dsl.ir.interpolation import KEPT, marked
+from sglang_dsl.ir.typed import is_type
 from sglang_dsl.settings import global_config
-from sglang_dsl.tracebacks import exposed, trim
-from sglang_dsl.typed import is_type
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from sglang_dsl.checked import Forms, TypedWords
+    from sglang_dsl.frontend.static_types import Forms, TypedWords
 
 T = TypeVar("T")
 
@@ -49,8 +49,8 @@ T = TypeVar("T")
 _PARTS: Registry[Any] = Registry(
     "part of the language",
     {
-        "loop": "sglang_dsl.loop:background",
-        "part_of": "sglang_dsl.media:part_of",
+        "loop": "sglang_dsl.concurrency.loop:background",
+        "part_of": "sglang_dsl.frontend.media:part_of",
         "reasoning_type": "runtime.formats.reasoning.types:reasoning_type",
     },
 )
@@ -59,7 +59,7 @@ _LATE: Registry[Any] = Registry(
     "word",
     {
         "Engine": "runtime.api:Engine",
-        "Runtime": "sglang_dsl.server_process:Runtime",
+        "Runtime": "sglang_dsl.tools.server_process:Runtime",
         "function": "sglang_dsl.function:function",
     },
     extras={"Engine": "runtime"},

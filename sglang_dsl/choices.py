@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_dsl.conversation.requests import ChoiceScore
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.requests import ChoiceScore
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,18 +25,19 @@ from typing import (
 )
 
 from runtime.protocol.registry import Registry
-from sglang_dsl import lower
 from sglang_dsl.budgets import Budget
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.errors.tracebacks import exposed, public
+from sglang_dsl.interpreter import lower
 from sglang_dsl.ir import Sampling
-from sglang_dsl.tracebacks import exposed, public
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
 
-    from sglang_dsl.async_state import AsyncProgramState, Starting
     from sglang_dsl.budgets import Price
-    from sglang_dsl.checked import (
+    from sglang_dsl.compiler.planning import Plan
+    from sglang_dsl.compiler.trace import Program
+    from sglang_dsl.frontend.static_types import (
         RunWords,
         Signature,
         calls_as_it_runs,
@@ -46,9 +47,8 @@ if TYPE_CHECKING:
         runs_batches_async,
         streams_async,
     )
-    from sglang_dsl.planning import Plan
-    from sglang_dsl.state import ProgramState
-    from sglang_dsl.trace import Program
+    from sglang_dsl.state.async_state import AsyncProgramState, Starting
+    from sglang_dsl.state.program_state import ProgramState
 
     P = typing_extensions.ParamSpec("P", default=...)
     Q = ParamSpec("Q")
@@ -133,14 +133,14 @@ _MOST_SHAPES = 64
 _PARTS: Registry[Any] = Registry(
     "part of the language",
     {
-        "launch": "sglang_dsl.launch:launch",
-        "Starting": "sglang_dsl.async_state:Starting",
-        "launch_async": "sglang_dsl.launch:launch_async",
-        "run_batch": "sglang_dsl.launch:run_batch",
-        "run_batch_async": "sglang_dsl.launch:run_batch_async",
-        "trace": "sglang_dsl.launch:trace",
-        "cache": "sglang_dsl.launch:cache",
-        "plan": "sglang_dsl.launch:plan",
+        "launch": "sglang_dsl.execution.launch:launch",
+        "Starting": "sglang_dsl.state.async_state:Starting",
+        "launch_async": "sglang_dsl.execution.launch:launch_async",
+        "run_batch": "sglang_dsl.execution.launch:run_batch",
+        "run_batch_async": "sglang_dsl.execution.launch:run_batch_async",
+        "trace": "sglang_dsl.execution.launch:trace",
+        "cache": "sglang_dsl.execution.launch:cache",
+        "plan": "sglang_dsl.execution.launch:plan",
     },
 )
 

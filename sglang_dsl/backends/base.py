@@ -12,7 +12,15 @@ from typing import Any
 
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.registry import Registry
-from sglang_dsl.requests import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion, Delta, Prompt
+from sglang_dsl.conversation.requests import (
+    Call,
+    ChoiceCall,
+    ChoiceScore,
+    ChoiceScores,
+    Completion,
+    Delta,
+    Prompt,
+)
 
 __all__ = [
     "Backend", "Call", "ChoiceCall", "ChoiceScore", "ChoiceScores", "Completion", "Delta", "Prompt",
@@ -20,7 +28,7 @@ __all__ = [
 
 CLOSE_S = 30.0
 # The event loop brings asyncio: loaded when something is waited for, not when the words are imported.
-_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.loop:background"})
+_PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.concurrency.loop:background"})
 
 
 class Backend(ABC):
@@ -28,7 +36,7 @@ class Backend(ABC):
     work."""
 
     name: str = "backend"
-    # num_api_spec_tokens (sglang_dsl.speculation): whether a call is dear enough to ask for more than it
+    # num_api_spec_tokens (interpreter/speculation.py): whether a call is dear enough to ask for more than it
     # needs, whether a turn of the assistant that has begun can be gone on with, and whether
     # meta["output_token_logprobs"] tells the tokens of a text where log-probabilities are asked for.
     speculates: bool = False

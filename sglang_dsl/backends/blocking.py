@@ -28,8 +28,8 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.choices import METHODS, ChoicesDecision
+from sglang_dsl.concurrency.threads import Threads
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.threads import Threads
 
 T = TypeVar("T")
 MOST_AT_ONCE = 64

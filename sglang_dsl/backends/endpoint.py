@@ -33,12 +33,12 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
-from sglang_dsl.backends.per_token import PerToken
-from sglang_dsl.backends.transport import HttpFault, Limits, Transport
+from sglang_dsl.backends.common.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.common.per_token import PerToken
+from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport
+from sglang_dsl.concurrency.loop import background
+from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
-from sglang_dsl.loop import background
-from sglang_dsl.usage import TokenUsage
 
 GRACE_S = 15.0
 """How much longer than a request's own deadline the client waits for the server to say that it is over."""

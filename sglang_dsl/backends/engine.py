@@ -30,10 +30,10 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
-from sglang_dsl.backends.per_token import PerToken
+from sglang_dsl.backends.common.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.common.per_token import PerToken
+from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.usage import TokenUsage
 
 ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, extras={"Engine": "runtime"})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.remote import (
+from sglang_dsl.backends.common.remote import (
     Shaped,
     faults,
     form_for,
@@ -25,9 +25,9 @@ from sglang_dsl.backends.remote import (
     spoken,
     turns,
 )
-from sglang_dsl.backends.transport import Limits, Transport
+from sglang_dsl.backends.common.transport import Limits, Transport
+from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.usage import TokenUsage
 
 BASE_URL = "https://generativelanguage.googleapis.com"
 TAKES = {

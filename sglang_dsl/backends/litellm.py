@@ -14,9 +14,8 @@ from typing import Any
 
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
-from sglang_dsl.backends.openai import TAKES, wire
-from sglang_dsl.backends.openai_stream import Reply
-from sglang_dsl.backends.remote import (
+from sglang_dsl.backends.common.openai_stream import Reply
+from sglang_dsl.backends.common.remote import (
     RETRYABLE,
     Shaped,
     form_for,
@@ -27,8 +26,9 @@ from sglang_dsl.backends.remote import (
     spoken,
     turns,
 )
+from sglang_dsl.backends.openai import TAKES, wire
+from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Timeout, Unsupported
-from sglang_dsl.usage import TokenUsage
 
 
 class LiteLLM(Backend):

@@ -34,10 +34,10 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.example_text import example
+from sglang_dsl.backends.common.example_text import example
+from sglang_dsl.conversation.transcript import CLOSING, opening
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.schema_regex import build_regex_from_object
-from sglang_dsl.transcript import CLOSING, opening
+from sglang_dsl.ir.schema_regex import build_regex_from_object
 
 Reply = str | Sequence[str]
 Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]

@@ -27,9 +27,9 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.openai_choices import Steps, likeliest
-from sglang_dsl.backends.openai_stream import Reply, pieces_of
-from sglang_dsl.backends.remote import (
+from sglang_dsl.backends.common.openai_choices import Steps, likeliest
+from sglang_dsl.backends.common.openai_stream import Reply, pieces_of
+from sglang_dsl.backends.common.remote import (
     Leading,
     Shaped,
     check_spec_only,
@@ -42,9 +42,9 @@ from sglang_dsl.backends.remote import (
     spoken,
     turns,
 )
-from sglang_dsl.backends.transport import Limits, Transport
+from sglang_dsl.backends.common.transport import Limits, Transport
+from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.usage import TokenUsage
 
 BASE_URL = "https://api.openai.com/v1"
 # Our sampling words -> the API's.

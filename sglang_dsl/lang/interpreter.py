@@ -3,7 +3,7 @@ own."""
 
 from __future__ import annotations
 
-from sglang_dsl.executor import Executor as StreamExecutor
-from sglang_dsl.state import ProgramState, ProgramStateGroup
+from sglang_dsl.interpreter.executor import Executor as StreamExecutor
+from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup
 
 __all__ = ["ProgramState", "ProgramStateGroup", "StreamExecutor"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sglang_dsl.trace import Program, Tracer
+from sglang_dsl.compiler.trace import Program, Tracer
 
 __all__ = ["Program", "Tracer"]

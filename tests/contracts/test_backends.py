@@ -19,7 +19,7 @@ from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import Timeout, Unsupported, gen, select
 from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, Prompt
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 
 WAIT_S = 60.0
 

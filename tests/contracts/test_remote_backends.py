@@ -16,8 +16,8 @@ from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, Prompt
+from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, Unsupported
-from sglang_dsl.loop import background
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from sglang_dsl import (
 )
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.choices import METHODS
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 from tests.e2e.patience import PATIENCE_S, go_on, hold, in_pieces, until
 
 HERE = Path(__file__)

@@ -21,7 +21,7 @@ from starlette.routing import Route
 import sglang_dsl as sgl
 from runtime.api import Engine
 from sglang_dsl import EngineBackend, RuntimeEndpoint, gen
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 from tests.e2e.patience import PATIENCE_S, until
 
 LONG = 1900

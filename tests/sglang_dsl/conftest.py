@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sglang_dsl.loop import LoopThread, background, running
+from sglang_dsl.concurrency.loop import LoopThread, background, running
 from sglang_dsl.settings import global_config
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, ChoiceCall
 from sglang_dsl.backends.mock import _flat
-from sglang_dsl.joins import MODES, taken_over
+from sglang_dsl.interpreter.joins import MODES, taken_over
 
 Steps = list[tuple[Any, ...]]
 NAMES = "abcde"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import sglang_dsl as sgl
-from sglang_dsl.async_state import AsyncProgramState
 from sglang_dsl.errors import BadProgram, MissingVariable, ProgramCancelled, ProgramError
+from sglang_dsl.state.async_state import AsyncProgramState
 
 NEVER_S = 3600.0
 

@@ -13,9 +13,9 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl import BackendError, BadProgram, MockBackend, ProgramState, gen
-from sglang_dsl.batch import Job
+from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.execution.batch import Job
 from sglang_dsl.settings import global_config
-from sglang_dsl.streams import Signal
 
 
 @sgl.function

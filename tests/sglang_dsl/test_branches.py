@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl.branches import tally
 from sglang_dsl.errors import BadProgram, MissingVariable, NoWinner, ProgramError, StateClosed, Timeout
-from sglang_dsl.joins import MODES, taken_over
+from sglang_dsl.interpreter.joins import MODES, taken_over
+from sglang_dsl.state.branches import tally
 
 NEVER_S = 3600.0
 

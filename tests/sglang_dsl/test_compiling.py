@@ -17,7 +17,7 @@ from sglang_dsl import MockBackend, NoBackend, Program, gen, select
 from sglang_dsl.backends.base import Prompt
 from sglang_dsl.budgets import price_per_million
 from sglang_dsl.ir import Fork, Gen, Join, ScopeEnd, Seq, Text
-from sglang_dsl.passes import common, hoist, merge_text, plan_forks, sets, tidy, variables, waves
+from sglang_dsl.ir.passes import common, hoist, merge_text, plan_forks, sets, tidy, variables, waves
 
 
 @sgl.function

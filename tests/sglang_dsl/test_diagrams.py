@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl.diagrams import calls_graph, dot, mermaid, program_graph
 from sglang_dsl.ir import Fork, Gen, Join, Node, Select, Seq, Text
+from sglang_dsl.views.diagrams import calls_graph, dot, mermaid, program_graph
 
 
 @sgl.function

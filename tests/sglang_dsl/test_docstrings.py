@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterator
 
 import sglang_dsl as sgl
-from sglang_dsl import budgets, choices, hooks, record, telemetry
-from sglang_dsl.async_state import AsyncProgramStateGroup
+from sglang_dsl import budgets, choices, hooks, telemetry
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.branches import Vote
+from sglang_dsl.interpreter import record
+from sglang_dsl.state.async_state import AsyncProgramStateGroup
+from sglang_dsl.state.branches import Vote
 
 ALSO = (
     AsyncProgramStateGroup,

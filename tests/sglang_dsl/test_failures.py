@@ -24,7 +24,7 @@ from sglang_dsl import (
     gen,
     select,
 )
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 
 NEVER_S = 3600.0
 

@@ -21,9 +21,9 @@ import sglang_dsl as sgl
 from sglang_dsl import MockBackend, gen
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
 from sglang_dsl.backends.faulty import FAULTS, HARMLESS, FaultyBackend
-from sglang_dsl.loop import background
-from sglang_dsl.record import Record
-from sglang_dsl.threads import Threads
+from sglang_dsl.concurrency.loop import background
+from sglang_dsl.concurrency.threads import Threads
+from sglang_dsl.interpreter.record import Record
 
 
 @sgl.function

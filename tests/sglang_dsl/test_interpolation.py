@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl import BadProgram, MockBackend, assistant, gen, interpolation, select, system, user
-from sglang_dsl.ir import Seq, Text, concat
+from sglang_dsl import BadProgram, MockBackend, assistant, gen, select, system, user
+from sglang_dsl.ir import Seq, Text, concat, interpolation
 
 WAYS: list[Callable[[str, Any, str], str]] = [
     lambda a, node, b: f"{a}{node}{b}",

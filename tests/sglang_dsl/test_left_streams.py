@@ -14,7 +14,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, ProgramCancelled, ProgramState, gen
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 
 MANY = 100_000
 

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import sglang_dsl as sgl
+from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.media import address
-from sglang_dsl.transcript import Transcript
+from sglang_dsl.frontend.media import address
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 JPEG = b"\xff\xd8\xff\xe0" + bytes(20)

@@ -15,7 +15,7 @@ from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl import BackendError, MockBackend, Unsupported, gen, select
 from sglang_dsl.backends.base import Call, Prompt
-from sglang_dsl.backends.example_text import example
+from sglang_dsl.backends.common.example_text import example
 
 
 @sgl.function

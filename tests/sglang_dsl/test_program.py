@@ -11,8 +11,8 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MissingVariable, MockBackend, NoBackend, gen, select
 from sglang_dsl.backends import as_backend
+from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import Sampling
-from sglang_dsl.lower import lower
 from sglang_dsl.settings import global_config
 
 

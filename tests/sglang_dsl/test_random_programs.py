@@ -25,7 +25,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.faulty import FAULTS, FaultyBackend
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 from tests.exploring import EXPLORE
 from tests.sglang_dsl.random_programs import Boom, Maker, Reference, plain_mock, program_of
 

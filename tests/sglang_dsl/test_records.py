@@ -23,8 +23,8 @@ import sglang_dsl as sgl
 from sglang_dsl.budgets import Budget, price_per_million
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, subscribe, subscribed
-from sglang_dsl.metering import Meter
-from sglang_dsl.record import Record, key_of, records
+from sglang_dsl.interpreter.metering import Meter
+from sglang_dsl.interpreter.record import Record, key_of, records
 
 
 @pytest.fixture(autouse=True)
@@ -203,7 +203,7 @@ def test_an_interrupted_batch_goes_on_where_it_was(tmp_path: Path) -> None:
 def test_several_processes_share_a_record(tmp_path: Path) -> None:
     script = f"""
 import sys
-from sglang_dsl.record import Record
+from sglang_dsl.interpreter.record import Record
 record = Record({str(tmp_path)!r})
 for number in range(200):
     record.keep(f"k{{number}}", "me", {{"n": number}}, {{"r": sys.argv[1]}})

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from runtime.protocol.constraint import Constraint
 from sglang_dsl.backends.anthropic import Anthropic
+from sglang_dsl.backends.common.remote import json_form
 from sglang_dsl.backends.crusoe import Crusoe
 from sglang_dsl.backends.gemini import Gemini, VertexAI
 from sglang_dsl.backends.openai import OpenAI
-from sglang_dsl.backends.remote import json_form
 from sglang_dsl.errors import BackendError, Unsupported
 
 Answer = tuple[int, list[bytes]]

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import sglang_dsl as sgl
-from sglang_dsl.streams import Signal
+from sglang_dsl.concurrency.streams import Signal
 
 LONG_S = 60.0
 

@@ -16,7 +16,7 @@ import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MockBackend, gen
 from sglang_dsl.backends.base import Call, Completion
 from sglang_dsl.errors import BackendError, ProgramCancelled, ProgramError
-from sglang_dsl.speculation import match
+from sglang_dsl.interpreter.speculation import match
 
 CARD = "Name: Ada\nBirthday: May 4\nJob: smith\nWelcome.\n"
 

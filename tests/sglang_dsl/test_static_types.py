@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dsl import api, checked, lower
+from sglang_dsl import api
+from sglang_dsl.frontend import static_types as checked
 from sglang_dsl.function import RUN_WORDS, SglFunction
+from sglang_dsl.interpreter import lower
 
 pytest.importorskip("mypy")
 

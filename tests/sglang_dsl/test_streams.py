@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl import BackendError, MissingVariable, MockBackend, gen, loop, select
-from sglang_dsl.loop import background
+from sglang_dsl import BackendError, MissingVariable, MockBackend, gen, select
+from sglang_dsl.concurrency import loop
+from sglang_dsl.concurrency.loop import background
 from sglang_dsl.settings import global_config
 
 
@@ -234,7 +235,9 @@ def test_run_returns_at_once_and_wrong_arguments_are_refused_there() -> None:
 
 def test_nested_streams_do_not_starve_the_bounded_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     # Pools of this test alone: the small ones serve no other test, nor theirs this one.
-    monkeypatch.setattr("sglang_dsl.loop._make_pool", functools.cache(loop._make_pool.__wrapped__))
+    monkeypatch.setattr(
+        "sglang_dsl.concurrency.loop._make_pool", functools.cache(loop._make_pool.__wrapped__)
+    )
     global_config.max_threads = 2
 
     @sgl.function

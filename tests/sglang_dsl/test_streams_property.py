@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, gen
-from sglang_dsl.loop import background
+from sglang_dsl.concurrency.loop import background
 
 CUTS = st.one_of(
     st.integers(1, 7),

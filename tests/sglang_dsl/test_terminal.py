@@ -15,8 +15,8 @@ from rich.console import Console
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, Program, gen, select
 from sglang_dsl.__main__ import main
-from sglang_dsl.display import kept_by, render, show
-from sglang_dsl.repl import converse
+from sglang_dsl.tools.repl import converse
+from sglang_dsl.views.terminal import kept_by, render, show
 
 SOURCE = """
 from sglang_dsl import assistant, function, gen, user
@@ -118,7 +118,7 @@ def test_run_tells_failures(file: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_a_server_that_is_not_there_is_told(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_dsl.backends.transport.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("sglang_dsl.backends.common.transport.FIRST_PAUSE_S", 0.001)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from sglang_dsl.threads import Threads
+from sglang_dsl.concurrency.threads import Threads
 
 LONG_S = 60.0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.protocol.messages import Message
-from sglang_dsl.transcript import Transcript
+from sglang_dsl.conversation.transcript import Transcript
 
 EMPTY = Transcript.EMPTY
 

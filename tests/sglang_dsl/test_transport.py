@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dsl.backends.transport import EventDecoder, HttpFault, Limits, Transport
+from sglang_dsl.backends.common.transport import EventDecoder, HttpFault, Limits, Transport
 from sglang_dsl.errors import BackendError, Timeout
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]

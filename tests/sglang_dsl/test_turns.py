@@ -13,10 +13,10 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Call, Completion
-from sglang_dsl.loop import background, in_thread
-from sglang_dsl.streams import Signal
-from sglang_dsl.turns import Inbox, Turns
-from sglang_dsl.variables import Variable
+from sglang_dsl.concurrency.loop import background, in_thread
+from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.concurrency.turns import Inbox, Turns
+from sglang_dsl.interpreter.variables import Variable
 
 LONG_S = 60.0
 
@@ -140,8 +140,8 @@ class Recorded:
 
 
 def test_turns_go_round_once_and_end_with_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_dsl.turns.PATIENCE_S", LONG_S)
-    monkeypatch.setattr("sglang_dsl.turns.LONGEST_S", LONG_S)
+    monkeypatch.setattr("sglang_dsl.concurrency.turns.PATIENCE_S", LONG_S)
+    monkeypatch.setattr("sglang_dsl.concurrency.turns.LONGEST_S", LONG_S)
     log: list[str] = []
 
     async def main() -> None:
@@ -168,7 +168,7 @@ def test_turns_go_round_once_and_end_with_the_loop(monkeypatch: pytest.MonkeyPat
 
 
 def test_who_keeps_his_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sglang_dsl.turns.PATIENCE_S", 0.001)
+    monkeypatch.setattr("sglang_dsl.concurrency.turns.PATIENCE_S", 0.001)
 
     async def main() -> None:
         resumed = asyncio.Event()

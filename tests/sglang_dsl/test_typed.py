@@ -27,10 +27,9 @@ from sglang_dsl import (
     ProgramState,
     function,
     gen,
-    typed,
 )
-from sglang_dsl.ir import Gen, Sampling, from_dict, to_dict
-from sglang_dsl.lower import lower
+from sglang_dsl.interpreter.lower import lower
+from sglang_dsl.ir import Gen, Sampling, from_dict, to_dict, typed
 
 
 class Weapon(pydantic.BaseModel):

@@ -23,8 +23,8 @@ from sglang_dsl import (
     user,
 )
 from sglang_dsl import patterns as patterns_module
+from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import Gen, RoleBegin, RoleEnd, Sampling, Select, Seq, Text, from_dict, to_dict
-from sglang_dsl.lower import lower
 
 
 @pytest.mark.parametrize(

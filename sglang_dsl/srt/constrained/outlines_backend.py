@@ -3,6 +3,6 @@ its own."""
 
 from __future__ import annotations
 
-from sglang_dsl.schema_regex import build_regex_from_object
+from sglang_dsl.ir.schema_regex import build_regex_from_object
 
 __all__ = ["build_regex_from_object"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.backends.openai_choices import likeliest
+from sglang_dsl.backends.common.openai_choices import likeliest
 from sglang_dsl.errors import BackendError, BadProgram, Unsupported
 from sglang_dsl.lang.backend.base_backend import BaseBackend
 from sglang_dsl.lang.choices import ChoicesDecision

@@ -14,8 +14,9 @@ import pytest
 import sglang_dsl as sgl
 from runtime.api import Engine
 from runtime.protocol.errors import BadRequest
-from sglang_dsl import MockBackend, lower
+from sglang_dsl import MockBackend
 from sglang_dsl.function import RUN_WORDS
+from sglang_dsl.interpreter import lower
 from tests.sglang_dsl.conformance.parts import TRIES
 from tests.sglang_dsl.conformance.surface import NAMES, Row, rows
 

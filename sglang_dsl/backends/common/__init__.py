@@ -1,0 +1,1 @@
+"""What several backends share: HTTP, errors, options, streams."""

@@ -1,0 +1,323 @@
+"""HTTP for remote backends: one pooled client per event loop, deadlines, retries, server-sent events.
+
+It knows no backend's wire format: bodies are bytes, events are texts. A request is sent again only where it
+cannot have begun: no connection came about, or the server said that it took nothing in (503, 429).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+import weakref
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from sglang_dsl.concurrency.loop import running
+from sglang_dsl.errors import BackendError, ProgramError, Timeout
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
+BUSY = frozenset({429, 503})
+MAX_ERROR_BYTES = 1 << 20
+MAX_EVENT_CHARS = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """connect_s: seconds for a connection. read_s: between two pieces of an answer. retries: how often a
+    request that did not begin is sent again. connections: open at once."""
+
+    connect_s: float = 10.0
+    read_s: float = 600.0
+    retries: int = 3
+    connections: int = 256
+
+
+class HttpFault(Exception):
+    """An answer with an error status. `body`: its JSON, or its text."""
+
+    def __init__(self, status: int, body: Any, retry_after_s: float | None = None) -> None:
+        self.status, self.body, self.retry_after_s = status, body, retry_after_s
+        super().__init__(f"status {status}")
+
+
+@dataclass(eq=False)
+class Transport:
+    """One server. `base_url` with scheme; `headers` go with every request and are never shown.
+
+    verify: False, or a certificate bundle's path, as httpx takes them.
+    """
+
+    base_url: str
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    verify: bool | str = True
+    limits: Limits = Limits()
+    name: str = "endpoint"
+
+    def __post_init__(self) -> None:
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def get(self, path: str, timeout_s: float | None = None) -> Any:
+        """The JSON of a GET. Raises HttpFault, BackendError, Timeout."""
+        return await self._whole("GET", path, None, timeout_s)
+
+    async def post(self, path: str, body: bytes, timeout_s: float | None = None) -> Any:
+        """The JSON of a POST. Raises HttpFault, BackendError, Timeout."""
+        return await self._whole("POST", path, body, timeout_s)
+
+    async def events(self, path: str, body: bytes, timeout_s: float | None = None) -> AsyncIterator[str]:
+        """The data of each server-sent event, as they come. Leaving early closes the connection."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        decoder = EventDecoder()
+        async with self._answer("POST", path, body, deadline) as answer:
+            pieces = answer.aiter_bytes()
+            async with aclosing(_closable(pieces)) as chunks:
+                while True:
+                    try:
+                        # Not wait_for(): it loses a cancellation that comes together with the chunk.
+                        async with asyncio.timeout(self._patience(deadline)):
+                            chunk = await anext(chunks, None)
+                    except (TimeoutError, httpx.TimeoutException) as error:
+                        raise self._late(path, timeout_s) from error
+                    except httpx.HTTPError as error:
+                        raise self._broken(path, error) from error
+                    for event in decoder.feed(chunk) if chunk is not None else decoder.end():
+                        yield event
+                    if chunk is None:
+                        return
+
+    async def aclose(self) -> None:
+        """Close the running loop's connections; those of other loops go with their loops."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    async def _whole(self, method: str, path: str, body: bytes | None, timeout_s: float | None) -> Any:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        async with self._answer(method, path, body, deadline) as answer:
+            try:
+                async with asyncio.timeout(self._patience(deadline)):
+                    content = await answer.aread()
+            except (TimeoutError, httpx.TimeoutException) as error:
+                raise self._late(path, timeout_s) from error
+            except httpx.HTTPError as error:
+                raise self._broken(path, error) from error
+            return _decoded(content)
+
+    def _answer(self, method: str, path: str, body: bytes | None, deadline: float | None) -> _Answer:
+        return _Answer(self, method, path, body, deadline)
+
+    def client(self) -> httpx.AsyncClient:
+        """The running loop's pooled client."""
+        loop = asyncio.get_running_loop()
+        client = self._clients.get(loop)
+        if client is None:
+            pool = httpx.Limits(
+                max_connections=self.limits.connections, max_keepalive_connections=self.limits.connections
+            )
+            timeout = httpx.Timeout(self.limits.read_s, connect=self.limits.connect_s)
+            client = httpx.AsyncClient(
+                base_url=self.base_url,
+                headers=dict(self.headers),
+                verify=self.verify,
+                limits=pool,
+                timeout=timeout,
+            )
+            self._clients[loop] = client
+            # A backend that is dropped, not closed, leaves no connection open.
+            weakref.finalize(self, _close_later, loop, client).atexit = False
+            ours = running()
+            if ours is not None and ours.here:
+                ours.close_with(self)
+        return client
+
+    def _patience(self, deadline: float | None) -> float:
+        """Seconds to wait for the next piece."""
+        if deadline is None:
+            return self.limits.read_s
+        return min(self.limits.read_s, max(0.0, deadline - time.monotonic()))
+
+    def _late(self, path: str, timeout_s: float | None) -> Timeout:
+        said = f"within {timeout_s:g} s" if timeout_s is not None else f"for {self.limits.read_s:g} s"
+        return Timeout(
+            f"{self.base_url}{path} gave no answer {said}",
+            backend=self.name,
+            retryable=True,
+            hint="allow more time, or look at the server's load",
+        )
+
+    def _broken(self, path: str, error: httpx.HTTPError) -> ProgramError:
+        return BackendError(
+            f"the connection to {self.base_url}{path} broke: {type(error).__name__}: {error}".rstrip(": "),
+            backend=self.name,
+            retryable=True,
+            hint="the server may have stopped; its log says why",
+        )
+
+
+def _close_later(loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+    """Close the client on its own loop, from whatever thread; a loop that is gone took its sockets along."""
+    if loop.is_running() and not client.is_closed:
+        loop.call_soon_threadsafe(_closing.run, loop, client)
+
+
+class _Closing:
+    """Holds the tasks that close clients nobody holds any more, until they are done."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def run(self, loop: asyncio.AbstractEventLoop, client: httpx.AsyncClient) -> None:
+        task = loop.create_task(client.aclose())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+_closing = _Closing()
+
+
+class _Answer:
+    """A response that has begun, with status 2xx; closed when left."""
+
+    def __init__(
+        self, transport: Transport, method: str, path: str, body: bytes | None, deadline: float | None
+    ) -> None:
+        self._transport, self._method, self._path, self._body = transport, method, path, body
+        self._deadline = deadline
+        self._response: httpx.Response | None = None
+
+    async def __aenter__(self) -> httpx.Response:
+        transport, attempt = self._transport, 0
+        told: HttpFault | None = None
+        while True:
+            try:
+                return await self._send()
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+                if not await self._again(attempt, None):
+                    if told is not None:
+                        raise told from error  # the server's last words say more than its silence
+                    raise BackendError(
+                        f"no connection to {transport.base_url}: {error or type(error).__name__}",
+                        backend=transport.name,
+                        retryable=True,
+                        hint="is the server running, and is the address right?",
+                    ) from error
+            except (TimeoutError, httpx.TimeoutException) as error:
+                raise transport._late(self._path, None) from error
+            except httpx.InvalidURL as error:
+                raise BackendError(f"{transport.base_url!r} is no URL: {error}") from error
+            except httpx.HTTPError as error:
+                raise told or transport._broken(self._path, error) from error
+            except HttpFault as fault:
+                if fault.status not in BUSY or not await self._again(attempt, fault.retry_after_s):
+                    raise
+                told = fault
+            attempt += 1
+
+    async def _send(self) -> httpx.Response:
+        client = self._transport.client()
+        headers = {"Content-Type": "application/json"} if self._body is not None else None
+        request = client.build_request(self._method, self._path, content=self._body, headers=headers)
+        patience = self._transport._patience(self._deadline)
+        async with asyncio.timeout(patience):
+            response = await client.send(request, stream=True)
+        if response.is_success:
+            self._response = response
+            return response
+        try:
+            content = b""
+            async for piece in response.aiter_bytes():
+                content += piece
+                if len(content) > MAX_ERROR_BYTES:
+                    break
+        finally:
+            await response.aclose()
+        raise HttpFault(
+            response.status_code, _decoded(content), _seconds(response.headers.get("retry-after"))
+        )
+
+    async def _again(self, attempt: int, asked_s: float | None) -> bool:
+        """Wait before the next attempt; False when there is none, or no time for it."""
+        if attempt >= self._transport.limits.retries:
+            return False
+        pause = min(LONGEST_PAUSE_S, asked_s if asked_s is not None else FIRST_PAUSE_S * 2**attempt)
+        pause *= random.uniform(0.75, 1.25)
+        if self._deadline is not None and time.monotonic() + pause >= self._deadline:
+            return False
+        await asyncio.sleep(pause)
+        return True
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._response is not None:
+            await self._response.aclose()
+
+
+class EventDecoder:
+    """Bytes in any pieces -> the data of each event (WHATWG HTML, section "server-sent events"). Fields other
+    than data, and comments, are passed over."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+        self._data: list[str] = []
+        self._size = 0
+        self._began = False
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Events that are complete now. Raises BackendError when one grows beyond all reason."""
+        self._bytes += chunk
+        # A last \r may be the first half of a \r\n.
+        whole = self._bytes[:-1] if self._bytes.endswith(b"\r") else self._bytes
+        lines = whole.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._bytes = lines.pop() + self._bytes[len(whole) :]
+        if self._size + len(self._bytes) > MAX_EVENT_CHARS:
+            raise BackendError(f"one event of the stream has more than {MAX_EVENT_CHARS} bytes")
+        return [event for line in lines if (event := self._line(line)) is not None]
+
+    def end(self) -> list[str]:
+        """The stream is over: an event that was not closed by an empty line is given all the same."""
+        lines = [self._bytes.rstrip(b"\r"), b""]
+        self._bytes = b""
+        return [event for line in lines if (event := self._line(line)) is not None]
+
+    def _line(self, raw: bytes) -> str | None:
+        if not self._began:
+            self._began, raw = True, raw.removeprefix(b"\xef\xbb\xbf")
+        if not raw:
+            if not self._data:
+                return None
+            event, self._data, self._size = "\n".join(self._data), [], 0
+            return event
+        name, _, value = raw.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" ").decode("utf-8", "replace"))
+            self._size += len(value)
+        return None
+
+
+async def _closable(pieces: AsyncIterator[bytes]) -> Any:
+    async for piece in pieces:
+        yield piece
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode("utf-8", "replace")
+
+
+def _seconds(text: str | None) -> float | None:
+    """A Retry-After header in seconds; the date form is passed over."""
+    try:
+        return max(0.0, float(text)) if text else None
+    except ValueError:
+        return None

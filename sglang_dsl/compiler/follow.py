@@ -1,0 +1,198 @@
+"""Following a program without a backend: its tree of nodes for trace(), its constant begin for cache().
+Knows no executor and no scope of a run.
+
+A program is followed once per compilation, in the caller's own context: another thread's programs, and tasks
+of other event loops, run meanwhile as ever.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import random
+import sys
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from sglang_dsl.compiler.trace import Placeholder, Program, Tracer
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.errors import BadProgram, ProgramError
+from sglang_dsl.ir import Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Source, Text, flatten
+from sglang_dsl.state.async_state import AsyncProgramState
+from sglang_dsl.state.program_state import ProgramState
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+class Followable(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def signature(self) -> inspect.Signature: ...
+    @property
+    def is_async(self) -> bool: ...
+    def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
+    def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
+
+
+# The programs called by the one that is being followed here; None where none is.
+_CALLED: contextvars.ContextVar[list[Program] | None] = contextvars.ContextVar(
+    "sglang_dsl_called", default=None
+)
+
+
+def following() -> bool:
+    """Whether the code that calls this is a program that is being followed: programs it calls are, too."""
+    return _CALLED.get() is not None
+
+
+def follow(program: Followable, args: Args, kwargs: Kwargs) -> tuple[ProgramState, Program]:
+    """Follow a program; arguments not given are placeholders. Raises BadProgram, ProgramError."""
+    bound, missing = _bound(program, args, kwargs, Placeholder)
+    tracer = Tracer(program.name)
+    state = ProgramState(tracer)
+    called: list[Program] = []
+    try:
+        _write(program, state, bound, called)
+    except (BadProgram, ProgramError):
+        raise
+    except Exception as error:
+        raise BadProgram(
+            f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
+            "arguments it can work with, or keep decisions on generated text out of it"
+        ) from error
+    made = Program(program.name, tracer.body(), missing, tuple(called), program)
+    outer = _CALLED.get()
+    if outer is not None:
+        outer.append(made)
+    return state, made
+
+
+def _bound(
+    program: Followable, args: Args, kwargs: Kwargs, made: type[Placeholder]
+) -> tuple[inspect.BoundArguments, tuple[str, ...]]:
+    """The arguments, and the names of those that placeholders stand for."""
+    args, kwargs = program.fill(args, kwargs)
+    given = program.signature.bind_partial(*args, **kwargs)
+    missing: list[str] = []
+    for name, parameter in program.signature.parameters.items():
+        ordinary = parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if ordinary and name not in given.arguments and parameter.default is parameter.empty:
+            given.arguments[name] = made(name)
+            missing.append(name)
+    return given, tuple(missing)
+
+
+def _write(
+    program: Followable, state: ProgramState, given: inspect.BoundArguments, called: list[Program]
+) -> None:
+    before = _CALLED.set(called)
+    try:
+        if program.is_async:
+            core = state.core
+            assert isinstance(core, Tracer)
+            face = AsyncProgramState(core, state)
+            state.ret_value = _driven(program.write(face, given.args, given.kwargs))
+        else:
+            state.ret_value = program.write(state, given.args, given.kwargs)
+    finally:
+        _CALLED.reset(before)
+
+
+def _driven(work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of an async body that is followed without a loop: what it asks of `s` is there at once."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        return done.value
+    work.close()
+    raise BadProgram("it awaits something other than its state")
+
+
+# -- the constant begin --------------------------------------------------------------------------------------
+
+
+class _Enough(BaseException):
+    """The begin is over. No Exception, so that a program's own `except Exception` lets it through."""
+
+
+# Characters of an argument nobody knows: of Unicode's private use, drawn anew by each process, so that any
+# piece of the argument is known again in the text.
+_MARK = "".join(chr(0xE000 + at) for at in random.Random().sample(range(0x1000), 8))
+_ESCAPED = tuple(f"\\u{ord(char):04x}" for char in _MARK)
+
+
+class _Unknown(Placeholder):
+    """An argument that is not known, and what is taken out of it. What would decide by it ends the begin."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> _Unknown:
+        return str.__new__(cls, _MARK)
+
+    def __format__(self, spec: str) -> str:
+        return _MARK
+
+    def __getitem__(self, key: object) -> _Unknown:
+        return self
+
+    def __getattribute__(self, name: str) -> Any:
+        return super().__getattribute__(name) if name.startswith("__") else self
+
+    def __call__(self, *_: object, **__: object) -> _Unknown:
+        return self
+
+    def _enough(self, *_: object) -> Any:
+        raise _Enough
+
+    __int__ = __float__ = __bool__ = __len__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _enough
+    __contains__ = __iter__ = __index__ = __hash__ = _enough
+
+
+class _Leading(Tracer):
+    """Says what is constant, up to the first argument, generation, choice, fork or value."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(program)
+        self._handled = sys.exception()
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        if sys.exception() is not self._handled:
+            return  # the begin is over, and what is said now are the ends of what was open
+        for leaf in flatten(node):
+            match leaf:
+                case Text(text=text):
+                    end = cut(text)
+                    super().submit(Text(text[:end]), src)
+                    if end < len(text):
+                        raise _Enough
+                case Media() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd():
+                    super().submit(leaf, src)
+                case _:
+                    raise _Enough
+
+    def fork(self, *_: Any, **__: Any) -> Any:
+        raise _Enough
+
+
+def cut(text: str) -> int:
+    """How much of a text stands before the first unknown argument, also where that was quoted."""
+    ends = [at for mark in (*_MARK, *_ESCAPED) if (at := text.lower().find(mark)) >= 0]
+    return min(ends, default=len(text))
+
+
+def leading(program: Followable, args: Args, kwargs: Kwargs) -> Transcript:
+    """What a program says before the first argument that is not given, or its first generation. Its code is
+    followed so far and no further."""
+    bound, _ = _bound(program, args, kwargs, _Unknown)
+    core = _Leading(program.name)
+    try:
+        _write(program, ProgramState(core), bound, [])
+    except _Enough:
+        pass
+    except (BadProgram, ProgramError):
+        raise
+    except Exception:  # noqa: BLE001 - it could do no more with an argument that is not there
+        pass
+    return core.so_far()

@@ -1,0 +1,244 @@
+"""A dry run: what a program would ask its backend for, in calls, tokens and money. The backend is asked for
+nothing but to count tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sglang_dsl.backends.base import Backend
+from sglang_dsl.budgets import Price
+from sglang_dsl.compiler.trace import Program
+from sglang_dsl.concurrency.loop import background
+from sglang_dsl.conversation.requests import Prompt
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.interpreter.lower import lower
+from sglang_dsl.ir import (
+    Fork,
+    Gen,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Sampling,
+    Select,
+    Seq,
+    Source,
+    Text,
+)
+
+CHARACTERS_PER_TOKEN = 4
+PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """One call, or the warm-up of the text that branches go on from.
+
+    prompt_tokens      of its prompt, generated text before it counted as long as it may be
+    cached_tokens      of these, what an earlier call of the same text has computed already
+    completion_tokens  at most, with all retries
+    wave               its place in Program.waves(); None for a warm-up
+    """
+
+    kind: str
+    name: str | None
+    program: str
+    branch: tuple[int, ...]
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    wave: int | None
+    src: Source | None = None
+
+    def __str__(self) -> str:
+        branch = ".".join(map(str, self.branch))
+        where = f"  branch {branch}" if branch else ""
+        wave = "" if self.wave is None else f"  wave {self.wave}"
+        shared = f" ({self.cached_tokens} shared)" if self.cached_tokens else ""
+        made = f", at most {self.completion_tokens} made" if self.completion_tokens else ""
+        name = f" {self.name}" if self.name else ""
+        return f"{self.kind}{name}: {self.prompt_tokens} tokens read{shared}{made}{where}{wave}"
+
+    def __repr__(self) -> str:
+        return f"PlannedCall({self})"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would ask for. `counted`: how tokens were counted. `cost`: in the unit of the price list,
+    None without one. A run whose function decides by generated values may ask for something else."""
+
+    program: Program
+    steps: tuple[PlannedCall, ...]
+    counted: str
+    price: Price | None = None
+
+    @property
+    def calls(self) -> int:
+        """Generations and choices, without warm-ups."""
+        return sum(step.wave is not None for step in self.steps)
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(step.prompt_tokens for step in self.steps)
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(step.cached_tokens for step in self.steps)
+
+    @property
+    def completion_tokens(self) -> int:
+        """At most."""
+        return sum(step.completion_tokens for step in self.steps)
+
+    @property
+    def waves(self) -> int:
+        """How many calls follow one another at least, if all that can be asked for at once is."""
+        return 1 + max((step.wave for step in self.steps if step.wave is not None), default=-1)
+
+    @property
+    def cost(self) -> float | None:
+        """At most, by the price list."""
+        if self.price is None:
+            return None
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+        return sum(self.price({name: getattr(step, name) for name in names}) for step in self.steps)
+
+    def _head(self) -> str:
+        cost = "" if self.cost is None else f", cost at most {self.cost:.6g}"
+        return (
+            f"{self.program.name}: {self.calls} calls in {self.waves} waves, {self.prompt_tokens} prompt "
+            f"tokens ({self.cached_tokens} shared), at most {self.completion_tokens} made{cost}; "
+            f"{self.counted}"
+        )
+
+    def tree(self) -> str:
+        """Its totals, and a line for each call."""
+        lines = [self._head()]
+        for step in self.steps:
+            pad = "  " * (1 + len(step.branch) + (step.program != self.program.name))
+            called = "" if step.program == self.program.name else f"{step.program}: "
+            lines.append(f"{pad}{called}{step}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.tree()
+
+    def __repr__(self) -> str:
+        return f"Plan({self._head()})"
+
+
+def planned(program: Program, defaults: Sampling, backend: Backend | None, price: Price | None) -> Plan:
+    """The plan of a traced program. Raises BadProgram for words that no call can have, and what a backend
+    raises that is asked to count."""
+    counting = _Counting(backend)
+    order = {id(step.node): at for at, wave in enumerate(program.waves()) for step in wave}
+    steps: list[PlannedCall] = []
+    for one in _all(program):
+        walk = _Walk(one.name, defaults, counting, order)
+        steps += walk.sequence(one.body, (), _Place(Transcript.EMPTY, 0, 0))
+    return Plan(program, tuple(steps), counting.how, price)
+
+
+def _all(program: Program) -> Iterator[Program]:
+    for one in program.called:
+        yield from _all(one)
+    yield program
+
+
+class _Counting:
+    """Tokens of prompts and texts."""
+
+    def __init__(self, backend: Backend | None) -> None:
+        self._backend = backend
+        self.how = f"tokens estimated as characters / {CHARACTERS_PER_TOKEN}"
+
+    def prompt(self, prompt: Prompt) -> int:
+        if self._backend is not None:
+            found = background().run(self._backend.count_tokens(prompt), PATIENCE_S)
+            if found is not None:
+                self.how = f"tokens counted by {self._backend.name}'s tokenizer"
+                return found
+            self._backend = None
+        texts = [
+            one.content if isinstance(one.content, str) else json.dumps(one.content)
+            for one in prompt.messages
+        ]
+        return self.text("".join(texts))
+
+    @staticmethod
+    def text(text: str) -> int:
+        return math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far a branch has come: its text, without what is generated; how many tokens that is at most; how
+    many tokens from the begin an earlier call has computed."""
+
+    said: Transcript
+    made: int
+    cached: int
+
+
+class _Walk:
+    """The calls of one program."""
+
+    def __init__(self, program: str, defaults: Sampling, counting: _Counting, order: dict[int, int]) -> None:
+        self._program, self._defaults, self._counting, self._order = program, defaults, counting, order
+
+    def sequence(self, body: Seq, branch: tuple[int, ...], at: _Place) -> list[PlannedCall]:
+        steps: list[PlannedCall] = []
+        made = 0
+        for node in body.nodes:
+            match node:
+                case Gen():
+                    ready = lower(node, self._defaults)
+                    most = ready.sampling.max_new_tokens
+                    tries = 1 + (node.retries or 0)
+                    steps.append(self._step("gen", node, branch, at, 0, most * ready.n * tries))
+                    at.cached += most
+                    at.made += most
+                case Select(choices=choices):
+                    longest = max(map(self._counting.text, choices))
+                    read = sum(map(self._counting.text, choices))
+                    steps.append(self._step("select", node, branch, at, read, 0))
+                    at.cached += longest
+                    at.made += longest
+                case Fork(branches=branches):
+                    if len(branches) > 1 and at.said.kind != "root":
+                        steps.append(self._step("warm-up", node, branch, at, 0, 0))
+                    for number, one in enumerate(branches, made):
+                        place = _Place(at.said, at.made, at.cached)
+                        steps += self.sequence(one, (*branch, number), place)
+                    made += len(branches)
+                case _:
+                    at.said = _say(at.said, node)
+        return steps
+
+    def _step(
+        self, kind: str, node: Gen | Select | Fork, branch: tuple[int, ...], at: _Place, more: int, most: int
+    ) -> PlannedCall:
+        tokens = self._counting.prompt(at.said.prompt()) + at.made
+        cached, at.cached = min(at.cached, tokens), tokens
+        name = None if isinstance(node, Fork) else node.name
+        wave = self._order.get(id(node))
+        return PlannedCall(kind, name, self._program, branch, tokens + more, cached, most, wave, node.src)
+
+
+def _say(said: Transcript, node: Node) -> Transcript:
+    match node:
+        case Text(text=text):
+            return said.say(text)
+        case Media(part=part):
+            return said.show(json.loads(part))
+        case RoleBegin(role=role):
+            return said.open(role)
+        case RoleEnd():
+            return said.close()
+        case _:
+            return said

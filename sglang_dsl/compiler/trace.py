@@ -1,0 +1,362 @@
+"""Compiling a program: the same `s`, without a backend. What it said becomes a Program, a tree of nodes.
+
+Values that only a run can know are placeholders: text like "{answer}". A body that decides by them is
+followed along one path only. Knows no executor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_dsl.budgets import Budget
+from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors.tracebacks import public
+from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.joins import taken_over
+from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.ir import (
+    Fork,
+    Gen,
+    Join,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Seq,
+    Source,
+    Text,
+    cut,
+    flatten,
+    from_dict,
+    to_dict,
+)
+from sglang_dsl.ir.passes import (
+    ForkPlan,
+    Step,
+    merge_text,
+    plan_forks,
+    role_after,
+    sets,
+    tidy,
+    variables,
+    waves,
+)
+from sglang_dsl.ir.typed import Typed
+from sglang_dsl.views.diagrams import dot, mermaid, program_graph
+from sglang_dsl.views.snapshot import Snapshot
+
+
+class Placeholder(str):
+    """Stands for a value that a run would have: reads as "{name}", counts as 0."""
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> Placeholder:
+        return super().__new__(cls, "{" + name + "}")
+
+    def __int__(self) -> int:
+        return 0
+
+    def __float__(self) -> float:
+        return 0.0
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A compiled program. `arguments`: names left open, standing in the text as "{name}". `called`: programs
+    that its function called, in order; they have texts of their own. `function`: what was compiled; None
+    where it was read from JSON. Prints as a tree."""
+
+    name: str
+    body: Seq
+    arguments: tuple[str, ...] = ()
+    called: tuple[Program, ...] = ()
+    function: Any = field(default=None, compare=False, repr=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's run(...). Raises BadProgram where there is none."""
+        return self._runnable().run(*args, **kwargs)
+
+    def run_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's run_batch(...). Raises BadProgram where there is none."""
+        return self._runnable().run_batch(*args, **kwargs)
+
+    def _runnable(self) -> Any:
+        if self.function is None:
+            raise BadProgram(f"{self.name} was read from JSON, which holds no function to run")
+        return self.function
+
+    @property
+    def last_node(self) -> Program:
+        """Itself: sglang's programs write trace().last_node.print_graph_dfs()."""
+        return self
+
+    def print_graph_dfs(self) -> str:
+        """tree(), by the name that sglang has for it."""
+        return self.tree()
+
+    def print_graph(self) -> None:
+        """Print tree()."""
+        print(self.tree())
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names its nodes set, in order."""
+        return variables(self.body)
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All leaves and forks, in order, without the sequences."""
+        return tuple(node for node in self.body.walk() if not isinstance(node, Seq))
+
+    def tree(self) -> str:
+        """One line per node, with file and line, branches indented."""
+        lines = [f"{self.name}({', '.join(self.arguments)})"]
+        for node in self.body.nodes:
+            lines += _tree(node, 1)
+        for program in self.called:
+            lines += [f"  calls {program.name}", *(f"    {line}" for line in program.tree().splitlines()[1:])]
+        return "\n".join(lines)
+
+    def forks(self) -> tuple[ForkPlan, ...]:
+        """Its forks: how many branches, what they need, where they join."""
+        return plan_forks(self.body)
+
+    def waves(self) -> tuple[tuple[Step, ...], ...]:
+        """Its generations and choices, and those of the programs it calls, in waves: those of one wave need
+        nothing of each other and can be asked for at once."""
+        return waves([(self.name, self.body), *_called(self)])
+
+    def __str__(self) -> str:
+        return self.tree()
+
+    def __repr__(self) -> str:
+        """One line; the tree is what it prints."""
+        sets = f", sets {', '.join(self.variables)}" if self.variables else ""
+        return (
+            cut(f"Program({self.name}({', '.join(self.arguments)}): {len(self.nodes)} nodes{sets}", 300) + ")"
+        )
+
+    def mermaid(self) -> str:
+        """A flowchart in Mermaid's notation, for notebooks and Markdown."""
+        return mermaid(program_graph(self.name, self.body, _called(self)))
+
+    def dot(self) -> str:
+        """A digraph in Graphviz's notation."""
+        return dot(program_graph(self.name, self.body, _called(self)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data, which from_dict() reads back."""
+        data = {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
+        return data | ({"called": [one.to_dict() for one in self.called]} if self.called else {})
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Program:
+        """Raises ValueError for data that to_dict does not give."""
+        body = from_dict(data["body"])
+        if not isinstance(body, Seq):
+            raise ValueError(f"a program's body is a seq, got {body.KIND}")
+        called = tuple(cls.from_dict(one) for one in data.get("called", ()))
+        return cls(data["program"], body, tuple(data["arguments"]), called)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """to_dict() as JSON text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        """The program that to_json() wrote. Raises ValueError for another text."""
+        return cls.from_dict(json.loads(text))
+
+
+def _called(program: Program) -> Iterator[tuple[str, Seq]]:
+    """All programs that it calls, in the order in which they end."""
+    for one in program.called:
+        yield from _called(one)
+        yield one.name, one.body
+
+
+def _tree(node: Node, depth: int) -> list[str]:
+    src: Source | None = getattr(node, "src", None)
+    place = f"  # {os.path.basename(src.file)}:{src.line}" if src is not None else ""
+    pad = "  " * depth
+    match node:
+        case Fork(branches=branches):
+            lines = [f"{pad}{node.label()}{place}"]
+            for index, branch in enumerate(branches):
+                lines.append(f"{pad}  branch {index}")
+                for child in branch.nodes:
+                    lines += _tree(child, depth + 2)
+            return lines
+        case _:
+            return [f"{pad}{node.label()}{place}"]
+
+
+class _Branching:
+    """Where a fork stands among the nodes, while its branches are still being written."""
+
+    def __init__(self, branches: list[Tracer], src: Source | None) -> None:
+        self.branches, self.src = branches, src
+
+
+class Tracer:
+    """A Core that writes nodes down."""
+
+    def __init__(self, program: str, *, parent: Tracer | None = None) -> None:
+        self.program = program
+        self._nodes: list[Node | _Branching] = []
+        self._variables: dict[str, Variable] = dict(parent._variables) if parent else {}
+        self._inherited = dict(self._variables)
+        self._role: str | None = parent._role if parent else None
+        self._transcript: Transcript = parent._transcript if parent else Transcript.EMPTY
+        self._scopes: dict[str, list[Transcript]] = {}
+
+    @property
+    def body_error(self) -> BaseException | None:
+        return None
+
+    def fault(self) -> BaseException | None:
+        return None
+
+    def body(self) -> Seq:
+        """What was written so far, forks with all their branches."""
+        nodes = [
+            node if isinstance(node, Node) else Fork(tuple(b.body() for b in node.branches), src=node.src)
+            for node in self._nodes
+        ]
+        done = tidy(Seq(tuple(nodes)))
+        assert isinstance(done, Seq)
+        return done
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        leaves = tuple(merge_text(flatten(node)))
+        self._role = role_after(leaves, self._role)
+        self._nodes.extend(leaves)
+        for leaf in leaves:
+            self._say(leaf)
+            if (name := sets(leaf)) is not None and not isinstance(leaf, ScopeEnd):
+                self.set(name, Placeholder(name))
+                self._variables[name].typed = Typed("placeholder", "text")
+
+    def _say(self, leaf: Node) -> None:
+        match leaf:
+            case Text(text=text):
+                self._transcript = self._transcript.say(text)
+            case Media(part=part):
+                self._transcript = self._transcript.show(json.loads(part))
+            case RoleBegin(role=role):
+                self._transcript = self._transcript.open(role)
+            case RoleEnd():
+                self._transcript = self._transcript.close()
+            case Gen(name=name) | Select(name=name):
+                self._transcript = self._transcript.say(Placeholder(name or "..."), chosen=name or "")
+            case ScopeBegin(name=name):
+                self._scopes.setdefault(name, []).append(self._transcript)
+            case ScopeEnd(name=name):
+                begun = self._scopes.get(name)
+                self.set(name, self._transcript.text(begun.pop() if begun else Transcript.EMPTY))
+            case _:
+                pass
+
+    def known(self, name: str) -> bool:
+        return name in self._variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._variables)
+
+    def find(self, name: str) -> Variable:
+        if (variable := self._variables.get(name)) is None:
+            known = ", ".join(map(repr, self._variables)) or "none"
+            raise MissingVariable(
+                f"no variable {name!r}; known: {known}", program=self.program, variable=name
+            )
+        return variable
+
+    async def find_async(self, name: str) -> Variable:
+        return self.find(name)
+
+    def set(self, name: str, value: Any) -> None:
+        self._variables[name] = Variable(name)
+        self._variables[name].settle(value)
+
+    def open_role(self) -> str | None:
+        return self._role
+
+    def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> Sequence[Core]:
+        branches = [Tracer(self.program, parent=self) for _ in range(size)]
+        self._nodes.append(_Branching(branches, src))
+        return branches
+
+    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        self._nodes.append(Join(mode, src=src))
+        values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
+        for name, value in taken_over(mode, values, self._variables).items():
+            self.set(name, value)
+
+    def _own(self) -> dict[str, Any]:
+        held = self._variables.items()
+        return {name: found.value for name, found in held if self._inherited.get(name) is not found}
+
+    def adopt(self, branch: Core, src: Source | None) -> None:
+        """As the first branch may win, its variables are there."""
+        assert isinstance(branch, Tracer)
+        for name, value in branch._own().items():
+            self.set(name, value)
+
+    async def adopt_async(self, branch: Core, src: Source | None) -> None:
+        self.adopt(branch, src)
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self, self.watch(Signal()), dict(self._variables), self._role)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        """The nodes stay in the tree: a run makes their calls, whatever it forgets."""
+        self._transcript = checkpoint.mark.transcript
+        self._variables, self._role = dict(checkpoint.variables), checkpoint.role
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        mark.reach(self._transcript, None, 0)
+        return mark
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def so_far(self) -> Transcript:
+        return self._transcript
+
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
+        variables = {name: variable.snapshot() for name, variable in self._variables.items()}
+        return Snapshot(self.program, self._transcript, variables=variables)
+
+    def settled(self) -> Transcript:
+        return self._transcript
+
+    def pieces(self) -> Iterator[str]:
+        yield self._transcript.text()
+
+    async def pieces_async(self) -> AsyncGenerator[str]:
+        yield self._transcript.text()
+
+    def usage(self) -> dict[str, int]:
+        return Ledger().total()
+
+    async def settled_async(self) -> Transcript:
+        return self._transcript
+
+    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        self.join(branches, mode, src)
+
+    async def usage_async(self) -> dict[str, int]:
+        return self.usage()

@@ -1,0 +1,1 @@
+"""The one event loop, and how threads and other loops wait for it. Knows no programs."""

@@ -1,0 +1,240 @@
+"""The one background event loop, and the bounded threads for ordinary functions. Knows no programs.
+
+Every running program of the process is a coroutine on this loop: never a thread per state or per fork.
+Threads are only for user functions that must run beside their caller (stream, run_batch), and their number is
+bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import functools
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
+from typing import Any, Protocol, TypeVar
+
+from sglang_dsl.concurrency.deadlines import Deadlines
+from sglang_dsl.concurrency.threads import Threads
+from sglang_dsl.concurrency.turns import Inbox, Turns
+from sglang_dsl.errors import SglError
+from sglang_dsl.settings import global_config
+
+try:
+    import uvloop as loops
+except ImportError:  # it is not built for every system
+    loops = asyncio  # type: ignore[misc]
+
+T = TypeVar("T")
+
+_START = threading.Lock()
+_DEPTH: contextvars.ContextVar[int] = contextvars.ContextVar("sglang_dsl_thread_depth", default=0)
+_CLOSE_S = 5.0
+LOOK_S = 0.5
+"""How long the main thread waits at a time: an interrupt that comes in the moment between its last look for
+signals and the wait is seen only after the wait."""
+
+
+class Closable(Protocol):
+    """What holds connections of the loop that it is used on."""
+
+    async def aclose(self) -> None: ...
+
+
+class LoopThread:
+    """An event loop on its own daemon thread."""
+
+    def __init__(self) -> None:
+        self._closables: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._loop: asyncio.AbstractEventLoop = loops.new_event_loop()
+        self.deadlines = Deadlines(self._loop)
+        self.turns = Turns(self._loop, self._spawn_all)
+        self._inboxes: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[Inbox]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._to_begin: deque[tuple[Callable[[], Coroutine[Any, Any, None]], contextvars.Context]] = deque()
+        self._woken = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._serve, name="sglang-dsl-loop", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):
+                # asyncio lets these through from a task, to end its program. Here they are the error of that
+                # task alone: all others go on.
+                continue
+            return
+
+    @property
+    def here(self) -> bool:
+        """Whether the calling thread is the loop's own."""
+        return threading.get_ident() == self._thread.ident
+
+    @property
+    def alive(self) -> bool:
+        """Whether work can be given to it."""
+        return self._loop.is_running()
+
+    @property
+    def task_count(self) -> int:
+        """Tasks begun with start() and not done."""
+        return len(self._to_begin) + len(self._tasks)
+
+    def start(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin a task; returns at once. The loop holds it until it ends."""
+        context = contextvars.copy_context()
+        if self.here:
+            self._spawn(make, context)
+            return
+        # To wake the loop takes longer than to begin a task: those that come meanwhile begin with this one.
+        self._to_begin.append((make, context))
+        # Looked at after that: where the turn has just been taken away, the loop goes on and finds it.
+        if not self._woken and not self.turns.mine:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._spawn_all)
+            except BaseException:  # an interrupt: the next one who comes is to wake it
+                self._woken = False
+                raise
+
+    def _spawn_all(self) -> None:
+        self._woken = False  # first: what comes from now on wakes the loop again
+        while self._to_begin:
+            try:
+                self._spawn(*self._to_begin[0])
+            finally:
+                self._to_begin.popleft()  # counted until it is a task
+
+    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context) -> None:
+        task = self._loop.create_task(make(), context=context)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def inbox(self, loop: asyncio.AbstractEventLoop) -> Inbox:
+        """By which the coroutines of `loop`, this one or another, are woken. Kept by those who wait and by
+        the loop that is to wake them: what it holds must not outlive a loop that was left."""
+        known = self._inboxes.get(loop)
+        found = None if known is None else known()
+        if found is None:
+            found = Inbox(loop)
+            self._inboxes[loop] = weakref.ref(found)
+        return found
+
+    def close_with(self, thing: Closable) -> None:
+        """Close `thing` before the loop ends. Called on the loop's thread; `thing` is not kept alive."""
+        self._closables.add(thing)
+
+    def call(self, action: Callable[[], object]) -> None:
+        """Run `action` on the loop's thread, soon."""
+        self._loop.call_soon_threadsafe(action)
+
+    def finalize(self, thing: object, action: Callable[[], object]) -> None:
+        """call() `action` once `thing` is garbage. That may be found out anywhere, in code that holds any
+        lock: no lock is taken here."""
+        weakref.finalize(thing, self._finalized, action).atexit = False
+
+    def _finalized(self, action: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            if self._pid == os.getpid():
+                self.call(action)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine there and wait for its result here. Raises TimeoutError."""
+        if self.here:
+            work.close()
+            raise SglError("the language's event loop would wait for itself; use the async form here")
+        self.turns.pass_on()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+            while (left := until - time.monotonic()) > LOOK_S and not future.done():
+                wait([future], LOOK_S)
+            return future.result(max(0.0, left) if left < math.inf else None)
+        except BaseException:  # too late, or the waiting was interrupted
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what runs and stop the thread."""
+        if not self._loop.is_running() or self._pid != os.getpid():
+            return  # a forked child has the loop of its parent, and no thread that runs it
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _cancel_all(self) -> None:
+        # Cancelled work may begin new tasks while it cleans up; two rounds reach those.
+        for _ in range(2):
+            others = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in others:
+                task.cancel()
+            if others:
+                await asyncio.wait(others, timeout=_CLOSE_S / 4)
+        closing = (asyncio.wait_for(thing.aclose(), _CLOSE_S / 4) for thing in list(self._closables))
+        await asyncio.gather(*closing, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
+
+
+_LOOP: LoopThread | None = None
+
+
+def background() -> LoopThread:
+    """The process's loop; started on first use."""
+    global _LOOP
+    if _LOOP is not None:
+        return _LOOP
+    with _START:
+        if _LOOP is None:
+            _LOOP = LoopThread()
+            atexit.register(_LOOP.close)
+        return _LOOP
+
+
+def running() -> LoopThread | None:
+    """The process's loop, where it was started."""
+    return _LOOP
+
+
+@functools.cache
+def _make_pool(depth: int) -> Threads:
+    # Called with the lock held.
+    return Threads(global_config.max_threads, f"sglang-dsl-body{depth}", background().turns.pass_on)
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run an ordinary function beside the caller, on a bounded pool, under the caller's context variables.
+
+    A function started from such a thread runs in the pool one level deeper, so that callers waiting for it
+    cannot hold all the threads it needs.
+    """
+    depth = _DEPTH.get()
+    context = contextvars.copy_context()
+    context.run(_DEPTH.set, depth + 1)
+    with _START:
+        pool = _make_pool(depth)
+    pool.submit(functools.partial(context.run, work))
+
+
+def _forget() -> None:
+    # A forked child has none of its parent's threads, one of which may have held the lock.
+    global _START, _LOOP
+    _START, _LOOP = threading.Lock(), None
+    _make_pool.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)

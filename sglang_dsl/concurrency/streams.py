@@ -1,0 +1,200 @@
+"""Waiting for what another thread or the event loop produces, by threads and coroutines alike.
+
+    Signal      wakes whoever waits for a condition
+    Stream      append-only pieces with an end; every reader has its own cursor
+
+Knows no nodes and no backends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from sglang_dsl.concurrency.loop import LOOK_S, LoopThread, background
+from sglang_dsl.concurrency.threads import Worker
+from sglang_dsl.errors import SglError
+
+
+def _acquired(lock: threading.Lock, until: float | None) -> bool:
+    """Whether `lock` came free by `until` (None: whenever)."""
+    slices = threading.current_thread() is threading.main_thread()
+    while True:
+        left = -1.0 if until is None else max(0.0, until - time.monotonic())
+        most = LOOK_S if slices and (left < 0 or left > LOOK_S) else left
+        if lock.acquire(timeout=most):
+            return True
+        if most == left:
+            return False
+
+
+def _in_turn(loop: LoopThread, thread: int, woken: threading.Lock) -> None:
+    """Wake a pool's thread, in its turn where it is the loop that wakes it."""
+    if loop.here:
+        loop.turns.add(thread, woken)
+    else:
+        woken.release()
+
+
+class Signal:
+    """notify() wakes all that wait; each then looks at its own condition again."""
+
+    __slots__ = ("_wakers",)
+
+    def __init__(self) -> None:
+        # Without a lock, which most signals would never need: adding and taking are atomic, and who has added
+        # himself looks at his condition again, so that of two that meet one sees the other.
+        self._wakers: list[Callable[[], object]] = []
+
+    def notify(self) -> None:
+        wakers = self._wakers
+        if not wakers:
+            return
+        for _ in range(len(wakers)):
+            try:
+                wake = wakers.pop(0)
+            except IndexError:  # another notify() took it
+                return
+            wake()
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        """Block this thread until `ready()`. Whoever makes it true must notify()."""
+        self.wait_for(ready, None)
+
+    def wait_for(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """The same for at most `timeout_s` seconds; whether it came true."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while not ready():
+            if background().here:
+                raise SglError(
+                    "a value was read on the language's own event loop, which would wait for itself"
+                )
+            woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
+            woken.acquire()
+            wake = woken.release
+            if isinstance(threading.current_thread(), Worker):
+                wake = functools.partial(_in_turn, background(), threading.get_ident(), woken)
+            self._wakers.append(wake)
+            # Looked at again after registering: a notify() in between is not lost.
+            if ready():
+                return True
+            background().turns.pass_on()
+            if not _acquired(woken, until):
+                self._forget(wake)
+                return ready()
+        return True
+
+    def _forget(self, waker: Callable[[], object]) -> None:
+        """Who has left waits no more: a signal that never comes does not collect them."""
+        with contextlib.suppress(ValueError):
+            self._wakers.remove(waker)
+
+    def when(self, ready: Callable[[], bool], then: Callable[[], object]) -> None:
+        """Call `then` once `ready()`, here or where that comes true; soon and briefly done, as a waker is."""
+
+        def look() -> None:
+            self.when(ready, then)
+
+        if ready():
+            then()
+            return
+        self._wakers.append(look)
+        if ready():
+            # Whoever takes it out calls it: notify(), or this.
+            try:
+                self._wakers.remove(look)
+            except ValueError:
+                return
+            then()
+
+    async def wait_for_async(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """wait_for() for a coroutine on any event loop."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.wait_async(ready)
+        except TimeoutError:
+            return ready()
+        return True
+
+    async def wait_async(self, ready: Callable[[], bool]) -> None:
+        """wait() for a coroutine on any event loop."""
+        while not ready():
+            loop = asyncio.get_running_loop()
+            woken: asyncio.Future[None] = loop.create_future()
+
+            wake = functools.partial(background().inbox(loop).put, woken)
+            self._wakers.append(wake)
+            if ready():
+                return
+            try:
+                await woken
+            finally:
+                if not woken.done() or woken.cancelled():
+                    self._forget(wake)
+
+
+class Piece(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """Some streamed text, with what the backend said about it, if anything."""
+
+    text: str
+    meta: dict[str, Any] | None = None
+
+
+class Stream(Signal):
+    """Pieces in order, and the signal that tells of new ones. A reader goes on until `end()` says it has had
+    enough."""
+
+    __slots__ = ("pieces",)
+
+    def __init__(self) -> None:
+        self._wakers = []
+        # A list from the first piece on; most streams are made long before.
+        self.pieces: Sequence[Piece] = ()
+
+    def put(self, text: str, meta: dict[str, Any] | None = None) -> None:
+        if text or meta:
+            self._add(text, meta)
+            self.notify()
+
+    def so_far(self) -> Sequence[Piece]:
+        """The pieces that there are by now."""
+        return self.pieces
+
+    def _add(self, text: str, meta: dict[str, Any] | None) -> None:
+        if isinstance(self.pieces, list):
+            self.pieces.append(Piece(text, meta))
+        else:
+            self.pieces = [Piece(text, meta)]
+
+    def read(self, end: Callable[[], int | None]) -> Iterator[Piece]:
+        """All pieces up to index `end()`, which is None while that is not known."""
+        cursor = 0
+        while True:
+            at = cursor
+            self.wait(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
+            stop = end()
+            fresh = self.so_far()[cursor:stop]
+            cursor += len(fresh)
+            yield from fresh
+            if stop is not None and cursor >= stop:
+                return
+
+    async def read_async(self, end: Callable[[], int | None]) -> AsyncGenerator[Piece, None]:
+        cursor = 0
+        while True:
+            at = cursor
+            await self.wait_async(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
+            stop = end()
+            fresh = self.so_far()[cursor:stop]
+            cursor += len(fresh)
+            for piece in fresh:
+                yield piece
+            if stop is not None and cursor >= stop:
+                return

@@ -1,0 +1,1 @@
+"""What was said, what a backend is asked and answers, what it cost. Plain data."""

@@ -1,0 +1,221 @@
+"""Transcript: what was said so far. Immutable; forks share it. Knows no template, no backend and no
+variables' values.
+
+A linked list of entries, newest last, so that adding is O(1) however long the conversation is. Plain text,
+for people and for variables that record a scope, writes a turn as "USER: ...\\n"; what the model sees is
+rendered from the messages where the checkpoint is known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import msgspec
+
+from runtime.protocol.messages import RAW_ROLE, Message
+from sglang_dsl.conversation.requests import Prompt
+
+Content: TypeAlias = "str | list[dict[str, Any]]"
+
+
+class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """One entry and all before it. The garbage collector passes it by: it can be part of no circle.
+
+    kind     root; text: a piece of text; open: a turn of `value` begins; close: it ends; media: a picture, a
+             video or a sound
+    value    the piece, the role, or what stands for media in plain text
+    role     the turn that is open after this entry, None outside
+    length   plain-text characters up to here
+    chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
+    turn     for close: the finished message; `before` is what stood before the turn
+    part     for media: its part of a message
+    hidden   for a generated piece, what the model thought before it, marks and all, and `thought` without
+             them; the model sees it in its place while the turn is open, and nobody in plain text
+    """
+
+    EMPTY: ClassVar[Transcript]
+
+    prev: Transcript | None = None
+    kind: Literal["root", "text", "open", "close", "media"] = "root"
+    value: str = ""
+    role: str | None = None
+    length: int = 0
+    chosen: str | None = None
+    turn: Message | None = None
+    before: Transcript | None = None
+    part: Mapping[str, Any] | None = None
+    hidden: str = ""
+    thought: str = ""
+
+    def show(self, part: Mapping[str, Any]) -> Transcript:
+        """With media added."""
+        mark = f"<{part['type'].removesuffix('_url')}>"
+        return Transcript(self, "media", mark, self.role, self.length + len(mark), part=part)
+
+    def say(self, text: str, *, chosen: str | None = None, hidden: str = "", thought: str = "") -> Transcript:
+        """With `text` added, verbatim."""
+        if not text and chosen is None:
+            return self
+        length = self.length + len(text)
+        return Transcript(self, "text", text, self.role, length, chosen, hidden=hidden, thought=thought)
+
+    def open(self, role: str) -> Transcript:
+        """With a turn of `role` begun. Raises ValueError inside another turn."""
+        if self.role is not None:
+            raise ValueError(
+                f"a turn of {role!r} cannot begin inside a turn of {self.role!r}; end that first"
+            )
+        return Transcript(self, "open", role, role, self.length + len(opening(role)))
+
+    def close(self) -> Transcript:
+        """With the open turn ended. Raises ValueError where none is open."""
+        if self.role is None:
+            raise ValueError("no turn is open")
+        first = self.prev
+        if self.kind == "text" and not self.thought and first is not None and first.kind == "open":
+            # One piece of text, as most turns are.
+            turn = Message(self.role, self.value)
+            length = self.length + len(CLOSING)
+            return Transcript(self, "close", self.role, None, length, None, turn, first.prev)
+        begin, entries = self._open_turn()
+        thoughts = "\n\n".join(entry.thought for entry in entries if entry.thought)
+        turn = Message(role=self.role, content=content_of(entries), reasoning_content=thoughts or None)
+        return Transcript(self, "close", self.role, None, self.length + len(CLOSING), None, turn, begin.prev)
+
+    def _open_turn(self) -> tuple[Transcript, list[Transcript]]:
+        """The entry that opened the turn, and those since."""
+        entries: list[Transcript] = []
+        at = self
+        while at.kind != "open":
+            entries.append(at)
+            assert at.prev is not None
+            at = at.prev
+        entries.reverse()
+        return at, entries
+
+    def entries(self, since: Transcript | None = None) -> list[Transcript]:
+        """The entries after `since` (default: all), oldest first."""
+        found: list[Transcript] = []
+        at: Transcript | None = self
+        while at is not None and at is not since and at.kind != "root":
+            found.append(at)
+            at = at.prev
+        found.reverse()
+        return found
+
+    def text(self, since: Transcript | None = None) -> str:
+        """Plain text of the entries after `since` (default: all)."""
+        return "".join(entry.plain for entry in self.entries(since))
+
+    @property
+    def plain(self) -> str:
+        """Plain text of this one entry."""
+        match self.kind:
+            case "text" | "media":
+                return self.value
+            case "open":
+                return opening(self.value)
+            case "close":
+                return CLOSING
+            case _:
+                return ""
+
+    def replay(self, onto: Transcript, since: Transcript | None = None) -> Transcript:
+        """`onto` with the entries after `since` added. Raises ValueError where turns would nest."""
+        for entry in self.entries(since):
+            match entry.kind:
+                case "open":
+                    onto = onto.open(entry.value)
+                case "close":
+                    onto = onto.close()
+                case "media":
+                    assert entry.part is not None
+                    onto = onto.show(entry.part)
+                case _:
+                    onto = onto.say(
+                        entry.value, chosen=entry.chosen, hidden=entry.hidden, thought=entry.thought
+                    )
+        return onto
+
+    def messages(self) -> tuple[Message, ...]:
+        """Turns in order, text outside turns as role "raw"; a turn still open is last and marked open."""
+        found: list[Message] = []  # last first
+        at: Transcript | None = self
+        if self.role is not None:
+            begin, entries = self._open_turn()
+            found.append(Message(role=self.role, content=content_of(entries, thinking=True), open=True))
+            at = begin.prev
+        raw: list[Transcript] = []
+        while at is not None:
+            kind = at.kind
+            if kind == "text" or kind == "media":
+                raw.append(at)
+                at = at.prev
+                continue
+            if raw:
+                if content := content_of(reversed(raw), thinking=True):
+                    found.append(Message(role=RAW_ROLE, content=content))
+                raw = []
+            if kind == "close":
+                assert at.turn is not None
+                found.append(at.turn)
+                at = at.before
+            else:
+                at = at.prev
+        found.reverse()
+        return tuple(found)
+
+    def turns(self) -> list[dict[str, Any]]:
+        """messages() as {"role", "content"}, without the text outside turns."""
+        return [{"role": m.role, "content": m.content} for m in self.messages() if m.role != RAW_ROLE]
+
+    def prompt(self) -> Prompt:
+        """What a generation that continues here is given. Its last message is open: outside turns that is raw
+        text, empty where a turn has just ended, so that nothing is put between."""
+        if self.kind == "open":
+            # A turn that has just begun, behind whole turns, as most are.
+            found, at = [Message(self.value, "", True)], self.prev
+            while at is not None and at.turn is not None:
+                found.append(at.turn)
+                at = at.before
+            if at is None or at.kind == "root":
+                found.reverse()
+                return Prompt(tuple(found))
+        messages = self.messages()
+        last = messages[-1] if messages else None
+        if last is None or (last.role != RAW_ROLE and not last.open):
+            return Prompt((*messages, Message(role=RAW_ROLE, open=True)))
+        if last.open:
+            return Prompt(messages)
+        return Prompt((*messages[:-1], Message(role=last.role, content=last.content, open=True)))
+
+
+def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Content:
+    """A message's content: text, or its parts in order where there are media. `thinking`: with what the model
+    thought, in its place."""
+    parts: list[dict[str, Any]] = []
+    text: list[str] = []
+    for entry in entries:
+        if entry.part is None:
+            text.append(entry.hidden + entry.value if thinking else entry.value)
+            continue
+        if said := "".join(text):
+            parts.append({"type": "text", "text": said})
+        parts.append(dict(entry.part))
+        text = []
+    said = "".join(text)
+    if not parts:
+        return said
+    return [*parts, {"type": "text", "text": said}] if said else parts
+
+
+Transcript.EMPTY = Transcript()
+CLOSING = "\n"
+
+
+@functools.lru_cache(maxsize=256)
+def opening(role: str) -> str:
+    """How plain text begins a turn."""
+    return f"{role.upper()}: "

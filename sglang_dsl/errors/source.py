@@ -1,0 +1,58 @@
+"""Where the user's code stands: file, line and function outside this package. Knows nothing else of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_DEMO = os.path.join(_HERE, "tools", "demo.py")  # holds programs like a user's
+
+
+class Source(NamedTuple):
+    """File, line and function of the user's code that made a node."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+# Programs run the same lines again and again: of each code object, by its address, the places in it that were
+# asked for, by instruction; None for this package's own code. The object is kept, so that nothing else gets
+# its address.
+_CODES: dict[int, tuple[CodeType, dict[int, Source] | None]] = {}
+_MOST_CODES = 4096
+
+
+def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
+    """The entry of code that is not known."""
+    file = code.co_filename
+    if len(_CODES) >= _MOST_CODES:
+        _CODES.clear()
+    made = _CODES[id(code)] = (code, None if file.startswith(_HERE) and file != _DEMO else {})
+    return made
+
+
+def caller() -> Source | None:
+    """Where the user's code stands now: the innermost frame outside this package. For functions of this
+    package to ask."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        known = _CODES.get(id(code))
+        if known is None:
+            known = _look(code)
+        places = known[1]
+        if places is not None:
+            found = places.get(frame.f_lasti)
+            if found is None:
+                found = Source(code.co_filename, frame.f_lineno, code.co_qualname)
+                places[frame.f_lasti] = found
+            return found
+        frame = frame.f_back
+    return None

@@ -1,0 +1,1 @@
+"""Starting programs: one, beside its caller, or many."""

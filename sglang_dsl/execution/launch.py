@@ -1,0 +1,487 @@
+"""Starting programs: one, beside the caller, or a batch; and following one without a backend. Knows no words.
+
+Loaded when the first program runs, and with it the executor and the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import functools
+import inspect
+import weakref
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
+from contextlib import aclosing, closing, suppress
+from typing import Any, Protocol, cast
+
+import msgspec
+
+from sglang_dsl.backends import as_backend
+from sglang_dsl.backends.base import Backend
+from sglang_dsl.budgets import Budget, Price
+from sglang_dsl.compiler.follow import follow, following, leading
+from sglang_dsl.compiler.planning import Plan, planned
+from sglang_dsl.compiler.precompile import constraints_of, send
+from sglang_dsl.compiler.trace import Program
+from sglang_dsl.concurrency.loop import background, in_thread
+from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
+from sglang_dsl.errors.tracebacks import exposed, trim
+from sglang_dsl.execution.async_batch import as_they_end
+from sglang_dsl.execution.batch import Job, in_order
+from sglang_dsl.interpreter.core import AsyncCore
+from sglang_dsl.interpreter.executor import Executor
+from sglang_dsl.interpreter.metering import Meter
+from sglang_dsl.interpreter.record import Record, records
+from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
+from sglang_dsl.interpreter.variables import Mark
+from sglang_dsl.ir import Sampling
+from sglang_dsl.settings import global_config
+from sglang_dsl.state.async_state import AsyncProgramState
+from sglang_dsl.state.program_state import ProgramState
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+VERBOSE = 2
+"""Of global_config.verbosity: from here on a run prints its text."""
+
+
+class Wanted(Protocol):
+    """How a program is to run, apart from its arguments."""
+
+    @property
+    def backend(self) -> Any: ...
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def budget(self) -> Budget | None: ...
+    @property
+    def cache(self) -> str: ...
+    @property
+    def cache_dir(self) -> str | None: ...
+    @property
+    def num_api_spec_tokens(self) -> int | None: ...
+    @property
+    def use_thread(self) -> bool: ...
+
+
+class Startable(Protocol):
+    """A program, as it is started."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def signature(self) -> inspect.Signature: ...
+    @property
+    def is_async(self) -> bool: ...
+    def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
+    def check(self, args: Args, kwargs: Kwargs) -> None: ...
+    def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
+
+
+class Scope(msgspec.Struct, frozen=True, eq=False):
+    """What a program hands to the programs that it calls."""
+
+    backend: Backend | None
+    sampling: Sampling
+    timeout: float | None
+    meters: tuple[Meter, ...] = ()
+    record: Record | None = None
+    inline: bool = False
+
+    def run(
+        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
+    ) -> RunInfo:
+        """What a run in this scope shares. Its seed is no default of its calls: each derives its own. Raises
+        BadProgram for a stream that is to speculate."""
+        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
+            raise BadProgram(
+                f"{program} has num_api_spec_tokens, and its values are known when a whole reply is "
+                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
+            )
+        return RunInfo(
+            program,
+            self.backend,
+            self.sampling if self.sampling.seed is None else dataclasses.replace(self.sampling, seed=None),
+            self.timeout,
+            stream,
+            self.sampling.seed,
+            self.meters,
+            self.record,
+            index,
+            self.inline,
+            None if stream else speculation,
+        )
+
+
+_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("sglang_dsl_scope", default=None)
+
+
+def launch(
+    program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, index: int | None = None
+) -> ProgramState:
+    """Run a program; what its function raises is raised here, in a stream where it is read. `index`: the
+    item's place in a batch."""
+    if following():
+        return follow(program, args, kwargs)[0]
+    args, kwargs = program.fill(args, kwargs)
+    # Wrong arguments are refused here, also where the body would run beside the caller.
+    program.check(args, kwargs)
+    scope = _scope(wanted)
+    if wanted.stream:
+        return _beside(program, scope, wanted, index, args, kwargs)
+    run = scope.run(program.name, index, stream=False, speculation=wanted.num_api_spec_tokens)
+    state = ProgramState(Executor(run))
+    state.index = index
+    if program.is_async:
+        background().run(_written(program, scope, state, args, kwargs))
+        _print_text(state)
+        return state
+    before = _SCOPE.set(scope)
+    try:
+        state.ret_value = program.write(state, args, kwargs)
+    except BaseException:
+        state.cancel()
+        raise
+    finally:
+        _SCOPE.reset(before)
+    _print_text(state)
+    return state
+
+
+def _print_text(state: ProgramState) -> None:
+    """What a verbose run said. What went wrong is left to its readers."""
+    if global_config.verbosity >= VERBOSE:
+        with suppress(ProgramError):
+            print(state.text())
+
+
+async def launch_async(
+    program: Startable,
+    wanted: Wanted,
+    args: Args,
+    kwargs: Kwargs,
+    index: int | None = None,
+    own_task: bool = False,
+) -> AsyncProgramState:
+    """Run a program from any event loop: an async function on that loop, an ordinary one beside it. What the
+    function raises is raised here, in a stream where it is read; cancelling cancels the program. `own_task`:
+    the calling task is there for this program alone."""
+    if following():
+        return _async_face(follow(program, args, kwargs)[0])
+    args, kwargs = program.fill(args, kwargs)
+    program.check(args, kwargs)
+    scope = _scope(wanted)
+    if wanted.stream:
+        return _async_face(_beside(program, scope, wanted, index, args, kwargs))
+    speculation = wanted.num_api_spec_tokens
+    made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
+    if not program.is_async:
+        return await _beside_the_loop(program, scope, made, index, args, kwargs)
+    state = ProgramState(Executor(made()))
+    state.index = index
+    if own_task:
+        await _written(program, scope, state, args, kwargs)
+        await _print_text_async(state)
+        return _async_face(state)
+    # A task of its own keeps the scope to itself.
+    task = asyncio.create_task(_written(program, scope, state, args, kwargs))
+    try:
+        await task
+    except asyncio.CancelledError:
+        if task.done() and not task.cancelled():
+            task.exception()  # it failed in the moment in which this was cancelled
+        raise
+    await _print_text_async(state)
+    return _async_face(state)
+
+
+async def _beside_the_loop(
+    program: Startable,
+    scope: Scope,
+    made: Callable[[], RunInfo],
+    index: int | None,
+    args: Args,
+    kwargs: Kwargs,
+) -> AsyncProgramState:
+    """launch_async() of an ordinary function, which runs on a thread."""
+    stop, context = stop_here(), contextvars.copy_context()
+    context.run(stop.inside)
+    state = ProgramState(Executor(context.run(made)))
+    state.index = index
+    ended = Mark()
+
+    def work() -> None:
+        error: BaseException | None = None
+        try:
+            context.run(_SCOPE.set, scope)
+            state.ret_value = context.run(program.write, state, args, kwargs)
+        except BaseException as raised:  # noqa: BLE001 - raised by whoever awaits
+            error = raised
+        ended.reach(state.core.so_far(), error, 0)
+
+    in_thread(work)
+    try:
+        await ended.signal.wait_async(lambda: ended.done)
+        ended.result()
+    except BaseException:
+        # The thread cannot be ended, but nothing it asks for from now on is done.
+        stop.cancel()
+        raise
+    await _print_text_async(state)
+    return _async_face(state)
+
+
+async def _print_text_async(state: ProgramState) -> None:
+    if global_config.verbosity >= VERBOSE:
+        with suppress(ProgramError):
+            print(await _async_face(state).text())
+
+
+async def _written(
+    program: Startable,
+    scope: Scope,
+    state: ProgramState,
+    args: Args,
+    kwargs: Kwargs,
+    body: Body | None = None,
+    run: RunInfo | None = None,
+) -> None:
+    """An async function's body, in a task of its own. Raises what it raises. `body` and `run`: where it runs
+    beside the reader."""
+    _SCOPE.set(scope)
+    if body is not None:
+        body.enter()
+    try:
+        state.ret_value = await program.write(_async_face(state), args, kwargs)
+    except BaseException as error:
+        if run is not None and not isinstance(error, asyncio.CancelledError):
+            run.failure = error
+        state.cancel()
+        raise
+
+
+def _async_face(state: ProgramState) -> AsyncProgramState:
+    # Not looked at: isinstance() of a protocol tries every method of it, which takes longer than a call.
+    return AsyncProgramState(cast(AsyncCore, state.core), state)
+
+
+def _scope(wanted: Wanted) -> Scope:
+    """Settings < caller's program < this one."""
+    outer = _SCOPE.get()
+    if outer is None:
+        outer = Scope(None, global_config.sampling, global_config.timeout_s)
+        backend = global_config.default_backend if wanted.backend is None else wanted.backend
+    else:
+        backend = outer.backend if wanted.backend is None else wanted.backend
+    record = outer.record
+    if wanted.cache != "off" and wanted.cache_dir is not None:
+        record = records.at(wanted.cache_dir, wanted.cache)  # type: ignore[arg-type]
+    return Scope(
+        None if backend is None else as_backend(backend),
+        wanted.sampling.over(outer.sampling),
+        outer.timeout if wanted.timeout is None else wanted.timeout,
+        outer.meters if wanted.budget is None else (*outer.meters, Meter(wanted.budget)),
+        record,
+        not wanted.use_thread,
+    )
+
+
+def _beside(
+    program: Startable, scope: Scope, wanted: Wanted, index: int | None, args: Args, kwargs: Kwargs
+) -> ProgramState:
+    """Begin the body on another thread; the state can be read meanwhile. The body has a face of its own, so
+    that the reader's is garbage when its last reader has gone: then all is stopped."""
+    stop, context = stop_here(), contextvars.copy_context()
+    context.run(stop.inside)
+    speculation = wanted.num_api_spec_tokens
+    made = functools.partial(scope.run, program.name, index, stream=True, speculation=speculation)
+    executor = Executor(context.run(made))
+    body = executor.body = Body(Mark(executor.output), stop=stop)
+    state, written = ProgramState(executor), ProgramState(executor)
+    reader = weakref.ref(state)
+    background().finalize(state, stop.cancel)
+
+    def end(failure: BaseException | None) -> None:
+        if (held := reader()) is not None:
+            held.ret_value = written.ret_value
+        executor.finish_body(failure)
+
+    async def work_async() -> None:
+        failure: BaseException | None = None
+        task = Task(asyncio.current_task())
+        try:
+            stop.enter(task)
+            await _written(program, scope, written, args, kwargs, body, executor.run)
+        except asyncio.CancelledError as error:
+            said = "the program was cancelled while its function ran"
+            failure = ProgramCancelled(said, program=program.name, source=place_in(error))
+        except BaseException as error:  # noqa: BLE001 - raised where the stream is read
+            failure = error
+        end(failure)
+        if failure is None:
+            await _print_text_async(written)
+
+    def work() -> None:
+        body.enter()
+        _SCOPE.set(scope)
+        failure: BaseException | None = None
+        try:
+            written.ret_value = program.write(written, args, kwargs)
+        except BaseException as error:  # noqa: BLE001 - raised where the stream is read
+            executor.run.failure = failure = error
+            written.cancel()
+        end(failure)
+        if failure is None:
+            _print_text(written)
+
+    if program.is_async:
+        background().start(work_async)
+    else:
+        in_thread(work)
+    return state
+
+
+def run_batch(
+    program: Startable,
+    wanted: Wanted,
+    items: Iterable[Any],
+    *,
+    limit: int | None,
+    lazy: bool,
+    progress: bool,
+    on_error: str,
+    ordered: bool = True,
+    traced: Program | None = None,
+) -> Any:
+    """Run a program for each item; see SglFunction.run_batch. traced: the program as it was traced last."""
+    if traced is not None:
+        _tell_ahead(wanted, traced)
+    start = _item_async if program.is_async else _item
+    jobs = (functools.partial(start, program, wanted, item, index) for index, item in enumerate(items))
+    total = len(items) if isinstance(items, Sized) else None
+    begun = in_order(
+        jobs,
+        limit=limit,
+        lazy=lazy,
+        total=total,
+        progress=progress,
+        on_loop=program.is_async,
+        ordered=ordered,
+    )
+    results = _settle(begun, on_error)
+    return results if lazy else list(results)
+
+
+def _item(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
+    return launch(program, wanted, *_arguments(item), index)
+
+
+async def _item_async(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
+    return (await launch_async(program, wanted, *_arguments(item), index, own_task=True)).blocking
+
+
+def _arguments(item: Any) -> tuple[Args, Kwargs]:
+    match item:
+        case dict() | Mapping():
+            return (), dict(item)
+        case tuple() | list():
+            return tuple(item), {}
+        case _:
+            raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {item!r:.80}")
+
+
+@exposed
+async def run_batch_async(
+    program: Startable,
+    wanted: Wanted,
+    items: Iterable[Any] | AsyncIterable[Any],
+    *,
+    limit: int | None,
+    on_error: str,
+    ordered: bool = True,
+    progress: bool = False,
+) -> AsyncIterator[Any]:
+    """run_batch on the caller's own event loop; see SglFunction.arun_batch."""
+
+    async def one(index: int, item: Any) -> AsyncProgramState:
+        state = await launch_async(program, wanted, *_arguments(item), index, own_task=True)
+        try:
+            await state.sync()
+        except asyncio.CancelledError:
+            state.cancel()
+            raise
+        return state
+
+    total = len(items) if isinstance(items, Sized) else None
+    results = as_they_end(items, one, limit=limit, ordered=ordered, total=total, progress=progress)
+    async with aclosing(results):  # type: ignore[type-var]
+        async for result in results:
+            if isinstance(result, BaseException):
+                trim(result)
+                if on_error != "return":
+                    raise result
+            yield result
+
+
+@exposed
+def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
+    """A finished job's state, or its error by policy; what is no Exception (SystemExit, ...) is raised."""
+    # Closed here and now: an exception keeps its frames, and with them a generator that nobody reads.
+    with closing(jobs):
+        for job in jobs:
+            if job.error is None:
+                yield job.state
+            elif on_error == "return" and isinstance(job.error, Exception):
+                trim(job.error)
+                yield job.error
+            else:
+                raise job.error
+
+
+def trace(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> Program:
+    """Follow a program's function once; its backend, where one is set, hears of the constraints only; see
+    SglFunction.trace."""
+    made = follow(program, args, kwargs)[1]
+    if not following():
+        _tell_ahead(wanted, made)
+    return made
+
+
+def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> bool:
+    """Commit a program's constant begin; see SglFunction.cache."""
+    scope = _scope(wanted)
+    if scope.backend is None:
+        raise NoBackend("cache() needs a backend: pass backend=..., or call set_default_backend(...)")
+    begin = leading(program, args, kwargs)
+    if begin.kind == "root":
+        return False
+    background().run(scope.backend.commit(begin.prompt()), scope.timeout)
+    return True
+
+
+def plan(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, price: Price | None) -> Plan:
+    """What a run would ask for; see SglFunction.plan."""
+    scope = _scope(wanted)
+    return planned(follow(program, args, kwargs)[1], scope.sampling, scope.backend, price)
+
+
+def _tell_ahead(wanted: Wanted, traced: Program) -> None:
+    given = global_config.default_backend if wanted.backend is None else wanted.backend
+    if isinstance(given, str) and not given.startswith(("http://", "https://")):
+        return  # a name: its backend, which may have a model to load, is made when something runs
+    scope = _scope(wanted)
+    send(scope.backend, constraints_of(traced.nodes, scope.sampling))

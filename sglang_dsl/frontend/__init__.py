@@ -1,0 +1,1 @@
+"""What the words of the language are made of."""

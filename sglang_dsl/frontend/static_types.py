@@ -1,0 +1,363 @@
+"""For type checkers alone, never loaded by a program: which words `gen` takes, and how a program's methods
+keep the parameters of its function.
+
+A call without run's words is checked against the function's own signature; with one of them (a ParamSpec
+cannot have keywords added to it) only what comes back is known. mypy_plugin.py checks both, in mypy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from os import PathLike
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
+
+from sglang_dsl.budgets import Budget
+
+if TYPE_CHECKING:
+    from sglang_dsl.state.async_state import AsyncProgramState, Starting
+    from sglang_dsl.state.program_state import ProgramState
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+S = TypeVar("S")
+Made = TypeVar("Made", covariant=True)
+
+if TYPE_CHECKING:
+
+    class State(ProgramState, Generic[S]):
+        """The ProgramState of a program that returns S. No parameter of ProgramState itself: mypy would then
+        find Any in each function that takes one, and give up on overloads that take functions."""
+
+        ret_value: S
+
+    class AsyncState(AsyncProgramState, Generic[S]):
+        """And its AsyncProgramState."""
+
+        @property
+        def ret_value(self) -> S:
+            raise NotImplementedError
+
+
+class Words(TypedDict, total=False):
+    """gen's sampling words, without `n`, which decides what comes back."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Iterable[str] | None
+    stop_token_ids: int | Iterable[int] | None
+    stop_regex: str | Iterable[str] | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    frequency_penalty: float | None
+    presence_penalty: float | None
+    ignore_eos: bool | None
+    return_logprob: bool | None
+    logprob_start_len: int | None
+    top_logprobs_num: int | None
+    return_text_in_logprobs: bool | None
+    repetition_penalty: float | None
+    seed: int | None
+    whitespace: str | None
+    schema_format: str | None
+    require_reasoning: bool | None
+    max_thinking_tokens: int | None
+    skip_special_tokens: bool | None
+    no_stop_trim: bool | None
+    token_healing: bool | None
+    logit_bias: Mapping[int, float] | None
+    timeout: float | None
+
+
+class TypedWords(Words, total=False):
+    """And those that go with a type."""
+
+    retries: int | None
+
+
+class Forms(Words, total=False):
+    """And what the text must match, where it stays a text."""
+
+    name: str | None
+    dtype: type | str | None
+    regex: str | None
+    json_schema: str | Mapping[str, Any] | type | None
+    ebnf: str | None
+    structural_tag: str | Mapping[str, Any] | None
+
+
+class Signature(Generic[P, R]):
+    """What a program takes besides the state, and what its function returns: SglFunction's base."""
+
+
+class Runs(Protocol[P, Made]):
+    """A way to run a program that gives `Made`."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, backend: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stream: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, timeout: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, budget: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, cache: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, cache_dir: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, use_thread: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, no_stop_trim: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, num_api_spec_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, frequency_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, ignore_eos: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, logit_bias: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, logprob_start_len: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_new_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_thinking_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, max_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_new_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_p: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, min_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, n: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, presence_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, repetition_penalty: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, require_reasoning: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, return_logprob: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, return_text_in_logprobs: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, schema_format: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, seed: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, skip_special_tokens: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop_regex: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, stop_token_ids: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, temperature: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, token_healing: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_k: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_logprobs_num: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, top_p: Any, **kwargs: Any) -> Made: ...
+    @overload
+    def __call__(self, *args: Any, whitespace: Any, **kwargs: Any) -> Made: ...
+
+
+class Running(Protocol):
+    """run, stream: they take the function's parameters, and `ret_value` is what it returns."""
+
+    @overload
+    def __get__(
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, State[R]]: ...
+    @overload
+    def __get__(self, program: Signature[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+
+
+class StreamingAsync(Protocol):
+    """astream."""
+
+    def __get__(self, program: Signature[P, Any], owner: object = None) -> Runs[P, Starting]: ...
+
+
+class RunningAsync(Protocol):
+    """arun."""
+
+    @overload
+    def __get__(
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
+    @overload
+    def __get__(
+        self, program: Signature[P, R], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
+
+
+class Calling(Protocol):
+    """A program called as a function: an async one gives something to await."""
+
+    @overload
+    def __get__(
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, Coroutine[Any, Any, AsyncState[R]]]: ...
+    @overload
+    def __get__(self, program: Signature[P, R], owner: object = None) -> Runs[P, State[R]]: ...
+
+
+class RunningBatches(Protocol):
+    """run_batch."""
+
+    @overload
+    def __get__(
+        self, program: Signature[..., Coroutine[Any, Any, R]], owner: object = None
+    ) -> Batches[R]: ...
+    @overload
+    def __get__(self, program: Signature[..., R], owner: object = None) -> Batches[R]: ...
+
+
+class RunningBatchesAsync(Protocol):
+    """arun_batch."""
+
+    @overload
+    def __get__(
+        self, program: Signature[..., Coroutine[Any, Any, R]], owner: object = None
+    ) -> AsyncBatches[R]: ...
+    @overload
+    def __get__(self, program: Signature[..., R], owner: object = None) -> AsyncBatches[R]: ...
+
+
+class RunWords(Words, total=False):
+    """run's words, which are those of @function, too."""
+
+    backend: Any
+    stream: bool
+    budget: Budget | None
+    cache: Literal["rw", "ro", "off"]
+    cache_dir: str | PathLike[str] | None
+    use_thread: bool
+    num_api_spec_tokens: int | None
+    n: int | None
+    max_new_tokens: int | None
+    min_new_tokens: int | None
+
+
+class BatchWords(RunWords, total=False):
+    """And run_batch's, but for those that decide what comes back."""
+
+    num_threads: int | Literal["auto"]
+    progress_bar: bool
+    ordered: bool
+    resume: str | PathLike[str] | None
+
+
+class Batches(Protocol[S]):
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[BatchWords],
+    ) -> list[ProgramState]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[False] = False,
+        on_error: Literal["return"],
+        **words: Unpack[BatchWords],
+    ) -> list[ProgramState | Exception]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[BatchWords],
+    ) -> Iterator[State[S]]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: Literal[True],
+        on_error: Literal["return"],
+        **words: Unpack[BatchWords],
+    ) -> Iterator[State[S] | Exception]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any],
+        *,
+        generator_style: bool = False,
+        on_error: Literal["raise", "return"] = "raise",
+        **words: Unpack[BatchWords],
+    ) -> list[Any] | Iterator[Any]: ...
+
+
+class AsyncBatches(Protocol[S]):
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_error: Literal["raise"] = "raise",
+        **words: Unpack[BatchWords],
+    ) -> AsyncIterator[AsyncState[S]]: ...
+    @overload
+    def __call__(
+        self,
+        batch_kwargs: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_error: Literal["return"],
+        **words: Unpack[BatchWords],
+    ) -> AsyncIterator[AsyncState[S] | Exception]: ...
+
+
+# What function.py decorates the methods of a program with; there they do nothing.
+
+
+def runs(method: Callable[..., Any]) -> Running:
+    raise NotImplementedError
+
+
+def runs_async(method: Callable[..., Any]) -> RunningAsync:
+    raise NotImplementedError
+
+
+def streams_async(method: Callable[..., Any]) -> StreamingAsync:
+    raise NotImplementedError
+
+
+def calls_as_it_runs(method: Callable[..., Any]) -> Calling:
+    raise NotImplementedError
+
+
+def runs_batches(method: Callable[..., Any]) -> RunningBatches:
+    raise NotImplementedError
+
+
+def runs_batches_async(method: Callable[..., Any]) -> RunningBatchesAsync:
+    raise NotImplementedError

@@ -1,0 +1,572 @@
+"""The executor: one state's queue and its variables, and one coroutine that does what is queued.
+
+The user's thread only appends to the queue; the coroutine runs on the background loop while there is work and
+ends when there is none, so that an idle state, or a dropped one, holds nothing. After a failure later nodes
+are skipped and whoever reads one of their values gets the failure. What doing a node means is fold.py's.
+Knows no `s`, no threads of user code and no backends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from sglang_dsl.budgets import Budget
+from sglang_dsl.concurrency.loop import background
+from sglang_dsl.concurrency.streams import Signal, Stream
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.usage import CallRecord
+from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
+from sglang_dsl.interpreter import lower
+from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.evaluator import Fold
+from sglang_dsl.interpreter.joins import CONCATENATE, replayed, taken_over
+from sglang_dsl.interpreter.metering import Meter
+from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakBag
+from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
+from sglang_dsl.ir.passes import merge_text, role_after, sets, simple
+from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
+
+_SETTERS = frozenset({Gen, Select, ScopeEnd})
+
+
+class Executor:
+    """Methods are for the user's threads unless they begin with _."""
+
+    __slots__ = (
+        "__weakref__", "_active", "_at", "_cancel_to", "_cancelled_at", "_changed", "_children", "_ended",
+        "_fold", "_forks", "_joined", "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since",
+        "body", "branch", "inherited", "run", "variables",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        run: RunInfo,
+        *,
+        prefix: Prefix | None = None,
+        role: str | None = None,
+        variables: dict[str, Variable] | None = None,
+        branch: tuple[int, ...] = (),
+        body: Body | None = None,
+        meters: tuple[Meter, ...] | None = None,
+        src: Source | None = None,
+    ) -> None:
+        self.run, self.branch, self.body = run, branch, body
+        self._fold = Fold(run, branch, run.meters if meters is None else meters, prefix, src)
+        self.variables = variables if variables is not None else {}
+        self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
+        # Where branches were joined, and each one as it was then.
+        self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []
+        self._role, self._ended, self._active = role, False, False
+        # Constant text waits here for company: it goes into the queue with what comes next.
+        self._lead: list[Node] = []
+        self._queue: deque[Item] = deque()
+        self._lock = threading.Lock()
+        self._task: asyncio.Task[Any] | None = None
+        # Which item of the queue is being done, counted from 0; those before `_cancel_to` are cancelled.
+        self._at, self._cancel_to, self._waits_since, self._forks, self._steps = -1, 0, 0, 0, 0
+        self._cancelled_at = -1  # whose cancelling was the last
+        self._changed = Signal()
+        self._children: WeakBag[Executor] = WeakBag()
+        run.enter(self)
+
+    @property
+    def program(self) -> str:
+        return self.run.program
+
+    @property
+    def body_error(self) -> BaseException | None:
+        return None if self.body is None else self.body.error
+
+    def fault(self) -> BaseException | None:
+        for name, variable in list(self.variables.items()):
+            if isinstance(variable.error, InvalidValue) and self.inherited.get(name) is not variable:
+                return again(variable.error)
+        return None
+
+    @property
+    def output(self) -> Stream:
+        """What this state says, in pieces, where the run streams."""
+        return self._fold.output
+
+    @property
+    def start(self) -> Transcript:
+        """What had been said when this branch began."""
+        return self._fold.start
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """Whose budgets its calls are charged to."""
+        return self._fold.meters
+
+    # -- adding ----------------------------------------------------------------------------------------------
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        """Queue `node`. Raises BadProgram, NoBackend or StateClosed at once where it cannot be run at all."""
+        if self._ended:
+            raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
+        leaves = node.nodes if type(node) is Seq else (node,)
+        seen = simple(leaves, self._role)
+        if seen is None:
+            leaves = tuple(merge_text(flatten(node)))
+            seen = role_after(leaves, self._role), not _SETTERS.isdisjoint(map(type, leaves))
+        role, waited_for = seen
+        held_back = self._fold.ahead is not None
+        if not waited_for and not held_back:
+            with self._lock:
+                self._role = role
+                self._lead.extend(leaves)
+                if self.run.stream:  # somebody may be looking at it
+                    self._put(Item())
+                    self._kick()
+            return
+        # First, because it may raise: then nothing was added.
+        items = [self._item(leaf, src) if type(leaf) in _SETTERS else None for leaf in leaves]
+        with self._lock:
+            self._role = role
+            for leaf, item in zip(leaves, items, strict=True):
+                if item is not None:
+                    # The last queued setter is the one that readers wait for.
+                    if (made := item.variable) is not None and made.name is not None:
+                        self.variables[made.name] = made
+                    if (thought := item.thought) is not None and thought.name is not None:
+                        self.variables[thought.name] = thought
+                    self._put(item)
+                elif held_back:
+                    self._put(Item(leaf, src))
+                else:
+                    self._lead.append(leaf)
+            if self._lead and self.run.stream:
+                self._put(Item())
+            if waited_for:
+                self._kick()
+        if waited_for:
+            self._changed.notify()
+            if self.run.inline:
+                self.mark().wait()
+
+    def _put(self, item: Item) -> None:
+        """Into the queue, behind the text before it. The lock is held."""
+        if self._lead:
+            item.lead, self._lead = tuple(self._lead), []
+        self._queue.append(item)
+
+    def _item(self, leaf: Node, src: Source | None) -> Item:
+        """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
+        step, self._steps = self._steps, self._steps + (type(leaf) is not ScopeEnd)
+        if type(leaf) is Gen:
+            if self.run.backend is None:
+                self._need_backend()
+            thought = None
+            if leaf.reasoning is not None and leaf.name is not None:
+                thought = Variable(f"{leaf.name}_reasoning_content")
+            ready = lower.ready(leaf, self.run.defaults)
+            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, thought, ready, (), step)
+        if isinstance(leaf, Select):
+            self._need_backend()
+        return Item(leaf, src, Variable(sets(leaf)), step=step)
+
+    def _need_backend(self) -> None:
+        """Raises NoBackend."""
+        if self.run.backend is None and self.run.record is None:
+            raise NoBackend(
+                f"program {self.run.program!r} generates but has no backend: pass backend=..., "
+                "or call set_default_backend(...)"
+            )
+
+    def set(self, name: str, value: Any) -> None:
+        variable = Variable(name)
+        variable.settle(value)
+        with self._lock:
+            self.variables[name] = variable
+        self._changed.notify()
+
+    def open_role(self) -> str | None:
+        return self._role
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    def known(self, name: str) -> bool:
+        return name in self.variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.variables)
+
+    def find(self, name: str) -> Variable:
+        """The last queued setter of `name`; while the body still runs beside the caller, waits for one.
+        Raises MissingVariable, or what stopped the body."""
+        body = self.body
+        if body is not None and body.elsewhere:
+            self._changed.wait(lambda: name in self.variables or body.done)
+        return self._wanted(self._found(name))
+
+    async def find_async(self, name: str) -> Variable:
+        body = self.body
+        if body is not None and body.elsewhere:
+            await self._changed.wait_async(lambda: name in self.variables or body.done)
+        return self._wanted(self._found(name))
+
+    def _wanted(self, variable: Variable) -> Variable:
+        """Somebody is going to read it: what is held back for the rest of its turn is asked for now."""
+        if self._fold.ahead is not None and not variable.done:
+            self.mark()
+        return variable
+
+    def _found(self, name: str) -> Variable:
+        variable = self.variables.get(name)
+        if variable is not None:
+            return variable
+        if self.body is not None and self.body.error is not None:
+            raise again(self.body.error)
+        if self._fold.error is not None:
+            raise again(self._fold.error)
+        known = ", ".join(map(repr, list(self.variables))) or "none"
+        raise MissingVariable(
+            f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
+        )
+
+    def mark(self) -> Mark:
+        """A mark after everything queued so far; reached at once where nothing is under way."""
+        mark = Mark(self.output if self.run.stream else None)
+        self.put_mark(mark)
+        return mark
+
+    def put_mark(self, mark: Mark) -> None:
+        with self._lock:
+            self._put(Item(mark=mark))
+            self._kick()
+
+    def settled(self) -> Transcript:
+        """What was said by all that was queued so far; waits. In a stream, waits for the body too."""
+        body = self.body
+        if body is not None and body.elsewhere:
+            body.end.wait()
+        transcript = self.mark().wait()
+        if body is not None and body.error is not None:
+            raise again(body.error)
+        return transcript
+
+    async def settled_async(self) -> Transcript:
+        body = self.body
+        if body is not None and body.elsewhere:
+            await body.end.signal.wait_async(lambda: body.end.done)
+        mark = self.mark()
+        await mark.signal.wait_async(lambda: mark.done)
+        transcript = mark.result()
+        if body is not None and body.error is not None:
+            raise again(body.error)
+        return transcript
+
+    def so_far(self) -> Transcript:
+        """What has been said by now; does not wait."""
+        return self._fold.transcript
+
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
+        """How it stands; waits for what is queued, for at most `timeout_s` (None: to its end), and not at all
+        on the language's own loop."""
+        body = self.body
+        end = body.end if body is not None and body.elsewhere else self.mark()
+        if timeout_s != 0 and not background().here:
+            end.signal.wait_for(lambda: end.done, timeout_s)
+        return self._seen(self.run.ledger.records)
+
+    def _seen(self, calls: Callable[[], tuple[CallRecord, ...]] = tuple) -> Snapshot:
+        with self._lock:
+            running = self._active or (self.body is not None and not self.body.done)
+            variables, joined = list(self.variables.items()), list(self._joined)
+            children = [child for child in self._children.live() if not child._ended]
+        # A variable is done once and for all: where none became so while this looked, it was one moment. The
+        # calls last, as a call is recorded before its text is said and its variable set.
+        while True:
+            done = [variable.done for _, variable in variables]
+            seen = {name: variable.snapshot() for name, variable in variables}
+            said, error = self._fold.transcript, self.body_error or self._fold.error or self.fault()
+            if done == [variable.done for _, variable in variables]:
+                break
+        forks = [ForkSnapshot(branches, True, _at(mark)) for mark, branches in joined]
+        children.sort(key=lambda child: child.branch)
+        for prefix, group in itertools.groupby(children, lambda child: child._fold.prefix):
+            assert prefix is not None
+            forks.append(ForkSnapshot(tuple(child._seen() for child in group), False, _at(prefix.mark)))
+        return Snapshot(
+            self.program, said, self.start, running, error, seen, tuple(forks), calls(), self.branch
+        )
+
+    def pieces(self) -> Iterator[str]:
+        """The whole text as it comes; in one piece where the run does not stream. Raises what went wrong."""
+        if not self.run.stream:
+            yield self.settled().text()
+            return
+        end = self._stream_end()
+        yield from (piece.text for piece in self.output.read(lambda: end.index) if piece.text)
+        self._ended_well(end)
+
+    async def pieces_async(self) -> AsyncGenerator[str, None]:
+        if not self.run.stream:
+            mark = self.mark()
+            await mark.signal.wait_async(lambda: mark.done)
+            yield mark.result().text()
+            return
+        end = self._stream_end()
+        async with aclosing(self.output.read_async(lambda: end.index)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece.text
+        self._ended_well(end)
+
+    def _ended_well(self, end: Mark) -> None:
+        """Raises what went wrong before `end`, and what the body raised, whenever that was."""
+        end.result()
+        if (error := self.body_error) is not None:
+            raise again(error)
+
+    def _stream_end(self) -> Mark:
+        body = self.body
+        return body.end if body is not None and body.elsewhere else self.mark()
+
+    def usage(self) -> dict[str, int]:
+        return self.run.usage()
+
+    async def usage_async(self) -> dict[str, int]:
+        return await self.run.usage_async()
+
+    def finish_body(self, error: BaseException | None) -> None:
+        """The user's function has returned, or raised `error` (stream mode)."""
+        assert self.body is not None
+        self.body.error, self.body.done = error, True
+        self.put_mark(self.body.end)
+        self._changed.notify()
+
+    # -- branches --------------------------------------------------------------------------------------------
+
+    def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> list[Executor]:
+        prefix = Prefix(self.mark(), size)
+        with self._lock:
+            first, self._forks = self._forks, self._forks + size
+            children = [
+                Executor(
+                    self.run,
+                    prefix=prefix,
+                    role=self._role,
+                    variables=dict(self.variables),
+                    branch=(*self.branch, first + index),
+                    meters=(*self.meters, *(Meter(one) for one in (budget,) if one is not None)),
+                    src=src,
+                )
+                for index in range(size)
+            ]
+            for child in children:
+                self._children.add(child)
+        return children
+
+    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        """Wait for the branches and take over what they have. Raises the first branch's failure, in order."""
+        members = [branch for branch in branches if isinstance(branch, Executor)]
+        marks = [branch.mark() for branch in members]
+        for mark in marks:
+            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
+        self._take_over(members, marks, mode, src)
+
+    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+        members = [branch for branch in branches if isinstance(branch, Executor)]
+        marks = [branch.mark() for branch in members]
+        for mark in marks:
+            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
+        self._take_over(members, marks, mode, src)
+
+    def _take_over(
+        self, members: Sequence[Executor], marks: Sequence[Mark], mode: str, src: Source | None
+    ) -> None:
+        for branch in members:
+            branch._ended = True
+        transcripts = [mark.result() for mark in marks]
+        seen = tuple(branch._seen() for branch in members)
+        mark = self.mark()
+        with self._lock:
+            self._joined.append((mark, seen))
+        if mode == CONCATENATE:
+            for branch, end in zip(members, transcripts, strict=True):
+                for node in replayed(branch.start, end):
+                    self.submit(node, src)
+            return
+        for name, value in taken_over(mode, [_set_by(one) for one in members], self.variables).items():
+            self.set(name, value)
+
+    def adopt(self, branch: Core, src: Source | None) -> None:
+        assert isinstance(branch, Executor)
+        mark = branch.mark()
+        mark.signal.wait(lambda: mark.done)
+        self._go_on_with(branch, mark, src)
+
+    async def adopt_async(self, branch: Core, src: Source | None) -> None:
+        assert isinstance(branch, Executor)
+        mark = branch.mark()
+        await mark.signal.wait_async(lambda: mark.done)
+        self._go_on_with(branch, mark, src)
+
+    def _go_on_with(self, branch: Executor, mark: Mark, src: Source | None) -> None:
+        for node in replayed(branch.start, mark.result()):
+            self.submit(node, src)
+        with self._lock:
+            self.variables.update(
+                {n: v for n, v in branch.variables.items() if branch.inherited.get(n) is not v}
+            )
+        self._changed.notify()
+
+    def checkpoint(self) -> Checkpoint:
+        mark = self.mark()
+        with self._lock:
+            return Checkpoint(self, mark, dict(self.variables), self._role)
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.owner is not self:
+            raise BadProgram("this checkpoint belongs to another state")
+        if self.run.stream:
+            raise BadProgram("a program that streams cannot go back: what was read of it stays read")
+        with self._lock:
+            self.variables = dict(checkpoint.variables)
+            self._role = checkpoint.role
+            self._put(Item(back=checkpoint.mark))
+            self._kick()
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        self.put_mark(mark)
+        return mark
+
+    def cancel(self) -> None:
+        """Stop what is under way, here and in the branches; readers get ProgramCancelled. Without effect when
+        idle, but for a stream whose function has not returned: what that goes on to add is not done."""
+        body = self.body
+        if body is not None and body.elsewhere and not body.stop.stopped:
+            body.stop.cancel()  # this executor too
+            return
+        with self._lock:
+            children = self._children.live()
+        for child in children:
+            child.cancel()
+        with self._lock:
+            # What is queued by now: what is added later is not meant.
+            self._cancel_to = self._at + 1 + len(self._queue)
+            if not self._active:
+                return
+        background().call(self._cancel_task)
+
+    def _cancel_task(self) -> None:
+        # By now what was to be stopped may have ended, and what was added later have begun. Once: a second
+        # time would break off how it ends, such as the closing of its connection.
+        if self._task is not None and self._cancelled_at < self._at < self._cancel_to:
+            self._cancelled_at = self._at
+            self._task.cancel()
+
+    def _is_cancelled(self, item: Item) -> bool:
+        """Whether what is to be done now is not to be done. Text costs nothing: it is said, so that a
+        rollback finds its checkpoint."""
+        ahead = self._fold.ahead
+        held = ahead is not None and bool(ahead.held)
+        if not held:
+            self._waits_since = self._at
+        if not self.run.stop.stopped and self._waits_since >= self._cancel_to:
+            return False
+        return held or isinstance(item.node, Gen | Select)
+
+    # -- on the loop -----------------------------------------------------------------------------------------
+
+    def _kick(self) -> None:
+        """Begin the coroutine unless it runs. The lock is held."""
+        if self._active:
+            return
+        fold, queue = self._fold, self._queue
+        waits = fold.ahead is not None and bool(fold.ahead.held)
+        if fold.begun and not waits and all(item.node is None for item in queue):
+            # Nothing to wait for: text is said and marks are reached here and now.
+            while queue:
+                self._at += 1
+                item = queue.popleft()
+                if item.lead and fold.error is None:
+                    fold.say(item.lead)
+                self._reach(item)
+            return
+        self._active = True
+        background().start(self._drain)
+
+    async def _drain(self) -> None:
+        self._task = asyncio.current_task()
+        fold, queue, lock = self._fold, self._queue, self._lock
+        while True:
+            with lock:
+                if not queue:
+                    self._active, self._task = False, None
+                    # From Python 3.13 on, the frames of an error's traceback hold this one even after its
+                    # end: whoever keeps the error must not keep the state with it.
+                    del self, fold
+                    return
+                item = queue.popleft()
+                self._at += 1
+            try:
+                if not fold.begun:
+                    await fold.begin()
+                if item.lead and fold.error is None:
+                    fold.say(item.lead)
+                if fold.error is None:
+                    if self._is_cancelled(item):
+                        raise asyncio.CancelledError
+                    if fold.ahead is not None:
+                        await fold.ahead.fold(item, fold)
+                    elif item.node is not None:
+                        await fold.do(item.node, item)
+            except asyncio.CancelledError as error:
+                fold.cancelled(error, item)
+            except BaseException as error:  # noqa: BLE001 - answered to whoever reads; SystemExit too
+                fold.fail(error, item)
+            if fold.error is not None:
+                self._skip(item, fold.error)
+            if item.node is not None:
+                continue
+            with lock:
+                # Whoever is woken by the last mark finds the state at rest.
+                if at_rest := not queue:
+                    self._active, self._task = False, None
+                self._reach(item)
+            if at_rest:
+                del self, fold
+                return
+
+    def _skip(self, item: Item, error: BaseException) -> None:
+        """Nothing comes of an item: its readers are told why."""
+        for made in (item.variable, item.thought):
+            if made is not None and not made.done:
+                made.fail(error)
+        if self._fold.ahead is not None:
+            self._fold.ahead.drop(error)
+
+    def _reach(self, item: Item) -> None:
+        fold = self._fold
+        if item.back is not None:
+            if fold.ahead is not None:
+                fold.ahead.ahead.forget()
+            if item.back.error is None:
+                fold.go_back(item.back.transcript)
+        if item.mark is not None:
+            body = self.body
+            error: BaseException | None = fold.error
+            if body is not None and body.end is item.mark and body.error is not None:
+                error = body.error
+            item.mark.reach(fold.transcript, error, len(fold.output.pieces))
+
+
+def _at(mark: Mark) -> Transcript | None:
+    """What had been said where `mark` stands, where that is known by now."""
+    return mark.transcript if mark.done else None
+
+
+def _set_by(branch: Executor) -> dict[str, Any]:
+    """name -> value of every variable that a branch set itself. All are there already."""
+    own = branch.variables.items()
+    return {name: found.get() for name, found in own if branch.inherited.get(name) is not found}

@@ -1,0 +1,69 @@
+"""What a parent takes over from its branches, by mode. Pure; knows no executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.ir import Node, RoleBegin, RoleEnd, Text, media_of
+
+GATHER: Final = "gather_variable"
+CONCATENATE: Final = "concate_and_append"
+DICT: Final = "dict"
+OVERWRITE: Final = "overwrite"
+ERROR: Final = "error"
+MODES: Final = (GATHER, CONCATENATE, DICT, OVERWRITE, ERROR)
+"""gather_variable     name -> the list of the values of the branches that set it, in order
+concate_and_append  no variables; what the branches said is added to the parent's text, in order
+dict                name -> {branch's number: value}
+overwrite           name -> the last branch's value
+error               name -> the value; a name that two branches set, or the parent has, is a BadProgram"""
+
+
+def join_mode(mode: str) -> str:
+    """`mode`, checked. "list" is another name of gather_variable. Raises BadProgram."""
+    if mode == "list":
+        return GATHER
+    if mode not in MODES:
+        raise BadProgram(f"unknown join mode {mode!r}; known: {', '.join(MODES)}")
+    return mode
+
+
+def taken_over(mode: str, branches: Sequence[Mapping[str, Any]], known: Container[str]) -> dict[str, Any]:
+    """name -> value for the parent, from what each branch set itself. `known`: the parent's names. Raises
+    BadProgram for a conflict in mode "error"."""
+    found: dict[str, dict[int, Any]] = {}
+    for number, values in enumerate(branches):
+        for name, value in values.items():
+            found.setdefault(name, {})[number] = value
+    match mode:
+        case "gather_variable":
+            return {name: list(values.values()) for name, values in found.items()}
+        case "dict":
+            return dict(found)
+        case "overwrite":
+            return {name: list(values.values())[-1] for name, values in found.items()}
+        case "error":
+            return {name: _only(name, values, known) for name, values in found.items()}
+        case _:
+            return {}
+
+
+def _only(name: str, values: Mapping[int, Any], known: Container[str]) -> Any:
+    if len(values) > 1:
+        which = ", ".join(map(str, values))
+        raise BadProgram(
+            f"the branches {which} all set {name!r}, and join was asked to take that as an error"
+        )
+    if name in known:
+        raise BadProgram(f"branch {next(iter(values))} set {name!r}, which was set before the fork")
+    return next(iter(values.values()))
+
+
+def replayed(begin: Transcript, end: Transcript) -> Iterator[Node]:
+    """Nodes that say again what was said between two transcripts, generated text as constant text."""
+    making: dict[str, Callable[[str], Node]] = {"text": Text, "open": RoleBegin, "close": RoleEnd}
+    for entry in end.entries(begin):
+        yield making[entry.kind](entry.value) if entry.part is None else media_of(entry.part)

@@ -1,0 +1,52 @@
+"""A generation's text on its way to its readers: thoughts to one variable, the answer to the other, as they
+come. Knows no backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
+from sglang_dsl.concurrency.streams import Stream
+from sglang_dsl.conversation.requests import Delta
+from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.ir import Gen
+
+__all__ = ["Split", "Telling"]
+
+
+class Telling:
+    """For one generation. `thought`: the variable of its reasoning; `whole`: the stream of all that is said,
+    in which thoughts do not stand."""
+
+    def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Stream) -> None:
+        self._variable, self._thought, self._whole = variable, thought, whole
+        kind = None if node.reasoning is None else reasoning_type(node.reasoning)
+        self._splitter = None if node.reasoning is None else splitter_of(kind)
+
+    def piece(self, delta: Delta) -> None:
+        """A piece of the stream."""
+        if self._splitter is None:
+            self._tell("", delta.text, delta)
+        else:
+            self._tell(*self._splitter.feed(delta.text), delta)
+
+    def end(self) -> None:
+        """The stream is over: what was held back is told."""
+        if self._splitter is not None:
+            self._tell(*self._splitter.end(), Delta(""))
+
+    def _tell(self, thought: str, answer: str, delta: Delta) -> None:
+        if thought and self._thought is not None:
+            self._thought.put(thought)
+        told = delta.meta if delta.told is None else delta.told
+        self._variable.put(answer, told if answer or delta.meta is not None else None)
+        self._whole.put(answer)
+
+    @staticmethod
+    def splits(node: Gen, texts: Sequence[str]) -> list[Split]:
+        """Whole texts of a generation taken apart; all of it is answer where nothing was asked for."""
+        if node.reasoning is None:
+            return [Split("", "", text) for text in texts]
+        kind = reasoning_type(node.reasoning)
+        return [split_reasoning(text, kind) for text in texts]

@@ -1,0 +1,39 @@
+"""How a model is asked again for a value that does not fit its type. Knows prompts alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from runtime.protocol.messages import Message
+from sglang_dsl.conversation.requests import Prompt
+
+_CUE = 400
+"""Characters of a line that are said again, at most."""
+
+
+def corrected(prompt: Prompt, text: str, kind: str, fault: str, hint: str | None) -> Prompt:
+    """The prompt that asks again for a `kind` after the model said `text`: in an assistant's turn by a turn
+    of the user behind it, elsewhere by words in the text, and the prompt's last line once more."""
+    *before, last = prompt.messages
+    said = f"That is no valid {kind}: {fault}."
+    if hint is not None:
+        said += " It was cut at its limit of tokens: say less."
+    failed = _behind(last.content, text)
+    if last.role == "assistant":
+        asked = Message("user", f"{said} Answer again, with a valid {kind} and nothing else.")
+        return Prompt((*before, msgspec.structs.replace(last, content=failed, open=False), asked, last))
+    line = _behind(last.content, "")
+    cue = (line if isinstance(line, str) else str(line[-1]["text"])).rsplit("\n", 1)[-1][-_CUE:]
+    again = _behind(failed, f"\n\n({said} Once more, valid:)\n\n{cue}")
+    return Prompt((*before, msgspec.structs.replace(last, content=again)))
+
+
+def _behind(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:
+    """A message's content with text behind it."""
+    if isinstance(content, str):
+        return content + text
+    if content and content[-1]["type"] == "text":
+        return [*content[:-1], {"type": "text", "text": content[-1]["text"] + text}]
+    return [*content, {"type": "text", "text": text}]

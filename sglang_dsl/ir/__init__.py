@@ -1,0 +1,35 @@
+"""The intermediate representation: frozen nodes, types as forms of text, questions about a tree of nodes."""
+
+from __future__ import annotations
+
+from sglang_dsl.ir.nodes import (
+    Fork,
+    Gen,
+    Join,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    Sampling,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Seq,
+    Source,
+    Text,
+    as_node,
+    caller,
+    concat,
+    cut,
+    flatten,
+    from_dict,
+    leaves,
+    media_of,
+    to_dict,
+)
+
+__all__ = [
+    "as_node", "caller", "concat", "cut", "flatten", "Fork", "from_dict", "Gen", "Join", "leaves",
+    "Media", "media_of", "Node", "RoleBegin", "RoleEnd", "Sampling", "ScopeBegin", "ScopeEnd", "Select",
+    "Seq", "Source", "Text", "to_dict",
+]  # fmt: skip

@@ -1,0 +1,299 @@
+"""Passes: IR -> IR, and questions about a tree or about prompts. They know no backend and run nothing.
+
+merge_text, tidy    neighbouring text joined
+sets, variables     which names are set
+role_after          whether turns open and close as they should
+hoist               what prompts have in common at their begin
+plan_forks          the forks of a tree
+waves               which generations need nothing of each other
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.protocol.messages import Message
+from sglang_dsl.errors import BadProgram, warn
+from sglang_dsl.ir.nodes import (
+    Fork,
+    Gen,
+    Join,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Seq,
+    Source,
+    Text,
+)
+
+_QUIET = frozenset({Gen, Select, ScopeEnd, ScopeBegin, Media})
+_SETTERS = frozenset({Gen, Select, ScopeEnd})
+
+
+def simple(leaves: Sequence[Node], role: str | None) -> tuple[str | None, bool] | None:
+    """The turn that is open after `leaves`, and whether one of them sets a variable: for leaves as most are,
+    whose text needs no merging and whose turns stand as they should. None where they have to be looked at
+    more closely (merge_text, role_after)."""
+    before: type[Node] | None = None
+    setter = False
+    for leaf in leaves:
+        kind: Any = type(leaf)
+        if kind is Text:
+            if before is Text or not leaf.text:  # type: ignore[attr-defined]
+                return None
+        elif kind is RoleBegin:
+            if role is not None:
+                return None
+            role = leaf.role  # type: ignore[attr-defined]
+        elif kind is RoleEnd:
+            if leaf.role != role:  # type: ignore[attr-defined]
+                return None
+            role = None
+        elif kind in _SETTERS:
+            setter = True
+        elif kind not in _QUIET:
+            return None
+        before = kind
+    return role, setter
+
+
+def merge_text(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The same nodes with neighbouring text joined (at the first one's place) and empty text left out."""
+    held: list[Text] = []
+    for node in nodes:
+        if isinstance(node, Text):
+            if node.text:
+                held.append(node)
+            continue
+        if held:
+            yield _joined(held)
+            held = []
+        yield node
+    if held:
+        yield _joined(held)
+
+
+def _joined(texts: Sequence[Text]) -> Text:
+    first = texts[0]
+    return first if len(texts) == 1 else Text("".join(node.text for node in texts), src=first.src)
+
+
+def tidy(node: Node) -> Node:
+    """A whole tree with its text merged, branches included."""
+    match node:
+        case Seq(nodes=nodes):
+            return Seq(tuple(merge_text(tidy(child) for child in nodes)))
+        case Fork(branches=branches, src=src):
+            return Fork(tuple(Seq(tuple(merge_text(tidy(c) for c in b.nodes))) for b in branches), src=src)
+        case _:
+            return node
+
+
+def sets(node: Node) -> str | None:
+    """The variable this one node sets."""
+    match node:
+        case Gen(name=name) | Select(name=name) | ScopeEnd(name=name):
+            return name
+        case _:
+            return None
+
+
+def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
+    """The turn that is open after `leaves`, where `role` was open before them. Any end ends the open turn,
+    with a warning where it names another role. Raises BadProgram where turns nest, end without having begun,
+    or where a leaf is no thing to add."""
+    for leaf in leaves:
+        match leaf:
+            case RoleBegin(role=begun):
+                if role is not None:
+                    raise BadProgram(
+                        f"a turn of {begun!r} cannot begin inside a turn of {role!r}; end that first"
+                    )
+                role = begun
+            case RoleEnd(role=ended):
+                if role is None:
+                    raise BadProgram(f"a turn of {ended!r} cannot end here: no turn is open")
+                if role != ended:
+                    warn(f"the end of a turn of {ended!r} ends the turn of {role!r} that is open")
+                role = None
+            case Fork() | Join():
+                raise BadProgram("forks and joins are made on the state: s.fork(n), forks.join()")
+            case _:
+                pass
+    return role
+
+
+def variables(node: Node) -> tuple[str, ...]:
+    """Names that a tree sets, in order of first setting."""
+    return tuple(dict.fromkeys(name for child in node.walk() if (name := sets(child)) is not None))
+
+
+# -- what prompts share --------------------------------------------------------------------------------------
+
+
+def common(items: Sequence[Sequence[object]]) -> int:
+    """How many items (token ids, characters) all sequences begin with alike."""
+    columns = zip(*items)
+    return sum(
+        1 for _ in itertools.takewhile(lambda column: all(one == column[0] for one in column), columns)
+    )
+
+
+def hoist(prompts: Sequence[Sequence[Message]]) -> tuple[Message, ...]:
+    """The longest common begin of rendered prompts: whole turns, then the common text of the next one, which
+    is left open. Empty where they begin in different ways."""
+    if not prompts:
+        return ()
+    shared: list[Message] = []
+    for column in zip(*prompts):
+        first = column[0]
+        if all(one == first for one in column):
+            shared.append(first)
+            continue
+        texts = [one.content for one in column if isinstance(one.content, str) and one.role == first.role]
+        if len(texts) == len(column):
+            text = texts[0][: common(texts)]
+            shared.append(Message(role=first.role, content=text, open=True))
+        break
+    return tuple(shared)
+
+
+# -- forks ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPlan:
+    """One fork. `branch`: the branch it stands in, () in the program itself. `generations`: of each of its
+    branches, choices and those of forks below included. `join`: how it is joined, None where it is not.
+    `needs`: variables set before it whose values stand in its branches' texts. `prefix`: characters of text
+    that all branches go on from."""
+
+    branch: tuple[int, ...]
+    branches: int
+    generations: tuple[int, ...]
+    join: str | None
+    needs: tuple[str, ...]
+    prefix: int
+    src: Source | None = None
+
+
+def plan_forks(body: Seq) -> tuple[ForkPlan, ...]:
+    """The forks of a traced program, in order, those in branches after their own."""
+    return tuple(_forks(body, (), {}, 0))
+
+
+def _forks(body: Seq, branch: tuple[int, ...], known: Mapping[str, None], length: int) -> Iterator[ForkPlan]:
+    known, made = dict(known), 0
+    for index, node in enumerate(body.nodes):
+        if (name := sets(node)) is not None:
+            known[name] = None
+        if isinstance(node, Text):
+            length += len(node.text)
+        if not isinstance(node, Fork):
+            continue
+        later = body.nodes[index + 1 :]
+        join = next((one for one in later if isinstance(one, Join | Fork)), None)
+        said = {name for one in node.branches for name in _read(one)}
+        yield ForkPlan(
+            branch,
+            len(node.branches),
+            tuple(sum(isinstance(one, Gen | Select) for one in each.walk()) for each in node.branches),
+            join.mode if isinstance(join, Join) else None,
+            tuple(name for name in known if name in said),
+            length,
+            node.src,
+        )
+        for number, each in enumerate(node.branches, made):
+            yield from _forks(each, (*branch, number), known, length)
+        made += len(node.branches)
+        known.update(dict.fromkeys(variables(node)))
+
+
+_NAMED = re.compile(r"\{([^{}\n]*)\}")
+
+
+def _read(node: Node) -> Iterator[str]:
+    """Names that may stand for a value in the texts below `node`."""
+    for child in node.walk():
+        if isinstance(child, Text):
+            yield from _NAMED.findall(child.text)
+
+
+# -- waves ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A generation or choice: the program and the branch it stands in."""
+
+    program: str
+    branch: tuple[int, ...]
+    node: Gen | Select
+
+
+def waves(programs: Sequence[tuple[str, Seq]]) -> tuple[tuple[Step, ...], ...]:
+    """Generations and choices that can be asked for at once, wave after wave. The first program calls the
+    others, in their order.
+
+    One of a state comes after those before it. Those of different branches, and of different programs, need
+    each other only where a value stands in a text: as "{name}", which is how it was traced. Where several set
+    the same name, the latest is meant, so that a wave may be later than it must be and never too early.
+    """
+    if not programs:
+        return ()
+    first, *others = programs
+    outside = _Levels(first, {}).known
+    found = []
+    for one in others:
+        levels = _Levels(one, outside)
+        outside = {n: max(levels.known.get(n, 0), outside.get(n, 0)) for n in {**outside, **levels.known}}
+        found.append(levels)
+    found.insert(0, _Levels(first, outside) if others else _Levels(first, {}))
+    steps = sorted((pair for one in found for pair in one.steps), key=lambda pair: pair[0])
+    last = steps[-1][0] if steps else -1
+    return tuple(tuple(step for level, step in steps if level == at) for at in range(last + 1))
+
+
+class _Levels:
+    """The wave of each step of one program. `outside`: after how many waves the values of others are
+    there; `known`: the same of its own."""
+
+    def __init__(self, program: tuple[str, Seq], outside: Mapping[str, int]) -> None:
+        self.steps: list[tuple[int, Step]] = []
+        self.known: dict[str, int] = {}
+        self._name, self._outside = program[0], outside
+        self._sequence(program[1], (), 0)
+
+    def _sequence(self, body: Seq, branch: tuple[int, ...], level: int) -> int:
+        """Number the steps of `body`, which begins after `level` waves; after how many it ends."""
+        open_ends: list[int] = []
+        made = 0
+        for node in body.nodes:
+            match node:
+                case Text():
+                    for name in _read(node):
+                        level = max(level, self.known.get(name, self._outside.get(name, 0)))
+                case Gen() | Select():
+                    self.steps.append((level, Step(self._name, branch, node)))
+                    level += 1
+                case Fork(branches=branches):
+                    open_ends += [
+                        self._sequence(one, (*branch, number), level)
+                        for number, one in enumerate(branches, made)
+                    ]
+                    made += len(branches)
+                case Join():
+                    level = max([level, *open_ends])  # whichever fork it joins
+                case _:
+                    pass
+            if (own := sets(node)) is not None:
+                self.known[own] = max(level, self.known.get(own, 0))
+        return level

@@ -1,0 +1,1 @@
+"""`s`: what a program writes to and reads from, blocking and async."""

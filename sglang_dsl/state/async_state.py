@@ -1,0 +1,441 @@
+"""`s` of an async program: the same writing, and reading that is awaited.
+
+    s += gen("x")                     async with s.fork(3) as forks: ...
+    value = await s["x"]              async for piece in s.text_iter("x"): ...
+
+Stands on the same Core as the state of an ordinary program, of which it is another face. Knows no loop in
+particular.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Self, TypeVar, cast, overload
+
+from sglang_dsl.budgets import Budget
+from sglang_dsl.choices import Choice
+from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.errors.tracebacks import public, trim
+from sglang_dsl.interpreter.core import AsyncCore
+from sglang_dsl.interpreter.joins import GATHER, join_mode
+from sglang_dsl.ir import Gen, Node, Select, caller
+from sglang_dsl.state import branches
+from sglang_dsl.state.base import Face, Group
+from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
+from sglang_dsl.state.reads import checked, choice_of, name_of
+
+T = TypeVar("T")
+
+
+class _Unawaited(BadProgram, AttributeError):
+    """Of an attribute: hasattr() takes it for the answer that it is."""
+
+
+class Pending(Awaitable[T], Generic[T]):
+    """A value to come: `await` it, as often as you like. All else done with it is a forgotten `await`,
+    a silent mistake in a comparison or a prompt: BadProgram, with the line."""
+
+    __slots__ = ("_make", "_what")
+
+    def __init__(self, what: str, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._what, self._make = what, make
+
+    def __await__(self) -> Generator[Any, None, T]:
+        try:
+            return (yield from self._make().__await__())
+        except BaseException as error:
+            trim(error)
+            raise
+
+    def __repr__(self) -> str:
+        return f"<{self._what}, to be awaited>"
+
+    def _told(self) -> str:
+        return f"{self._what} must be awaited in an async program: await {self._what}, at {caller()}"
+
+    def _unawaited(self, *_: object) -> NoReturn:
+        raise BadProgram(self._told())
+
+    def __hash__(self) -> int:
+        # gather() and its like keep what they wait for in a dict or set.
+        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] != "asyncio":
+            self._unawaited()
+        return object.__hash__(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _Unawaited(self._told())
+
+    __str__ = __format__ = _unawaited
+    __eq__ = __ne__ = _unawaited
+    __lt__ = __le__ = __gt__ = __ge__ = _unawaited
+    __bool__ = __len__ = __int__ = __float__ = __index__ = _unawaited
+    __contains__ = __iter__ = __getitem__ = __call__ = _unawaited
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _unawaited
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __neg__ = __abs__ = __round__ = _unawaited
+
+
+class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
+    """What astream() gives: a coroutine, and the same as a context manager."""
+
+    def __init__(self, made: Coroutine[Any, Any, AsyncProgramState]) -> None:
+        self._made = made
+        self._state: AsyncProgramState | None = None
+
+    def __await__(self) -> Generator[Any, Any, AsyncProgramState]:
+        try:
+            return (yield from self._made.__await__())
+        except BaseException as error:
+            trim(error)
+            raise
+
+    def send(self, value: Any, /) -> Any:
+        return self._made.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._made.throw(*error)
+
+    def close(self) -> None:
+        self._made.close()
+
+    async def __aenter__(self) -> AsyncProgramState:
+        self._state = await self._made
+        return self._state
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._state is not None:
+            self._state.cancel()
+
+
+@public
+class AsyncProgramState(Face["AsyncTurn"]):
+    """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
+    gives for code that may block."""
+
+    _core: AsyncCore
+
+    def __init__(self, core: AsyncCore, sync: ProgramState | None = None) -> None:
+        self._core = core
+        self._sync = sync if sync is not None else ProgramState(core)
+
+    @property
+    def core(self) -> AsyncCore:
+        """What this state stands on; for tools that look at programs."""
+        return self._core
+
+    @property
+    def blocking(self) -> ProgramState:
+        """The face of the same state that waits by blocking."""
+        return self._sync
+
+    @property
+    def ret_value(self) -> Any:
+        """What the user's function returned, once it has."""
+        return self._sync.ret_value
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: object) -> Self:
+        """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
+        # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
+        if type(other) is Pending:
+            str(other)
+        if type(other) is AsyncTurn:
+            other.turn.add_to(self._sync)
+        elif other is not self:
+            self._sync += other
+        return self
+
+    def role(self, role: str, expr: Node | str | None = None) -> AsyncTurn:
+        """A turn: added at once with `expr`; without, use it in a `with` or an `async with`."""
+        return AsyncTurn(self, self._sync.role(role, expr))
+
+    @contextmanager
+    def var_scope(self, name: str) -> Iterator[AsyncProgramState]:
+        """Record the text added inside into the variable `name`."""
+        with self._sync.var_scope(name):
+            yield self
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, name: Gen[T]) -> Pending[T]: ...
+
+    @overload
+    def __getitem__(self, name: Select) -> Pending[str]: ...
+
+    @overload
+    def __getitem__(self, name: str) -> Pending[Any]: ...
+
+    def __getitem__(self, name: str | Gen[Any] | Select) -> Pending[Any]:
+        """The variable's value, to be awaited; by its name, or by the gen or select that sets it: a type
+        checker then knows what it is. Raises ProgramError where its node failed, MissingVariable where no
+        node sets it."""
+        said = name if isinstance(name, str) else name_of(name)
+        return Pending(f"s[{said!r}]", lambda: self._value(said))
+
+    async def value(self, name: str, kind: type[T]) -> T:
+        """s[name], which must be of the type `kind`; see ProgramState.value()."""
+        return checked(await self._core.find_async(name), await self._value(name), kind)
+
+    async def _value(self, name: str) -> Any:
+        variable = await self._core.find_async(name)
+        await variable.wait_async(lambda: variable.done)
+        return variable.result()
+
+    async def get_var(self, name: str) -> Any:
+        """await s[name]."""
+        return await self._value(name)
+
+    async def get(self, name: str, default: Any = None) -> Any:
+        """The variable's value, or `default` where no node sets it."""
+        try:
+            return await self._value(name)
+        except MissingVariable:
+            return default
+
+    async def raw(self, name: str) -> Any:
+        """The variable's text as it was generated, where s[name] is a value read from it."""
+        variable = await self._core.find_async(name)
+        await variable.wait_async(lambda: variable.done)
+        return variable.text()
+
+    async def get_meta_info(self, name: str) -> dict[str, Any]:
+        """What the backend said about the variable's generation."""
+        await self._value(name)
+        return copy.deepcopy((await self._core.find_async(name)).meta)
+
+    async def choice(self, name: str) -> Choice:
+        """What a select decided; see ProgramState.choice()."""
+        return choice_of(name, await self.get_meta_info(name))
+
+    async def text(self) -> str:
+        """All that was said. Raises ProgramError."""
+        return (await self._core.settled_async()).text()
+
+    async def messages(self) -> list[dict[str, Any]]:
+        """The turns as {"role", "content"}, the open one last. Raises ProgramError."""
+        return (await self._core.settled_async()).turns()
+
+    async def sync(self) -> None:
+        """Wait until all that was added is done. Raises ProgramError."""
+        await self._core.settled_async()
+
+    async def error(self) -> BaseException | None:
+        """What went wrong, or None. In a stream, also what the program's function raised."""
+        try:
+            await self._core.settled_async()
+        except ProgramError as error:
+            return error
+        except BaseException as error:
+            if error is not self._core.body_error:
+                raise
+            return error
+        return self._core.fault()
+
+    async def __aenter__(self) -> AsyncProgramState:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nobody needs it any more: what is under way, the function of a stream included, is cancelled."""
+        self.cancel()
+
+    async def usage(self) -> dict[str, int]:
+        """Tokens of this run with all its forks, as ProgramState.usage()."""
+        return await self._core.usage_async()
+
+    def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
+        """Pieces as they come, of one variable or of the whole text."""
+        return self._sync.text_async_iter(var_name)
+
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """text_iter(), or with `return_meta_data` pairs (piece, what the backend said with it)."""
+        return self._sync.text_async_iter(var_name, return_meta_data)
+
+    def object_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
+        """The variable's value while its JSON is written; see ProgramState.object_iter."""
+        return self._sync.object_async_iter(var_name, strings=strings)
+
+    def __repr__(self) -> str:
+        """What was said by now; see ProgramState.__repr__. Does not wait."""
+        return self._core.snapshot().label("AsyncProgramState")
+
+    def _repr_html_(self) -> str:
+        """What was said by now, for a notebook; does not wait."""
+        from sglang_dsl.views import html  # for notebooks alone
+
+        return html.page(self._core.snapshot())
+
+    # -- branches --------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, *, budget: Budget | None = None) -> AsyncProgramStateGroup:
+        """`size` states that go on from here, each on its own. `async with` joins them at its end, and
+        cancels them when it is left by an exception; without it, await forks.join()."""
+        return AsyncProgramStateGroup(self, self._sync.fork(size, budget=budget))
+
+    async def map(
+        self, fn: Callable[[AsyncProgramState, Any], Awaitable[Any]], items: Iterable[Any]
+    ) -> list[Any]:
+        """`await fn(fork, item)` for each item, side by side, each on a fork of its own; see
+        ProgramState.map()."""
+        given = list(items)
+        if not given:
+            return []
+        group = self.fork(len(given))
+
+        async def work(state: AsyncProgramState, item: Any) -> Any:
+            made = await fn(state, item)
+            return state if made is None else made
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                begun = [tasks.create_task(work(*pair)) for pair in zip(group, given, strict=True)]
+        except BaseExceptionGroup as errors:
+            group.cancel()
+            raise errors.exceptions[0] from None
+        except BaseException:
+            group.cancel()
+            raise
+        return [task.result() for task in begun]
+
+    async def adopt(self, branch: AsyncProgramState) -> None:
+        """Go on with what a fork said and set; see ProgramState.adopt()."""
+        await self._core.adopt_async(branch.core, caller())
+
+    @asynccontextmanager
+    async def copy(self) -> AsyncIterator[AsyncProgramState]:
+        """One branch; at the end of the block its variables come back, each as a list of one."""
+        async with self.fork(1) as group:
+            yield group[0]
+
+
+@public
+class AsyncTurn:
+    """What s.user(...) gives in an async program: a turn already added, or a context manager of either
+    kind."""
+
+    def __init__(self, state: AsyncProgramState, turn: Turn) -> None:
+        self._state, self.turn = state, turn
+
+    def __str__(self) -> str:
+        return str(self.turn)
+
+    def __enter__(self) -> AsyncProgramState:
+        self.turn.__enter__()
+        return self._state
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.turn.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> AsyncProgramState:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+@public
+class AsyncProgramStateGroup(Group[AsyncProgramState]):
+    """Forks of one state, in order."""
+
+    def __init__(self, parent: AsyncProgramState, group: ProgramStateGroup) -> None:
+        self._parent, self._group = parent, group
+        self._states = tuple(AsyncProgramState(_async(state), state) for state in group)
+        self._joined = False
+
+    def __iadd__(self, other: object) -> AsyncProgramStateGroup:
+        """Add to every fork, as ProgramStateGroup does."""
+        self._group += other
+        return self
+
+    async def join(self, mode: str = GATHER) -> None:
+        """Wait for all forks and end them, as ProgramStateGroup.join()."""
+        src = caller()
+        self._joined = True
+        await self._parent.core.join_async([state.core for state in self._states], join_mode(mode), src)
+
+    async def race(self, timeout: float | None = None) -> AsyncProgramState:
+        """The fork that first has done all that was added to it; see ProgramStateGroup.race()."""
+        return await self.first_valid(lambda state: True, timeout)
+
+    async def first_valid(
+        self, predicate: Callable[[AsyncProgramState], Any], timeout: float | None = None
+    ) -> AsyncProgramState:
+        """The first fork for which `predicate(fork)`, awaited where it is a coroutine, is true."""
+        race = branches.Race(self._states)
+        self._joined = True
+        try:
+            async with aclosing(branches.as_they_end_async(self._states, timeout)) as ends:
+                async for ended in ends:
+                    good = ended.error is None and bool(await _settled(predicate(ended.branch)))
+                    if race.take(ended, good):
+                        break
+        except BaseException:
+            self.cancel()
+            raise
+        return race.result()
+
+    async def best_of(
+        self, score: Callable[[AsyncProgramState], Any], timeout: float | None = None
+    ) -> AsyncProgramState:
+        """The fork for which `score(fork)`, awaited where it is a coroutine, is highest."""
+        best = branches.Best(self._states)
+        self._joined = True
+        try:
+            async for ended in branches.as_they_end_async(self._states, timeout):
+                value = await _settled(score(ended.branch)) if ended.error is None else 0.0
+                best.take(ended, float(value))
+        except BaseException:
+            self.cancel()
+            raise
+        return best.result()
+
+    async def vote(
+        self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None
+    ) -> Vote:
+        """What most forks have in the variable `name`; see ProgramStateGroup.vote()."""
+        found: dict[int, Any] = {}
+        self._joined = True
+        try:
+            async for ended in branches.as_they_end_async(self._states, timeout):
+                if ended.error is None:
+                    value = await ended.branch[name]
+                    found[ended.index] = value if key is None else key(value)
+        except BaseException:
+            self.cancel()
+            raise
+        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
+        return branches.tally(values, failed, branches.place_of(self._states))
+
+    async def __aenter__(self) -> AsyncProgramStateGroup:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.cancel()
+        elif not self._joined:
+            await self.join()
+
+
+def _async(state: ProgramState) -> AsyncCore:
+    return cast(AsyncCore, state.core)
+
+
+async def _settled(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

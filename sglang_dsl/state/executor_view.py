@@ -1,0 +1,85 @@
+"""What sglang's programs read from `state.stream_executor`. The state has all of it, under other names."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from sglang_dsl.interpreter.core import Core
+from sglang_dsl.interpreter.variables import Variable
+
+
+class State(Protocol):
+    """A ProgramState."""
+
+    @property
+    def core(self) -> Core: ...
+    def __contains__(self, name: object) -> bool: ...
+    def __getitem__(self, name: str) -> Any: ...
+    def __iadd__(self, other: object) -> Any: ...
+    def get_var(self, name: str) -> Any: ...
+    def set_var(self, name: str, value: Any) -> None: ...
+    def text(self) -> str: ...
+    def messages(self) -> list[dict[str, Any]]: ...
+    def error(self) -> Any: ...
+    def sync(self) -> None: ...
+    def fork(self, size: int = 1) -> Any: ...
+    def get_meta_info(self, name: str) -> dict[str, Any]: ...
+
+
+class Awaited:
+    """What sglang's programs find under a variable's name in `variable_event`: whether its value is there."""
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def is_set(self) -> bool:
+        return self._variable.done
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Until it is there, or has failed, for at most `timeout` seconds; whether it came."""
+        return self._variable.wait_for(self.is_set, timeout)
+
+
+class ExecutorView:
+    """Made by `state.stream_executor`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.get_var, self.set_var = state.get_var, state.set_var
+        self.text, self.messages = state.text, state.messages
+        self.error, self.sync, self.fork = state.error, state.sync, state.fork
+
+    @property
+    def text_(self) -> str:
+        return self._state.text()
+
+    @property
+    def messages_(self) -> list[dict[str, Any]]:
+        return self._state.messages()
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """name -> value; waits for all of them."""
+        return {name: self._state[name] for name in self._state.core.names()}
+
+    @property
+    def meta_info(self) -> dict[str, dict[str, Any]]:
+        """name -> what the backend said; waits for all of them."""
+        return {name: self._state.get_meta_info(name) for name in self._state.core.names()}
+
+    @property
+    def variable_event(self) -> dict[str, Awaited]:
+        """name -> what waits for its value; does not wait."""
+        return {name: Awaited(self._state.core.find(name)) for name in self._state.core.names()}
+
+    def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
+        """None where no node sets `name`. Raises TimeoutError after `timeout` seconds."""
+        if name not in self._state:
+            return None
+        variable = self._state.core.find(name)
+        if not variable.wait_for(lambda: variable.done, timeout):
+            raise TimeoutError(f"{name!r} is not there after {timeout:g} s")
+        return self._state.get_meta_info(name)
+
+    def submit(self, expr: object) -> None:
+        self._state += expr

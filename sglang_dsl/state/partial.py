@@ -1,0 +1,58 @@
+"""A variable's JSON as values while it is being written. Knows one variable, no nodes and no backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from runtime.formats.json_stream import JsonStream, JsonStreamError
+from sglang_dsl.errors import InvalidValue
+from sglang_dsl.interpreter.variables import Variable
+
+
+class Reading:
+    """One reader of a variable: takes its pieces in order, gives the values to show."""
+
+    def __init__(self, variable: Variable, strings: bool) -> None:
+        self._variable = variable
+        self._typed = variable.typed
+        self._stream = JsonStream(strings=strings)
+        # Where the text is no JSON there is nothing to show before its end.
+        self._is_json = self._typed is None or self._typed.kind == "json"
+
+    def take(self, piece: str) -> Iterator[Any]:
+        """The value after one more piece, if it shows more than before."""
+        if not self._is_json or isinstance(self._variable.raw, list):
+            return
+        try:
+            news = self._stream.feed(piece)
+        except JsonStreamError:
+            self._is_json = False  # told at the end, where it is known what else went wrong
+            return
+        if news:
+            yield self._shown()
+
+    def end(self) -> Iterator[Any]:
+        """The whole. Raises ProgramError: what failed, or the text is no JSON."""
+        value = self._variable.result()
+        if self._typed is not None or isinstance(self._variable.raw, list):
+            yield value
+            return
+        try:
+            news = self._stream.close()
+        except JsonStreamError as error:
+            raise self._broken(error) from error
+        if news:
+            yield self._shown()
+
+    def _shown(self) -> Any:
+        value = self._stream.value
+        return value if self._typed is None else self._typed.partial(value)
+
+    def _broken(self, error: JsonStreamError) -> InvalidValue:
+        cut = (self._variable.meta.get("finish_reason") or {}).get("type") == "length"
+        return InvalidValue(
+            f"the text is no JSON: {error}",
+            variable=self._variable.name,
+            hint="it was cut: give it more max_tokens" if cut else None,
+        )

@@ -1,0 +1,1 @@
+"""Beside the language: terminal session, demo, servers of the program's own."""

@@ -1,0 +1,227 @@
+"""Runtime: the bundled runtime as a server of its own processes, started and ended from here.
+
+    with Runtime("pocket") as runtime:
+        set_default_backend(runtime)
+
+It starts `python -m runtime serve` and talks to it by HTTP only; it imports nothing of the runtime's insides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from runtime.protocol.registry import Registry
+from sglang_dsl.backends.endpoint import RuntimeEndpoint
+from sglang_dsl.concurrency.loop import background, running
+from sglang_dsl.errors import BackendError
+from sglang_dsl.tools.server_options import own_options, server_command
+
+STOP_S = 20.0
+"""Seconds a server has to end by itself before it is killed; it drains what runs."""
+HANG_UP_S = 5.0
+LOG_TAIL = 30
+_POLL_S = 0.05
+
+_TOKENIZERS: Registry[Any] = Registry(
+    "tokenizer",
+    {"auto": "transformers:AutoTokenizer", "bundled": "runtime.config.checkpoints:BUNDLED"},
+    extras={"auto": "runtime", "bundled": "runtime"},
+)
+
+
+def get_tokenizer(model_path: str, **words: Any) -> Any:
+    """The tokenizer of a checkpoint's folder, of a bundled one or of a model's name, by transformers."""
+    folder = _TOKENIZERS.load("bundled").get(str(model_path), model_path)
+    return _TOKENIZERS.load("auto").from_pretrained(folder, **words)
+
+
+class Runtime:
+    """A running server. Returns when it is ready; raises BackendError, with the end of its log, when it is
+    not within `launch_timeout` seconds.
+
+    model_path  a checkpoint's directory, or the name of a bundled one
+    port        0: any free one
+    api_key     what the server asks for; handed over in a file only this user can read
+    options     any option of `python -m runtime serve` (its --help lists them), with underscores; those of
+                sglang's that mean the same are known too. Raises Unsupported
+
+    endpoint    the RuntimeEndpoint that programs run on; a Runtime can be given wherever a backend is
+    url         the server's address
+    """
+
+    def __init__(
+        self,
+        model_path: str = "pocket",
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        log_level: str = "error",
+        launch_timeout: float = 300.0,
+        timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
+        options = own_options(options, str(model_path))
+        self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
+        self._stopped = False
+        self._used: RuntimeEndpoint | None = None
+        folder = Path(self._folder.name)
+        ready, self._log = folder / "ready.json", folder / "server.log"
+        config = {
+            "model": str(model_path), "host": host, "port": port, "log_level": log_level,
+            "ready_file": str(ready), "end_with_stdin": True, **options,
+        }  # fmt: skip
+        if api_key is not None:
+            config["api_key"] = api_key
+        (folder / "config.yaml").write_text(json.dumps(config), encoding="utf-8")  # JSON is YAML
+        command, environment = server_command("--config", str(folder / "config.yaml"))
+        with self._log.open("wb") as log:
+            # Its stdin ends with this process, however that ends, and the server with its stdin.
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=environment,
+            )
+        atexit.register(self.shutdown)
+        try:
+            self.url: str = self._wait(ready, launch_timeout)
+        except BaseException:
+            self.shutdown()
+            raise
+        self.endpoint = self._used = RuntimeEndpoint(self.url, api_key, timeout=timeout, lazy=True)
+
+    @property
+    def pid(self) -> int:
+        """Of the server's first process."""
+        return self._process.pid
+
+    def shutdown(self) -> None:
+        """End the server; may be called again. What still runs is given STOP_S seconds."""
+        if self._stopped:
+            return
+        self._stopped = True
+        atexit.unregister(self.shutdown)
+        self._hang_up()
+        process = self._process
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_S)
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        self._folder.cleanup()
+
+    def _hang_up(self) -> None:
+        """Close the connections that programs used; those of the caller's own event loops go with these."""
+        loop = running()
+        if self._used is not None and loop is not None and loop.alive and not loop.here:
+            with contextlib.suppress(TimeoutError):
+                loop.run(self._used.aclose(), HANG_UP_S)
+
+    def log(self) -> str:
+        """The last lines of the server's log."""
+        try:
+            lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ""
+        return "\n".join(lines[-LOG_TAIL:])
+
+    # -- direct use, without programs ------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: str | Sequence[str], sampling_params: Mapping[str, Any] | None = None, **fields: Any
+    ) -> str:
+        """The answer of POST /generate as JSON text: an object, for several prompts a list. `fields`: more of
+        the request's fields."""
+        body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
+        return json.dumps(background().run(self.endpoint.request("/generate", body)))
+
+    async def async_generate(
+        self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **fields: Any
+    ) -> AsyncIterator[str]:
+        """Pieces of the text as they come, on the caller's event loop."""
+        body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
+        async with aclosing(self.endpoint.pieces(body)) as pieces:  # type: ignore[type-var]
+            async for delta in pieces:
+                if delta.text:
+                    yield delta.text
+
+    add_request = async_generate
+
+    def encode(self, prompt: str | Sequence[str]) -> str:
+        """The answer of POST /encode as JSON text."""
+        body = {"text": prompt}
+        return json.dumps(background().run(self.endpoint.request("/encode", body)))
+
+    def cache_prefix(self, prefix: str) -> None:
+        """Compute a prompt's beginning now, so that later prompts find it."""
+        self.generate(prefix, {"max_new_tokens": 0})
+
+    def flush_cache(self) -> bool:
+        """Drop the server's cached prefixes; False where they are in use. Waits."""
+        return self.endpoint.flush_cache()
+
+    def get_tokenizer(self) -> Any:
+        """The checkpoint's tokenizer, by transformers."""
+        return get_tokenizer(self.endpoint.model_info["model_path"])
+
+    async def get_server_info(self) -> dict[str, Any]:
+        """What the server says of itself."""
+        return await self.endpoint.info()
+
+    def start_profile(self) -> None:
+        """Begin to write a profile of the server's steps. Waits for its answer."""
+        background().run(self.endpoint.request("/start_profile", {}))
+
+    def stop_profile(self) -> None:
+        """Finish the profile that start_profile() began."""
+        background().run(self.endpoint.request("/stop_profile", {}))
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"Runtime({getattr(self, 'url', 'not ready')!r})"
+
+    def _wait(self, ready: Path, timeout: float) -> str:
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            code = self._process.poll()
+            if code is not None:
+                raise BackendError(
+                    f"the server ended with code {code} before it was ready:\n{self.log()}", backend="runtime"
+                )
+            with contextlib.suppress(OSError, ValueError):
+                told = json.loads(ready.read_text(encoding="utf-8"))
+                return str(told["url"])
+            time.sleep(_POLL_S)
+        raise BackendError(
+            f"the server was not ready within {timeout:g} s:\n{self.log()}",
+            backend="runtime",
+            hint="give it more time with launch_timeout=",
+        )
