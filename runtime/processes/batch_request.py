@@ -170,7 +170,9 @@ class BatchRequest:
             stream=False,
         )
         try:
-            state = self._door.open(request, Job((tokens,)), self._teller(True, prompt))
+            state = self._door.open(
+                request, Job((tokens,), deadline=job.deadline), self._teller(True, prompt)
+            )
         except RuntimeFault as fault:
             self._samples_fail(prompt, fault)
             return

@@ -48,9 +48,7 @@ _UNSERVED = (
 )
 
 
-def prepare_embedding(
-    preparer: Preparer, request: EmbeddingReqInput, clock: Callable[[], float] = time.monotonic
-) -> TokenizedEmbeddingReqInput:
+def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> TokenizedEmbeddingReqInput:
     """One item of a normalised request as ids, framed as the checkpoint's tokenizer frames a whole text.
     Raises BadRequest and its kinds."""
     for name, why in _UNSERVED:
@@ -81,7 +79,7 @@ def prepare_embedding(
         cross_encoder=request.is_cross_encoder_request,
         priority=request.priority,
         extra_key=request.extra_key if isinstance(request.extra_key, str) else None,
-        deadline=None if request.timeout_s is None else clock() + request.timeout_s,
+        time_left_s=request.timeout_s,
     )
 
 
@@ -151,10 +149,16 @@ class Embeddings:
         places = [at for at, found in enumerate(self._found) if found is None]
         self.index = {one.rid: at for one, at in zip(self.sent, places, strict=True)}
         self.open = set(self.index)
-        self._deadline = min((one.deadline for one in self.sent if one.deadline is not None), default=None)
+        now = time.monotonic()
+        self._deadlines = {one.rid: now + one.time_left_s for one in self.sent if one.time_left_s is not None}
+        self._deadline = min(self._deadlines.values(), default=None)
 
     def start(self) -> None:
         """They are on their way."""
+        now = time.monotonic()
+        for one in self.sent:
+            if one.rid in self._deadlines:
+                one.time_left_s = max(0.0, self._deadlines[one.rid] - now)
         for observer, begun in self._observed.values():
             observer.on_begin(begun)
 

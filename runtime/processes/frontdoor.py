@@ -8,6 +8,7 @@ dies, everybody who waits is told why. It knows mailboxes, not what is behind th
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import lru_cache
@@ -376,7 +377,11 @@ class TokenizerManager:
     # -- within ----------------------------------------------------------------------------------------------
 
     def _send(self, state: RequestState) -> None:
-        requests = state.job.requests
+        requests, deadline = state.job.requests, state.job.deadline
+        if deadline is not None:
+            left = max(0.0, deadline - time.monotonic())
+            for part in requests:
+                part.time_left_s = left
         try:
             if len(requests) == 1:
                 self._post(requests[0])

@@ -66,11 +66,13 @@ class Option:
 @dataclass(frozen=True, slots=True)
 class Job:
     """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
-    media: what the messages refer to; nothing, where the model takes text only."""
+    media: what the messages refer to; nothing, where the model takes text only. deadline: when it must be
+    over, by the clock of the Preparer."""
 
     requests: tuple[TokenizedGenerateReqInput, ...]
     options: tuple[Option, ...] = ()
     media: Rendered = Rendered("")  # noqa: RUF009 - frozen
+    deadline: float | None = None
 
 
 class Preparer:
@@ -151,11 +153,11 @@ class Preparer:
                     heal=self._heal(request, prompt, ids, params),
                     priority=request.priority,
                     extra_key=request.extra_key,
-                    deadline=deadline,
                     at_start=constraint is None and self._textless(ids),
                 ),
             ),
             media=prompt.media,
+            deadline=deadline,
         )
 
     def _heal(
@@ -193,7 +195,8 @@ class Preparer:
         (first,) = job.requests
         params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
         rid, turn = self.wire_rid(request), self._turn(request)
-        return Job((msgspec.structs.replace(first, rid=rid, sampling_params=params, session_params=turn),))
+        made = msgspec.structs.replace(first, rid=rid, sampling_params=params, session_params=turn)
+        return Job((made,), deadline=job.deadline)
 
     # -- room ------------------------------------------------------------------------------------------------
 
@@ -396,7 +399,6 @@ class Preparer:
                     logprob_start_len=first,
                     priority=request.priority,
                     extra_key=request.extra_key,
-                    deadline=deadline,
                 )
             )
             return index
@@ -410,7 +412,7 @@ class Preparer:
             scored = scoring(whole, boundary)
             alone = scoring([*start, *own], len(start)) if request.unconditional else None
             made.append(Option(option, own, scored, alone))
-        return Job(tuple(requests), tuple(made), prompt.media)
+        return Job(tuple(requests), tuple(made), prompt.media, deadline)
 
     def _boundary(
         self, request: SingleGenerateReq, text: str | None, ids: list[int], options: Sequence[str]

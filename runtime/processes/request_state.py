@@ -48,8 +48,7 @@ class RequestState:
         self.index = {part.rid: at for at, part in enumerate(job.requests)}
         self.open = set(self.index)
         self.cancelled = False
-        deadline = job.requests[0].deadline
-        self._due = None if deadline is None else deadline + GRACE_S
+        self._due = None if job.deadline is None else job.deadline + GRACE_S
         self._facts = facts
         self._observer = observer if request.log_metrics else NOBODY
         self._changed = self._over = False

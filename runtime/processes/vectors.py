@@ -78,7 +78,7 @@ class Vectors:
             embedding=True,
             priority=request.priority,
             extra_key=request.extra_key,
-            deadline=request.deadline,
+            time_left_s=request.time_left_s,
         )
 
     def _answer(

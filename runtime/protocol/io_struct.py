@@ -100,7 +100,7 @@ class TokenizedGenerateReqInput(SingleReq):
     require_reasoning: bool = False
     max_thinking_tokens: int | None = None
     embedding: bool = False
-    deadline: float | None = None  # time.monotonic() seconds of the sending machine
+    time_left_s: float | None = None  # as of sending: clocks of two machines differ
     at_start: bool = False
 
 
@@ -123,7 +123,7 @@ class TokenizedEmbeddingReqInput(SingleReq):
     cross_encoder: bool = False
     priority: int = 0
     extra_key: str | None = None
-    deadline: float | None = None  # time.monotonic() seconds of the sending machine
+    time_left_s: float | None = None  # as of sending: clocks of two machines differ
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):

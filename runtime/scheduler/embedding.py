@@ -53,13 +53,14 @@ class TextLimits:
 class _Item:
     """A request that waits. Times are seconds of the scheduler's clock."""
 
-    __slots__ = ("added_at", "queue_until", "source", "text")
+    __slots__ = ("added_at", "queue_until", "source", "text", "until")
 
     def __init__(
         self, source: TokenizedEmbeddingReqInput, text: Text, now: float, queue_s: float | None
     ) -> None:
         self.source, self.text, self.added_at = source, text, now
         self.queue_until = None if queue_s is None else now + queue_s
+        self.until = None if source.time_left_s is None else now + source.time_left_s
 
     @property
     def size(self) -> int:
@@ -67,7 +68,7 @@ class _Item:
 
 
 class EmbeddingScheduler:
-    """`clock`: seconds, the one deadlines are given in. Of the config it reads max_running_requests (texts in
+    """`clock`: seconds. Of the config it reads max_running_requests (texts in
     one step), max_prefill_tokens (tokens in one step, padding counted; a longer text goes alone),
     max_waiting_requests, queue_timeout_s and, with the policy `priority`, who goes first."""
 
@@ -296,7 +297,7 @@ class EmbeddingScheduler:
         """Answer those whose time is over."""
         now = self._clock()
         for item in list(self._waiting.values()):
-            own = item.source.deadline is not None and item.source.deadline <= now
+            own = item.until is not None and item.until <= now
             queued = self._paused is None and item.queue_until is not None and item.queue_until <= now
             if own or queued:
                 what = (

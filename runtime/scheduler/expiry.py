@@ -1,6 +1,6 @@
 """Deadlines: which requests have had their time. Knows no queues and no slots.
 
-A request's own deadline is a point in time and passes whatever happens. The limits on queueing and running
+A request brings the time that it has left; that passes whatever happens. The limits on queueing and running
 count only while the scheduler is not paused.
 """
 
@@ -28,8 +28,8 @@ class Deadlines:
         self._paused_at: float | None = None
 
     def came(self, request: Request, now: float) -> None:
-        if request.source.deadline is not None:
-            heapq.heappush(self._own, (request.source.deadline, request.seq, request.rid))
+        if request.source.time_left_s is not None:
+            heapq.heappush(self._own, (now + request.source.time_left_s, request.seq, request.rid))
         if self._queue_s is not None:
             when = self._counted(now) + self._queue_s
             heapq.heappush(self._queued, (when, request.seq, request.rid))

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 class Scheduler:
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
-    `grammar`: compiles constraints; None refuses them. `clock`: seconds, the one deadlines are given in.
+    `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
     model ends its reasoning; None where that is not known."""
 

@@ -189,10 +189,10 @@ def test_a_full_queue_and_one_id_twice() -> None:
 
 def test_deadlines() -> None:
     bench = Bench(queue_timeout_s=5.0, max_running_requests=1)
-    bench.ask("own", [1], deadline=101.0)
+    bench.ask("own", [1], time_left_s=1.0)
     bench.ask("queue", [1])
     bench.clock.now += 2
-    bench.ask("late", [1], deadline=200.0)
+    bench.ask("late", [1], time_left_s=98.0)
     bench.clock.now += 4
     bench.finish()
     assert "in the time it was given" in str(bench.fault("own"))
@@ -229,7 +229,7 @@ def test_pause_keeps_or_cancels_and_stops_the_queues_clock() -> None:
     bench.scheduler.pause("in_place")
     bench.clock.now += 60
     bench.ask("during", [2])
-    bench.ask("timed", [3], deadline=bench.clock.now + 1)
+    bench.ask("timed", [3], time_left_s=1.0)
     bench.clock.now += 60
     bench.step()
     assert list(bench.told) == ["timed"]

@@ -141,7 +141,7 @@ def test_ids_behind_the_door_are_never_used_twice(preparer: Preparer) -> None:
 
 
 def test_a_deadline_is_counted_from_now(preparer: Preparer) -> None:
-    assert preparer.prepare(GenerateReqInput(text="a", timeout_s=2.5)).requests[0].deadline == 102.5
+    assert preparer.prepare(GenerateReqInput(text="a", timeout_s=2.5)).deadline == 102.5
 
 
 def test_text_begins_only_where_the_prompt_is_control_ids(with_bos: Tokenizer) -> None:

@@ -57,7 +57,7 @@ def test_a_queued_grammar_can_be_aborted_and_can_be_late(bench: Any, toy_grammar
     grammars = toy_grammars(ready=False)
     sim = bench(600, grammar=grammars, clock=lambda: now)
     sim.add("aborted", [1], constraint=regex("a"))
-    sim.add("late", [1], constraint=regex("b"), deadline=5.0)
+    sim.add("late", [1], constraint=regex("b"), time_left_s=5.0)
     sim.scheduler.abort("aborted")
     now = 6.0
     sim.tick()

@@ -105,7 +105,7 @@ def test_who_is_paused_can_be_aborted_and_can_be_late(bench: Any, toy_grammars: 
     sim.add("running", [1], max_new_tokens=50, ignore_eos=True)
     sim.add("waiting", [2], max_new_tokens=50, ignore_eos=True)
     sim.add("patient", [3], max_new_tokens=50, ignore_eos=True)
-    sim.add("late", [4], max_new_tokens=50, deadline=50.0)
+    sim.add("late", [4], max_new_tokens=50, time_left_s=50.0)
     sim.add("compiling", [5], constraint=Constraint("regex", "ab"), max_new_tokens=9)
     sim.tick()
     sim.scheduler.pause("in_place")

@@ -367,9 +367,9 @@ def test_abort_during_a_step_takes_effect_at_its_end(bench: Any) -> None:
 def test_deadlines(bench: Any) -> None:
     now = 0.0
     sim = bench(600, max_running_requests=1, clock=lambda: now)
-    sim.add("running", [1], max_new_tokens=50, ignore_eos=True, deadline=5.0)
-    sim.add("waiting", [2], max_new_tokens=50, ignore_eos=True, deadline=3.0)
-    sim.add("fine", [3], max_new_tokens=2, ignore_eos=True, deadline=1e9)
+    sim.add("running", [1], max_new_tokens=50, ignore_eos=True, time_left_s=5.0)
+    sim.add("waiting", [2], max_new_tokens=50, ignore_eos=True, time_left_s=3.0)
+    sim.add("fine", [3], max_new_tokens=2, ignore_eos=True, time_left_s=1e9)
     while sim.scheduler.busy:
         now += 1.0
         for output in sim.tick():

@@ -49,7 +49,7 @@ class Maker:
                 self.stems.pop(rng.randrange(len(self.stems)))
         return prompt
 
-    def request(self, now: int) -> dict[str, Any]:
+    def request(self) -> dict[str, Any]:
         rng = self.rng
         fields: dict[str, Any] = {
             "prompt": self.prompt(),
@@ -70,7 +70,7 @@ class Maker:
         if rng.random() < 0.1:
             fields["constraint"] = Constraint("regex", rng.choice(SPECS))
         if rng.random() < 0.03:
-            fields["deadline"] = float(now + rng.randrange(1, 40))
+            fields["time_left_s"] = float(rng.randrange(1, 40))
         return fields
 
 
@@ -113,6 +113,7 @@ def test_simulation(
     maker = Maker(rng, slots, size)
     sent: dict[str, dict[str, Any]] = {}
     aborted: set[str] = set()
+    due: dict[str, float] = {}
     live: set[str] = set()
     while len(sent) < count or sim.scheduler.busy:
         now += 1
@@ -120,7 +121,9 @@ def test_simulation(
         arrivals = rng.choice([0, 0, 1, 2, 8]) if len(live) < BACKLOG else 0
         for _ in range(min(arrivals, count - len(sent))):
             rid = str(len(sent))
-            sent[rid] = maker.request(now)
+            sent[rid] = maker.request()
+            if "time_left_s" in sent[rid]:
+                due[rid] = now + sent[rid]["time_left_s"]
             live.add(rid)
             sim.add(rid, **sent[rid])
         if live and rng.random() < 0.03:
@@ -145,9 +148,8 @@ def test_simulation(
         answer = sim.answer(rid)
         check(answer, fields, reference, rid, sim.vocabulary.tokens)
         if answer.finish.type == "abort":
-            due = fields.get("deadline")
             assert answer.finish.error["code"] in ("aborted", "deadline_exceeded")
-            assert rid in aborted if answer.finish.error["code"] == "aborted" else due <= now
+            assert rid in aborted if answer.finish.error["code"] == "aborted" else due[rid] <= now
         assert answer.queue_s <= longest_wait
     state = sim.scheduler.state()
     assert state["finished"] + state["failed"] == count
@@ -159,7 +161,7 @@ def check(answer: Any, fields: dict[str, Any], reference: Any, rid: str, tokens:
     """Complete answers equal those of a request alone; aborted ones are a beginning of them."""
     whole = answer.finish.type != "abort"
     if "constraint" in fields:
-        reference.add(rid, **{name: value for name, value in fields.items() if name != "deadline"})
+        reference.add(rid, **{name: value for name, value in fields.items() if name != "time_left_s"})
         other = reference.run().answer(rid)
         ids, finish = other.new_ids, (other.finish.type, other.finish.matched)
         scores = (other.input_logprobs, other.output_logprobs)
