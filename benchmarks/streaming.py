@@ -29,10 +29,10 @@ sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 from runtime.config.engine import EngineConfig  # noqa: E402
 from runtime.config.server import ServerConfig  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
-from runtime.processes.channel import ChildSpec, Stop  # noqa: E402
-from runtime.processes.checkpoint import Model, load_model  # noqa: E402
-from runtime.processes.front import Front  # noqa: E402
-from runtime.processes.names import SCHEDULER, front_name, mailbox_of  # noqa: E402
+from runtime.processes.checkpoint.model import Model, load_model  # noqa: E402
+from runtime.processes.supervise.channel import ChildSpec, Stop  # noqa: E402
+from runtime.processes.supervise.engine_client import Front  # noqa: E402
+from runtime.processes.supervise.names import SCHEDULER, front_name, mailbox_of  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,

@@ -17,7 +17,7 @@ from runtime.protocol.registry import MissingExtra, Registry, UnknownName
 PROG = "python -m runtime"
 
 COMMANDS: Registry[Callable[[Sequence[str], Mapping[str, str], str], int]] = Registry(
-    "command", {"serve": "runtime.processes.supervisor:command"}, extras={"serve": "server"}
+    "command", {"serve": "runtime.processes.supervise.supervisor:command"}, extras={"serve": "server"}
 )
 """name -> (its arguments, environment, how it was called) -> exit code"""
 

@@ -18,8 +18,8 @@ from runtime.config.encoder import AnySpec
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat.derive import Derivation
 from runtime.formats.chat.template import ChatTemplate
-from runtime.processes.launch import launch
-from runtime.processes.templates import TemplateChoice
+from runtime.processes.checkpoint.templates import TemplateChoice
+from runtime.processes.pipeline.launch import launch
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, RuntimeFault, from_dict
 from runtime.protocol.generate_req import copy_request

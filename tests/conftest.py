@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def _torch_is_loaded_once() -> Iterator[None]:
     """Models of engines in this process compute in it, unless a test says otherwise: a process for each of
     them would load torch anew. Servers that tests start have one."""
-    from runtime.processes import loading
+    from runtime.processes.pipeline import loading
 
     whole = loading.own_process
 

@@ -2,7 +2,7 @@
 
     python -m runtime.engine.follower <address> <memory of masks>
 
-Started by runtime.processes.runner_process, which made both; it ends with the process that
+Started by runtime.processes.pipeline.runner_process, which made both; it ends with the process that
 started it. Its pass runs in its only working thread: whoever sent the plan is free meanwhile as it is. It
 knows no requests, grammars or policies. Torch comes in by the table, after it was told what to load.
 """

@@ -13,29 +13,19 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from runtime.config.server import ServerConfig
-from runtime.processes.frontdoor import TokenizerManager
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.console import version
-from runtime.server import (
-    anthropic,
-    control,
-    info,
-    native,
-    openai_chat,
-    openai_completions,
-    openai_embeddings,
-    openai_models,
-    openai_responses,
-    tokens,
-)
+from runtime.server.anthropic import routes as anthropic
 from runtime.server.context import RouteModule, ServerContext
-from runtime.server.errors import json_response
-from runtime.server.limits import Gate
-from runtime.server.metrics import Metrics
-from runtime.server.openapi import Operation, document
+from runtime.server.http.errors import json_response
+from runtime.server.http.limits import Gate
+from runtime.server.http.metrics import Metrics
+from runtime.server.http.openapi import Operation, document
+from runtime.server.native import control, generate, info
+from runtime.server.openai import chat, completions, embeddings, models, responses, tokenize
 
 MODULES: tuple[RouteModule, ...] = (
-    native, tokens, info, control, openai_models, openai_completions, openai_chat, openai_embeddings,
-    openai_responses, anthropic,
+    generate, tokenize, info, control, models, completions, chat, embeddings, responses, anthropic,
 )  # fmt: skip
 SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
 """Beginnings of the paths whose errors look otherwise, and how."""

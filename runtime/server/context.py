@@ -12,15 +12,15 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from runtime.config.server import ServerConfig
-from runtime.processes.frontdoor import TokenizerManager
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.generate_req import GenerateReqInput
 from runtime.protocol.model_info import ModelInfo
-from runtime.server.disconnect import unless_gone
-from runtime.server.metrics import Metrics
-from runtime.server.openapi import Operation
-from runtime.server.sse import EventStream, fault_event
+from runtime.server.http.disconnect import unless_gone
+from runtime.server.http.metrics import Metrics
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import EventStream, fault_event
 
 T = TypeVar("T")
 Q = TypeVar("Q", GenerateReqInput, EmbeddingReqInput)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 
 from runtime.formats.reply import ReplyParser
-from runtime.processes.batch_request import Outcome
+from runtime.processes.frontend.batch_request import Outcome
 from runtime.protocol.errors import Aborted, BadRequest
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.server.context import ServerContext
-from runtime.server.error_mapping import FieldNames, mapped_errors
-from runtime.server.sse import closing_stream
+from runtime.server.http.error_mapping import FieldNames, mapped_errors
+from runtime.server.http.sse import closing_stream
 
 
 def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> GenerateReqInput:

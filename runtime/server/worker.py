@@ -21,14 +21,14 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.config.options import is_secret, options_of
-from runtime.processes.channel import ChildSpec, Stop
-from runtime.processes.checkpoint import load_model
-from runtime.processes.front import Front
-from runtime.processes.life import Life
+from runtime.processes.checkpoint.model import load_model
+from runtime.processes.supervise.channel import ChildSpec, Stop
+from runtime.processes.supervise.engine_client import Front
+from runtime.processes.supervise.lifecycle import Life
 from runtime.protocol.errors import EngineDead, InternalFault
 from runtime.server.app import build_app
-from runtime.server.errors import error_body, error_headers, json_response
-from runtime.server.serve import make_server
+from runtime.server.http.errors import error_body, error_headers, json_response
+from runtime.server.http.serve import make_server
 
 try:
     import uvloop as loops

@@ -326,7 +326,7 @@ def test_it_may_end_with_the_one_who_started_it(tmp_path: Path) -> None:
 
 def test_a_child_without_a_supervisor_says_what_it_needs() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "runtime.processes.child"],
+        [sys.executable, "-m", "runtime.processes.supervise.child"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PROGRAM_S,
     )  # fmt: skip
     assert done.returncode == 2

@@ -43,7 +43,7 @@ def test_a_model_that_is_nowhere_is_exit_code_2(capsys: pytest.CaptureFixture[st
 def test_a_package_that_is_missing_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("runtime.processes.supervisor", "runtime.config.flags"):
+    for name in ("runtime.processes.supervise.supervisor", "runtime.config.flags"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert main(["serve"], {}) == 2

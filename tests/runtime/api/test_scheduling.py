@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from runtime.api import Engine
-from runtime.processes import assemble
+from runtime.processes.pipeline import assemble
 from runtime.protocol.errors import Aborted, BadRequest, DeadlineExceeded, QueueFull, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.scheduler.scheduler import Scheduler

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from runtime.api import Engine
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prepare import Limits, Preparer
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput

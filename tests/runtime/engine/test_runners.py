@@ -26,8 +26,8 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine.logit_processors import PROCESSORS
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
-from runtime.processes import loading
-from runtime.processes.runner_process import RunnerProcess
+from runtime.processes.pipeline import loading
+from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.protocol.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -384,7 +384,7 @@ def test_a_stuck_process_is_killed_when_the_step_has_had_its_time(alone: Any) ->
 def test_a_closed_one_has_ended_though_it_was_stopped_and_says_so(
     alone: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.processes.runner_process.CLOSE_S", 0.2)
+    monkeypatch.setattr("runtime.processes.pipeline.runner_process.CLOSE_S", 0.2)
     runner = alone()
     runner.launch(ONE)
     os.kill(runner.pid, signal.SIGSTOP)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
 from runtime.ipc.frames import Frames, frame
-from runtime.processes.channel import (
+from runtime.processes.supervise.channel import (
     FROM_CHILD,
     MAX_BYTES,
     TO_CHILD,

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import runtime.pocket
 from runtime.config.model import ModelSpec
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.templates import choose_template
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.templates import choose_template
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prepare import Limits, Preparer
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import RAW_ROLE, Message
 from runtime.protocol.sampling import SamplingParams

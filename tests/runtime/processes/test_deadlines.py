@@ -10,9 +10,9 @@ import pytest
 from runtime.config.scheduler import SchedulerConfig
 from runtime.ipc.address import Address
 from runtime.ipc.wire import PIPELINE
-from runtime.processes.frontdoor import TokenizerManager
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import EngineDead
 from runtime.protocol.io_struct import EmbeddingReqInput, GenerateReqInput, TokenOutput
 from runtime.protocol.model_info import ModelInfo

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.processes.detokenize import IncrementalText, TextTable
-from runtime.processes.detokenizer import DetokenizerManager
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import BatchTokenIDOutput, FinishReason, TextRequest, TokenOutput
 from runtime.protocol.vocabulary import Vocabulary

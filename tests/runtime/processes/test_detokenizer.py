@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.search import Search
-from runtime.processes.detokenize import IncrementalText, TextTable
-from runtime.processes.detokenizer import JOIN, DetokenizerManager, failed_output, join
-from runtime.processes.output_accumulator import OutputAccumulator
+from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
+from runtime.processes.frontend.output_accumulator import OutputAccumulator
+from runtime.processes.pipeline.detokenizer import JOIN, DetokenizerManager, failed_output, join
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.io_struct import (
     BatchTokenIDOutput,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.ipc.mailbox import MemoryMailbox
-from runtime.processes.child_detokenizer import DetokenizerProcess
-from runtime.processes.detokenizer import DetokenizerManager
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.pipeline.detokenizer import DetokenizerManager
+from runtime.processes.supervise.child_detokenizer import DetokenizerProcess
 from runtime.protocol.errors import WireError, from_dict
 from runtime.protocol.io_struct import (
     BatchEmbeddingOutput,

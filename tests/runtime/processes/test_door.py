@@ -19,13 +19,13 @@ from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec, RopeSpec
 from runtime.formats.reasoning.marks import marks_of
 from runtime.plan import StepPlan, StepResult, TokenMask
-from runtime.processes.checkpoint import Model
-from runtime.processes.frontdoor import TokenizerManager
-from runtime.processes.launch import Pipeline, start
-from runtime.processes.loading import Loaded
-from runtime.processes.observe import Begun
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.observe import Begun
+from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.processes.pipeline.launch import Pipeline, start
+from runtime.processes.pipeline.loading import Loaded
 from runtime.protocol.errors import (
     Aborted,
     BadRequest,
@@ -511,7 +511,7 @@ def test_questions_have_a_deadline(door: TokenizerManager, sent: Sent) -> None:
 def test_a_request_nobody_answers_ends_after_its_deadline(
     door: TokenizerManager, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.processes.request_state.GRACE_S", 0.01)
+    monkeypatch.setattr("runtime.processes.frontend.request_state.GRACE_S", 0.01)
     outcomes = door.batch(GenerateReqInput(text=["a"], timeout_s=0.01))
     assert isinstance(outcomes[0], DeadlineExceeded)
     assert isinstance(sent.items[-1], AbortReq)

@@ -18,12 +18,12 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.processes.checkpoint import load_model
-from runtime.processes.front import Front
-from runtime.processes.frontdoor import TokenizerManager
-from runtime.processes.group import Group
-from runtime.processes.launch import launch
-from runtime.processes.names import SCHEDULER, mailbox_of
+from runtime.processes.checkpoint.model import load_model
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.processes.pipeline.launch import launch
+from runtime.processes.supervise.engine_client import Front
+from runtime.processes.supervise.group import Group
+from runtime.processes.supervise.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
 from runtime.protocol.errors import EngineDead, RuntimeFault
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
@@ -140,7 +140,7 @@ def test_processes_answer_as_threads_do(
     running.group.wait(0.0)
     still = LooksAndStandsStill(running.group._selector)
     monkeypatch.setattr(running.group, "_selector", still)
-    monkeypatch.setattr("runtime.processes.group.time", still)
+    monkeypatch.setattr("runtime.processes.supervise.group.time", still)
     running.group.wait(0.0)
 
 

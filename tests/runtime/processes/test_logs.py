@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config.server import ServerConfig
-from runtime.processes import logs
+from runtime.processes.supervise import logs
 
 log = logging.getLogger("runtime.test")
 

@@ -17,10 +17,10 @@ import pytest
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec, RopeSpec
 from runtime.plan import StepPlan, StepResult, TokenMask
-from runtime.processes.checkpoint import Model
-from runtime.processes.launch import Pipeline, start
-from runtime.processes.loading import Loaded
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.pipeline.launch import Pipeline, start
+from runtime.processes.pipeline.loading import Loaded
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import (
     Aborted,

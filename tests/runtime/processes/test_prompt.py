@@ -16,8 +16,8 @@ from tokenizers import Tokenizer as Fast
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat import get_chat_template, get_completion_template
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prepare import Limits, Preparer
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.media import ImageData

@@ -10,11 +10,11 @@ import pytest
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation
 from runtime.formats.reasoning.marks import marks_of
-from runtime.processes.checkpoint import Model
-from runtime.processes.prepare import Limits, Preparer
-from runtime.processes.reasoning import left_on
-from runtime.processes.templates import TemplateChoice
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.reasoning import left_on
+from runtime.processes.checkpoint.templates import TemplateChoice
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prepare import Limits, Preparer
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput

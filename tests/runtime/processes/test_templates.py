@@ -17,8 +17,8 @@ from runtime.formats.chat import matching, register_chat_template_matching_funct
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.registry import get_chat_template
 from runtime.formats.chat.render import render_prompt
-from runtime.processes.templates import TemplateChoice, choose_template
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.templates import TemplateChoice, choose_template
+from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.errors import ModelLoadError, TemplateError
 from runtime.protocol.messages import RAW_ROLE, Message
 
@@ -282,7 +282,7 @@ def test_without_a_template_turns_are_refused_with_the_reason_and_the_ways_out(t
 
 
 def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="runtime.processes.templates"):
+    with caplog.at_level(logging.INFO, logger="runtime.processes.checkpoint.templates"):
         choose(write(tmp_path / "my-finetune", LLAMA_3, "<|eot_id|>"))
     assert "llama-3-instruct" in caplog.text
     assert "checkpoint marks" in caplog.text

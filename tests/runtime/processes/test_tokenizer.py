@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from runtime.processes.tokenizer import Tokenizer
+from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.errors import ModelLoadError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.processes.detokenize import IncrementalText, TextTable
+from runtime.processes.checkpoint.detokenize import IncrementalText, TextTable
 from runtime.protocol.constraint import Constraint
 
 FORCED = "st and then st|st by the st"

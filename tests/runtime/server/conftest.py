@@ -18,10 +18,10 @@ from starlette.types import ASGIApp
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.processes.launch import Pipeline, launch
+from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.server.app import build_app
-from runtime.server.serve import make_server
+from runtime.server.http.serve import make_server
 
 
 @dataclass

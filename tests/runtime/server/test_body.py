@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest, RuntimeFault
-from runtime.server.body import check_media_type, decode_json, to_struct
-from runtime.server.errors import InvalidJson, WrongMediaType
+from runtime.server.http.body import check_media_type, decode_json, to_struct
+from runtime.server.http.errors import InvalidJson, WrongMediaType
 
 DEPTH = 16
 

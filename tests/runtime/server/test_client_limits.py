@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from runtime.config.server import ServerConfig
-from runtime.processes.launch import Pipeline
+from runtime.processes.pipeline.launch import Pipeline
 from runtime.server.app import build_app
 
 TURNS = [{"role": "user", "content": "Which river runs through Ostrel?"}]

@@ -10,7 +10,9 @@ import pytest
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
-from runtime.server import anthropic_messages, openai_messages, responses_input
+from runtime.server.anthropic import messages as anthropic_messages
+from runtime.server.openai import messages as openai_messages
+from runtime.server.openai import responses_input
 
 CALL = ToolCall("weather", '{"town":"Ostrel"}', "c1")
 

@@ -16,12 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.processes.launch import Pipeline, launch
+from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.errors import EngineDead
-from runtime.server import control
 from runtime.server.app import build_app
-from runtime.server.control import NOT_HERE
+from runtime.server.native import control
+from runtime.server.native.control import NOT_HERE
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 4}
 ENDLESS = {"temperature": 0.0, "max_new_tokens": 1900, "ignore_eos": True}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.server.error_mapping import mapped, mapped_errors
-from runtime.server.openai_tokens import UNKNOWN, spelled, token_entries
+from runtime.server.http.error_mapping import mapped, mapped_errors
+from runtime.server.openai.logprobs import UNKNOWN, spelled, token_entries
 
 WORDS = {"max_new_tokens": "max_tokens", "stop": "stop_sequences", "text": "prompt"}
 BYTES = Vocabulary((*(bytes([value]) for value in range(256)), "한".encode(), b""))

@@ -17,13 +17,13 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 
 from runtime.config.server import ServerConfig
-from runtime.processes.launch import Pipeline
+from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
 from runtime.server.app import MODULES, build_app
-from runtime.server.body import read_object
-from runtime.server.errors import json_response
-from runtime.server.limits import Gate
-from runtime.server.metrics import Metrics
+from runtime.server.http.body import read_object
+from runtime.server.http.errors import json_response
+from runtime.server.http.limits import Gate
+from runtime.server.http.metrics import Metrics
 
 KEY = "correct horse"
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.processes.observe import Begun
+from runtime.processes.frontend.observe import Begun
 from runtime.protocol.errors import Aborted, InternalFault
-from runtime.server.metrics import Metrics
+from runtime.server.http.metrics import Metrics
 
 STATE: dict[str, Any] = {
     "num_running_reqs": 2, "num_queue_reqs": 3, "num_grammar_queue_reqs": 1, "max_total_num_tokens": 1000,

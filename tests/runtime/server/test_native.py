@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.processes.launch import Pipeline
+from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
-from runtime.server.native import SoFar, answer_of
-from runtime.server.sse import event
+from runtime.server.http.sse import event
+from runtime.server.native.generate import SoFar, answer_of
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12}
 ENDLESS = {"temperature": 0.0, "max_new_tokens": 1900, "ignore_eos": True}

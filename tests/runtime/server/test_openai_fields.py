@@ -12,7 +12,7 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.processes.launch import Pipeline, launch
+from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.server.app import build_app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.protocol.errors import BadRequest
-from runtime.server.openai_messages import messages_of
+from runtime.server.openai.messages import messages_of
 
 
 def test_an_assistants_reasoning_is_passed() -> None:

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from runtime.protocol.errors import BadRequest
-from runtime.server import native
 from runtime.server.app import MODULES, describe
-from runtime.server.errors import error_body
-from runtime.server.openapi import ErrorBody, Operation, body_schema, document
+from runtime.server.http.errors import error_body
+from runtime.server.http.openapi import ErrorBody, Operation, body_schema, document
+from runtime.server.native import generate as native
 
 METHODS = {"get", "post", "put", "delete"}
 DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(describe(secured=True)))

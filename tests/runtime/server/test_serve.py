@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from runtime.config.server import ServerConfig
-from runtime.server.serve import Connection
+from runtime.server.http.serve import Connection
 
 Serving = Callable[..., contextlib.AbstractContextManager[Any]]
 REQUEST = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"

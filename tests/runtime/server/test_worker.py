@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
-from runtime.processes.channel import ChildSpec
+from runtime.processes.supervise.channel import ChildSpec
 from runtime.server.worker import Entrance, told_options
 
 

@@ -1,0 +1,69 @@
+"""How a checkpoint marks its reasoning, and whether its chat template leaves that on. Knows no request and
+no grammar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from runtime.config.engine import EngineConfig
+from runtime.formats.chat.jinja import JinjaChatTemplate
+from runtime.formats.reasoning.marks import KNOWN, SWITCHES, ReasoningMarks, marks_of
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.templates import choose_template
+from runtime.protocol.errors import TemplateError
+
+
+def model_reasoning(config: EngineConfig, model: Model) -> ReasoningMarks | None:
+    """The marks of this model's reasoning, as the option `reasoning_end` says; None where it has none. The
+    same in every process. Raises BadRequest for a bad option, ModelLoadError for a bad template."""
+    tokenizer = model.tokenizer
+    return marks_of(
+        config.reasoning_end,
+        tokenizer.added_id,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        _templates(config, model),
+    )
+
+
+def _templates(config: EngineConfig, model: Model) -> Iterator[str]:
+    """Texts of the chat template; a process without turns looks for it only when nothing else decides."""
+    if any(model.tokenizer.added_id(marks.close) is not None for marks in KNOWN):
+        return
+    choice = model.template_choice
+    if choice.source == "none":
+        choice = choose_template(
+            config.chat_template, model.path, model.tokenizer, config.hf_chat_template_name, config.model
+        )
+    if isinstance(choice.template, JinjaChatTemplate):
+        yield from choice.template.sources.values()
+
+
+def left_on(model: Model, marks: ReasoningMarks | None) -> Callable[[Mapping[str, Any]], bool]:
+    """Tells of a chat template's variables whether the model begins with reasoning although the prompt does
+    not open it: they switch it on, or the template, switched off, would have closed it."""
+    template = model.template_choice.template
+    if marks is None or not isinstance(template, JinjaChatTemplate):
+        return lambda variables: False
+
+    @lru_cache(maxsize=1)
+    def switchable() -> bool:
+        if not any(name in template.reads for name in SWITCHES):
+            return False
+        try:
+            off = template.render(
+                [{"role": "user", "content": "?"}],
+                add_generation_prompt=True,
+                template_kwargs={SWITCHES[0]: False},
+            )
+        except TemplateError:
+            return False
+        return marks.closed_by(off)
+
+    def thinks(variables: Mapping[str, Any]) -> bool:
+        said = [variables[name] for name in SWITCHES if name in variables]
+        return bool(said[0]) if said else switchable()
+
+    return thinks

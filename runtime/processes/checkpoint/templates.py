@@ -1,0 +1,245 @@
+"""Which chat template an engine uses, why, and what is known of it.
+
+It reads what a checkpoint says about its format; what the formats are, and how a prompt is rendered, it
+leaves to runtime.formats.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from runtime.config.fields import Fields
+from runtime.formats.chat.derive import Derivation, derive_chat_template
+from runtime.formats.chat.files import (
+    load_chat_template,
+    named_templates,
+    read_template_sources,
+    refuse_name,
+)
+from runtime.formats.chat.jinja import JinjaChatTemplate, find_chat_template
+from runtime.formats.chat.matching import (
+    WAYS_TO_CHOOSE,
+    ask_functions,
+    mark_tokens,
+    match_checkpoint,
+    match_model_path,
+    model_name,
+)
+from runtime.formats.chat.registry import get_chat_template
+from runtime.formats.chat.render import TextTemplate
+from runtime.formats.chat.template import ChatTemplate
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.protocol.errors import ModelLoadError, TemplateError
+
+log = logging.getLogger(__name__)
+
+Source = Literal["asked", "checkpoint jinja", "checkpoint marks", "model name", "none"]
+_PROCESSOR_FILE = "chat_template.json"
+
+
+@dataclass(frozen=True)
+class TemplateChoice:
+    """The template of a model's turns.
+
+    source    who decided
+    name      the registered template that it is, or for Jinja text the one that it is recognised as; None
+              where it is of no known family, or where there is none
+    reason    why this one, or why none, in words
+    template  what renders; None where there is none
+    """
+
+    source: Source = "none"
+    name: str | None = None
+    reason: str = "no chat template was given"
+    template: ChatTemplate | TextTemplate | None = field(default=None, repr=False)
+
+    @property
+    def renderer(self) -> ChatTemplate | TextTemplate:
+        """The template; where there is none, one that refuses every turn and says why."""
+        return NoTemplate(self.reason) if self.template is None else self.template
+
+    @cached_property
+    def force_reasoning(self) -> bool:
+        """Whether every reply begins inside the model's reasoning, which the prompt opens."""
+        return isinstance(self.template, JinjaChatTemplate) and self.template.force_reasoning
+
+    @cached_property
+    def derivation(self) -> Derivation | None:
+        """The Jinja template as prefixes and suffixes, found when first asked for; None where there is no
+        Jinja template, or one that cannot be parsed."""
+        if not isinstance(self.template, JinjaChatTemplate):
+            return None
+        try:
+            return derive_chat_template(self.template, name=self.name or "derived")
+        except TemplateError:
+            return None  # requests with turns are told what is wrong with it
+
+    @property
+    def chat_template(self) -> ChatTemplate | None:
+        """The template as prefixes and suffixes, where it can be said so."""
+        if isinstance(self.template, ChatTemplate):
+            return self.template
+        return None if self.derivation is None else self.derivation.template
+
+    def said(self) -> dict[str, Any]:
+        """Plain values for people and for the wire: who decided, and `why`; `shape` "prefixes" (prefixes and
+        suffixes say all of it), "jinja" (only the Jinja text does) or None, and what holds of it."""
+        said: dict[str, Any] = {"source": self.source, "name": self.name, "reason": self.reason}
+        found = self.derivation
+        if found is not None:
+            return said | {"shape": "jinja" if found.template is None else "prefixes", **found.facts()}
+        shape = "prefixes" if isinstance(self.template, ChatTemplate) else None
+        holds = {"append_only": True, "keeps_reasoning": True, "reuses_replies": True} if shape else {}
+        return said | {"shape": shape, **holds}
+
+
+@dataclass(frozen=True)
+class NoTemplate:
+    """Stands where a model has no chat template: turns are refused with the reason and the ways out. Text
+    without turns never comes here."""
+
+    reason: str
+    bos_token: str = ""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        raise TemplateError(
+            f"the messages have turns, and this model has no chat template: {self.reason}",
+            where="messages",
+            hint=f"start the engine with {WAYS_TO_CHOOSE}; or prompt it with plain text",
+        )
+
+
+NO_TEMPLATE = TemplateChoice()
+
+
+def choose_template(
+    asked: str | dict[str, str] | None,
+    path: Path,
+    tokenizer: Tokenizer,
+    name: str | None = None,
+    called: str | None = None,
+) -> TemplateChoice:
+    """The template of the checkpoint in `path`, which the user may have `called` by another path (a link, or
+    a hub id). The first of these that has an answer decides:
+
+    1. `asked`: a registered name, the path of a .jinja or .json file, Jinja text, Jinja texts by name;
+    2. the checkpoint's own Jinja text (`name`: which of several named ones);
+    3. a registered matching function: somebody's word about this path;
+    4. its marks: special tokens and model type, borne out by its end tokens or names (match_checkpoint);
+    5. its name: as the user called it, its directory's, then `_name_or_path` of its config.json;
+    6. none. No format is made up; turns are refused, with the reason.
+
+    Raises ModelLoadError: a template that was asked for and is not there, or not of the shape.
+    """
+    choice = _choose(asked, path, tokenizer, name, called)
+    log.info("chat template of %s: %s (%s): %s", path, choice.name, choice.source, choice.reason)
+    return choice
+
+
+def _choose(
+    asked: str | dict[str, str] | None, path: Path, tokenizer: Tokenizer, name: str | None, called: str | None
+) -> TemplateChoice:
+    config = _config(path)
+    kind = _kind(config)
+    if asked is not None:
+        # A text that cannot be parsed harms turns only: plain prompts need no template.
+        made = load_chat_template(asked, variables=tokenizer.tokens, hf_chat_template_name=name, check=False)
+        return TemplateChoice("asked", _recognised(made, kind), f"chat_template={_short(asked)}", made)
+    sources, file = _own_jinja(path, tokenizer)
+    if sources:
+        own = named_templates(sources, tokenizer.tokens, name)
+        which = f"{name!r} of " if name is not None else ""
+        return TemplateChoice("checkpoint jinja", _recognised(own, kind), f"{which}{file}", own)
+    refuse_name(name, "the checkpoint")
+    return _by_rules([called or str(path), str(path)], tokenizer, config, kind)
+
+
+def _by_rules(
+    paths: Sequence[str], tokenizer: Tokenizer, config: Mapping[str, Any], kind: str
+) -> TemplateChoice:
+    """The template of a checkpoint without Jinja text."""
+    for path in dict.fromkeys(paths):
+        given = ask_functions(path)
+        if given is not None:
+            return _registered("model name", given, f"a registered matching function says so of {path}")
+    earlier = config.get("_name_or_path")
+    names = list(
+        dict.fromkeys([*paths, *([earlier] if isinstance(earlier, str) and earlier.strip() else [])])
+    )
+    held = [token for token in sorted(mark_tokens()) if tokenizer.added_id(token) is not None]
+    ends = [token for token in held if tokenizer.added_id(token) in tokenizer.eos]
+    marked = match_checkpoint(None, held, kind)
+    if match_checkpoint(None, held, kind, eos_tokens=ends, model_names=names) is not None and marked:
+        borne_out = f"generations end with {', '.join(ends)}" if ends else "a name says that it chats"
+        return _registered("checkpoint marks", marked, f"its special tokens are this format's; {borne_out}")
+    for known in names:
+        found = match_model_path(known)
+        if found is not None:
+            return _registered("model name", found, f"a model called {model_name(known)!r}")
+    called = " or ".join(dict.fromkeys(repr(model_name(known)) for known in names))
+    reason = f"the checkpoint has none of its own, and no rule knows a model called {called}"
+    if marked is not None:
+        reason += (
+            f"; its special tokens are those of {marked!r}, but neither an end-of-turn token among the "
+            "end-of-sequence ids nor its name says that it was trained on it"
+        )
+    return TemplateChoice("none", None, reason)
+
+
+def _registered(source: Source, name: str, reason: str) -> TemplateChoice:
+    try:
+        return TemplateChoice(source, name, reason, get_chat_template(name))
+    except KeyError as error:
+        raise ModelLoadError(f"{reason}, and {error}", where="chat_template") from error
+
+
+def _own_jinja(path: Path, tokenizer: Tokenizer) -> tuple[dict[str, str], str]:
+    """The checkpoint's Jinja texts by name, and the file they are in: the tokenizer's, else a processor's."""
+    sources = find_chat_template(path, tokenizer.config)
+    if sources:
+        file = "chat_template.jinja" if (path / "chat_template.jinja").is_file() else "tokenizer_config.json"
+        return sources, file
+    processor = path / _PROCESSOR_FILE
+    return (read_template_sources(processor) if processor.is_file() else {}), _PROCESSOR_FILE
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json"
+    return Fields.read(file).values if file.is_file() else {}
+
+
+def _kind(config: Mapping[str, Any]) -> str:
+    """The model's type as config.json says it."""
+    match config:
+        case {"model_type": str(kind)} if kind:
+            return kind
+        case {"architectures": [str(kind), *_]}:
+            return kind
+        case _:
+            return ""
+
+
+def _recognised(template: ChatTemplate | JinjaChatTemplate, kind: str) -> str | None:
+    """The registered template that this is, or whose marks its text bears."""
+    if isinstance(template, ChatTemplate):
+        return template.name
+    sources = template.sources
+    text = sources.get("default") or next(iter(sources.values()))
+    return match_checkpoint(text, (), kind)
+
+
+def _short(asked: str | Mapping[str, str]) -> str:
+    shown = repr(asked) if isinstance(asked, str) else f"{{{', '.join(map(repr, asked))}}}"
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

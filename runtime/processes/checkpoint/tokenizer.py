@@ -1,0 +1,365 @@
+"""Tokenizer: a checkpoint's tokenizer.json as text -> ids and ids -> text, and what each id stands for.
+
+Loads with the `tokenizers` library alone, neither transformers nor torch. It knows no templates and no
+requests.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from runtime.config.fields import Fields
+from runtime.formats.chat.control import acts_as_control
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
+from runtime.processes.checkpoint.detokenize import TextTable
+from runtime.protocol.errors import ModelLoadError
+from runtime.protocol.vocabulary import Vocabulary
+
+LONG = 4_000
+"""Characters, or ids, from which other threads go on while a text is encoded, or decoded. Callers that wait
+on an event loop do such work beside it."""
+_LOSSY = 1024
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """Thread safe: nothing changes after loading.
+
+    vocabulary   the bytes of each id, for grammars; len() == width of the model's logits
+    text_table   the same for detokenising, with the decoder's own rules about spaces and broken bytes
+    eos          ids that end a generation; bos: the id that begins a text, or None
+    start        what stands before a text that begins from nothing: [bos], else an end-of-text id (the end of
+                 the text before it), else []
+    longest      characters that one id can stand for, at most: no text of more than n * longest characters
+                 has n ids
+    config       tokenizer_config.json, {} when there is none
+    tokens       what templates call the special tokens: {"bos_token": "<s>", ...}
+    """
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        config: Mapping[str, Any],
+        vocab_size: int,
+        eos: Iterable[int] = (),
+        *,
+        generates: bool = True,
+    ) -> None:
+        """`data`: tokenizer.json, parsed. Raises ModelLoadError (see `load`)."""
+        self.config = dict(config)
+        self._text = _build(data)
+        self._plain = _build(_without_extras(data))
+        self._plain.encode_special_tokens = True
+        self._special = {
+            int(t["id"]): str(t["content"]) for t in data.get("added_tokens", ()) if t["special"]
+        }
+        self._tags = frozenset(
+            str(token["content"])
+            for token in data.get("added_tokens", ())
+            if not token["special"] and acts_as_control(str(token["content"]))
+        )
+        self._added = {str(token["content"]): int(token["id"]) for token in data.get("added_tokens", ())}
+        # What a text has no token for becomes the unknown token; that is no control.
+        unknown = {_content(config.get("unk_token")), data.get("model", {}).get("unk_token"), "<unk>"}
+        self._control = frozenset(self._added[text] for text in self.control_texts if text not in unknown)
+        # The longest first, as the tokenizer reads them.
+        known = sorted(filter(None, self.control_texts), key=lambda text: (-len(text), text))
+        self._marks = re.compile("|".join(map(re.escape, known))) if known else None
+        self._check_size(vocab_size)
+        self.tokens = {
+            name: text for name in _TOKEN_NAMES if (text := _content(config.get(name))) is not None
+        }
+        ends = {*eos, *self._ids_of(["eos_token"])}
+        self.eos = frozenset(token for token in ends if 0 <= token < vocab_size)
+        self.vocabulary: Vocabulary = (
+            vocabulary_from_tokenizer(data, vocab_size=vocab_size, eos=self.eos)
+            if generates
+            else self._as_pieces(vocab_size)
+        )
+        self.text_table = TextTable.from_decoder(data.get("decoder"), self.vocabulary, self._special)
+        sizes = [*map(len, self.vocabulary.tokens), *(len(text.encode()) for text in self._added)]
+        self.longest = _shrinkage(data, max(sizes))
+        self._prefix = self._find_prefix()
+        starts = [*(token for token in self._prefix if token in self._special), *self._ids_of(["bos_token"])]
+        self.bos: int | None = starts[0] if starts else None
+        self.start: list[int] = sorted(self.eos)[:1] if self.bos is None else [self.bos]
+
+    @classmethod
+    def load(
+        cls, path: Path, vocab_size: int, eos: Iterable[int] = (), *, generates: bool = True
+    ) -> Tokenizer:
+        """The tokenizer in the directory `path`. `eos`: ids that config.json and generation_config.json name
+        (ModelSpec.eos_ids); the eos_token of tokenizer_config.json is added. `generates`: False for models
+        that only read, whose ids need not be spelled: any kind of tokenizer will do.
+
+        Raises ModelLoadError: no tokenizer.json, a broken one, or one with more ids than the model's
+        embedding.
+        """
+        file = path / "tokenizer.json"
+        if not file.is_file():
+            slow = [
+                name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()
+            ]
+            raise ModelLoadError(
+                f"only a slow tokenizer is there ({slow[0]})" if slow else "the file is missing",
+                where=str(file),
+                hint="convert it once: transformers.AutoTokenizer.from_pretrained(path).save_pretrained(path)"
+                if slow
+                else "copy the tokenizer's files next to the weights",
+            )
+        config_file = path / "tokenizer_config.json"
+        config = Fields.read(config_file).values if config_file.is_file() else {}
+        try:
+            return cls(dict(Fields.read(file).values), config, vocab_size, eos, generates=generates)
+        except ModelLoadError as error:
+            if error.where is None:
+                error.where = str(file)
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ModelLoadError(
+                f"is not a tokenizer of the tokenizers library: {type(error).__name__}: {error}",
+                where=str(file),
+            ) from error
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, with the begin-of-text id in front where the checkpoint wants one and the text does
+        not begin with it. Never ends with an end-of-text id: a prompt is there to be continued."""
+        ids = _ids(self._text, text)
+        if not add_special_tokens or ids[: len(self._prefix)] == self._prefix:
+            return ids
+        return [*self._prefix, *ids]
+
+    def count(self, text: str) -> int:
+        """How many ids `text` has by itself."""
+        [made] = self._text.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        return len(made)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids that spell `text` in the middle of a text: no special ids, no space put in front."""
+        return _ids(self._plain, text)
+
+    def encode_whole(self, text: str, other: str | None = None) -> tuple[list[int], list[int]]:
+        """Ids of a finished text, or of a pair of texts, with all that the checkpoint puts before, between
+        and after them; and for each id which of the two it belongs to (0 or 1)."""
+        given = _writable(text) if other is None else (_writable(text), _writable(other))
+        [made] = self._text.encode_batch_fast([given], add_special_tokens=True)
+        return list(made.ids), list(made.type_ids)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if len(ids) < LONG:
+            text: str = self._text.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        else:
+            [text] = self._text.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+        return text
+
+    @property
+    def control_texts(self) -> list[str]:
+        """The texts that the tokenizer reads as one id which is no text: the special ones, and those added
+        that are marks all the same."""
+        return list(dict.fromkeys([*self._special.values(), *self._tags]))
+
+    def encode_spans(self, spans: Iterable[tuple[str, bool]]) -> list[int]:
+        """Ids of a prompt in pieces of (text, plain); in plain ones none of `control_texts` is read as one
+        id."""
+        ids: list[int] = []
+        for index, (text, plain) in enumerate(spans):
+            if plain:
+                if index == 0:
+                    ids += self._prefix
+                ids += self._spelled(text)
+                continue
+            # Later pieces begin with a special token, so nothing is put before them.
+            made = self.encode(text, add_special_tokens=False)
+            if not self._as_written(text, made):
+                made = self._marked(text)
+            if index == 0 and made[: len(self._prefix)] != self._prefix:
+                ids += self._prefix
+            ids += made
+        return ids
+
+    def _as_written(self, text: str, ids: Sequence[int]) -> bool:
+        """Whether no more control ids were read than are written. A normalizer may make one of another text,
+        such as one in capital letters."""
+        written = len(self._marks.findall(text)) if self._marks is not None else 0
+        return sum(token in self._control for token in ids) <= written
+
+    def _marked(self, text: str) -> list[int]:
+        """Ids of `text` where only what is written as a control token is one."""
+        ids: list[int] = []
+        at = 0
+        for found in self._marks.finditer(text) if self._marks is not None else ():
+            ids += [*self._spelled(text[at : found.start()]), self._added[found[0]]]
+            at = found.end()
+        return [*ids, *self._spelled(text[at:])]
+
+    def _spelled(self, text: str) -> list[int]:
+        return _ids(self._letters, text)
+
+    @cached_property
+    def _letters(self) -> Any:
+        """Spells every one of `control_texts`. Made when first needed: most prompts quote none."""
+        if not self._tags:
+            return self._plain
+        data = json.loads(self._plain.to_str())
+        for token in data["added_tokens"]:
+            token["special"] = token["special"] or token["content"] in self._tags
+        made = _build(data)
+        made.encode_special_tokens = True
+        return made
+
+    def added_id(self, text: str) -> int | None:
+        """The id of `text` when it is one of the tokens that were added as a whole (control tokens, tags)."""
+        return self._added.get(text)
+
+    def _check_size(self, vocab_size: int) -> None:
+        largest = max(self._text.get_vocab(with_added_tokens=True).values(), default=-1)
+        if largest >= vocab_size:
+            raise ModelLoadError(
+                f"the tokenizer has ids up to {largest}, the model's vocabulary has {vocab_size} "
+                f"(0 to {vocab_size - 1}): they do not belong together",
+                hint="put the tokenizer the model was trained with next to its weights",
+            )
+        if largest < 0:
+            raise ModelLoadError("the tokenizer has no tokens")
+
+    def _as_pieces(self, vocab_size: int) -> Vocabulary:
+        """Ids as they are written in the file."""
+        tokens = [b""] * vocab_size
+        for piece, token in self._text.get_vocab(with_added_tokens=True).items():
+            tokens[token] = str(piece).encode("utf-8", "replace")
+        return Vocabulary(tuple(tokens), special=frozenset(self._special), eos=self.eos)
+
+    def _ids_of(self, names: Iterable[str]) -> list[int]:
+        """Ids of special tokens by their names in tokenizer_config.json."""
+        texts = [self.tokens[name] for name in names if name in self.tokens]
+        return [token for text in texts if (token := self._text.token_to_id(text)) is not None]
+
+    def _find_prefix(self) -> list[int]:
+        """What the checkpoint puts before every text: its post-processor's tokens, unless the config
+        overrules.
+        """
+        bare: list[int] = self._text.encode("a", add_special_tokens=False).ids
+        full: list[int] = self._text.encode("a", add_special_tokens=True).ids
+        starts = [at for at in range(len(full) - len(bare) + 1) if full[at : at + len(bare)] == bare]
+        prefix = full[: starts[0]] if starts else []
+        named = self._ids_of(["bos_token"])
+        match self.config.get("add_bos_token"):
+            case True if named and prefix[:1] != named:
+                return [*named, *prefix]
+            case False:
+                return [token for token in prefix if token not in named]
+            case _:
+                return prefix
+
+
+def _ids(library: Any, text: str) -> list[int]:
+    """The ids of `text` alone. The library's encode() holds the interpreter's lock to its end; encode_batch()
+    lets go of it, which short texts do not pay for."""
+    if len(text) < LONG:
+        ids: list[int] = library.encode(_writable(text), add_special_tokens=False).ids
+    else:
+        [made] = library.encode_batch_fast([_writable(text)], add_special_tokens=False)
+        ids = made.ids
+    return ids
+
+
+def _shrinkage(data: Mapping[str, Any], longest: int) -> int:
+    """How many characters of a text one id can stand for, where its own text has at most `longest` bytes.
+    Where characters can vanish, a number that no real text comes near."""
+    parts = [*_kinds(data.get("normalizer")), *_kinds(data.get("pre_tokenizer"))]
+    kinds = {part["type"] for part in parts}
+    model = data.get("model", {})
+    exact = (
+        model.get("type") == "BPE"
+        and ("ByteLevel" in kinds or model.get("byte_fallback") is True)
+        and all(part["type"] in _KEEPS_ALL and part.get("behavior") != "Removed" for part in parts)
+        and not any(token.get("lstrip") or token.get("rstrip") for token in data.get("added_tokens", ()))
+    )
+    if not exact:
+        return max(longest, _LOSSY)
+    return longest * (_COMPOSED if kinds & _COMPOSES else 1)
+
+
+_COMPOSES = frozenset({"NFC", "NFKC", "NFD", "NFKD", "Lowercase"})
+_COMPOSED = 8
+"""Characters that one of these makes one character of, or a few bytes, at most."""
+_KEEPS_ALL = _COMPOSES | {"ByteLevel", "Split", "Metaspace", "Prepend", "Replace", "Digits", "Punctuation"}
+
+
+def _kinds(part: Any) -> list[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer as its steps. Those that replace text by less count as unknown."""
+    match part:
+        case {"type": "Sequence"}:
+            steps = part.get("normalizers") or part.get("pretokenizers") or ()
+            return [each for step in steps for each in _kinds(step)]
+        case {"type": "Replace", "content": str(content)}:
+            pattern = part.get("pattern", {}).get("String")
+            kept = isinstance(pattern, str) and len(content) >= len(pattern)
+            return [part] if kept else [{"type": "Shortens"}]
+        case {"type": str()}:
+            return [part]
+        case _:
+            return []
+
+
+def _build(data: Mapping[str, Any]) -> Any:
+    """A tokenizers.Tokenizer that neither truncates nor pads."""
+    try:
+        made = tokenizers.Tokenizer.from_str(json.dumps({**data, "truncation": None, "padding": None}))
+    except Exception as error:  # the library raises bare Exception for every defect of the file
+        raise ModelLoadError(f"the tokenizers library cannot read it: {error}") from error
+    return made
+
+
+def _without_extras(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The tokenizer as it works in the middle of a text: nothing put before or around the text."""
+    made = {**data, "post_processor": None}
+    made["normalizer"] = _cleared(data.get("normalizer"), "normalizers")
+    made["pre_tokenizer"] = _cleared(data.get("pre_tokenizer"), "pretokenizers")
+    return made
+
+
+def _cleared(part: Any, children: str) -> Any:
+    """`part` of a tokenizer.json without what puts a space in front of the text."""
+    if not isinstance(part, Mapping):
+        return part
+    match part.get("type"):
+        case "Sequence":
+            kept = [
+                made for child in part.get(children, ()) if (made := _cleared(child, children)) is not None
+            ]
+            return {**part, children: kept} if kept else None
+        case "Prepend":
+            return None
+        case "Metaspace":
+            older = {"add_prefix_space": False} if "add_prefix_space" in part else {}
+            return {**part, "prepend_scheme": "never", **older}
+        case "ByteLevel":
+            return {**part, "add_prefix_space": False}
+        case _:
+            return part
+
+
+def _content(token: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object with the text as "content"."""
+    match token:
+        case str(text) | {"content": str(text)}:
+            return text
+        case _:
+            return None
+
+
+def _writable(text: str) -> str:
+    """Lone surrogates (a broken \\ud83d escape in JSON) cannot be encoded; they become U+FFFD."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

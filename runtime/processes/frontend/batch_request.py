@@ -1,0 +1,267 @@
+"""BatchRequest: many requests at once, each with an answer or an error of its own.
+
+With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
+it in the prefix cache), then its samples are sent. It does not wait itself: whoever drives it is told by
+`notify` that there may be something to take.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from runtime.processes.frontend.prepare import Job
+from runtime.processes.frontend.request_state import RequestState
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import Aborted, RuntimeFault
+from runtime.protocol.generate_req import GenerateReqInput
+from runtime.protocol.io_struct import OutputDelta
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.single_req import SingleGenerateReq, resolve
+
+Outcome: TypeAlias = OutputDelta | RuntimeFault
+"""What is new of an item, the whole of it where the request does not stream; or why it failed."""
+COMMIT = SamplingParams(max_new_tokens=0, temperature=0.0)
+SEEDS = 2**63
+
+
+class Sender(Protocol):
+    """What a batch needs of the front door."""
+
+    def prepare(self, request: SingleGenerateReq) -> Job: ...
+
+    def another(self, job: Job, request: SingleGenerateReq) -> Job: ...
+
+    def wire_rid(self, request: SingleGenerateReq) -> str: ...
+
+    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> RequestState: ...
+
+    def leave(self, state: RequestState) -> None: ...
+
+
+class BatchRequest:
+    """The items of a normalised request. begin() once, then take() until `done`, and leave() in any case."""
+
+    def __init__(self, door: Sender, items: Sequence[SingleGenerateReq | RuntimeFault], prompts: int) -> None:
+        self._door, self._items, self._prompts = door, list(items), prompts
+        self._notify: Callable[[], None] = lambda: None
+        self._states: dict[int, RequestState] = {}
+        self._commits: dict[int, RequestState] = {}
+        self._jobs: dict[int, Job] = {}
+        self._changed: deque[tuple[bool, int]] = deque()
+        self._made: list[tuple[int, Outcome]] = []
+        self._waiting: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._timed = False
+        self.left = len(self._items)
+
+    @classmethod
+    def of(
+        cls,
+        door: Sender,
+        requests: Sequence[GenerateReqInput],
+        prompts: int,
+        stream: bool,
+        cumulative: bool = False,
+    ) -> BatchRequest:
+        """`requests`: items of `prompts` prompts. What is wrong with one of them is its own answer."""
+        items = [_resolved(one, stream, cumulative, index // prompts) for index, one in enumerate(requests)]
+        return cls(door, items, prompts)
+
+    @property
+    def done(self) -> bool:
+        return self.left == 0
+
+    # -- driving it ------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """The part that may take long: templates and tokenising, once per prompt."""
+        for index in range(self._prompts):
+            item = self._items[index]
+            if isinstance(item, RuntimeFault):
+                continue
+            try:
+                self._jobs[index] = self._door.prepare(item)
+            except RuntimeFault as fault:
+                self._refuse(index, fault)
+
+    def begin(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        for index, item in enumerate(self._items):
+            if isinstance(item, RuntimeFault):
+                self._settle(index, item)
+            else:
+                self._waiting[item.rid] = index
+        shared = len(self._items) > self._prompts
+        for index in range(self._prompts):
+            if index in self._jobs:
+                self._commit(index) if shared else self._send(index)
+
+    def take(self) -> list[tuple[int, Outcome]]:
+        """What is new: outputs (an item's last has its finish_reason) and errors, by item."""
+        while self._changed:
+            is_commit, index = self._changed.popleft()
+            if is_commit:
+                self._take_commit(index)
+            else:
+                self._take_item(index)
+        made, self._made = self._made, []
+        return made
+
+    def time_left(self) -> float | None:
+        """Seconds until some request is overdue; None: none ever is."""
+        if not self._timed:
+            return None
+        times = [state.time_left() for state in (*self._states.values(), *self._commits.values())]
+        return min((left for left in times if left is not None), default=None)
+
+    def expire(self) -> None:
+        """Answer those that are overdue."""
+        for index, state in list(self._commits.items()):
+            if state.time_left() == 0:
+                self._door.leave(self._commits.pop(index))
+                self._samples_fail(index, state.overdue())
+        for index, state in list(self._states.items()):
+            if state.time_left() == 0:
+                self._settle(index, state.overdue())
+
+    def abort(self, matches: Callable[[str], bool]) -> None:
+        """Refuse the items that were not sent yet and whose ids match."""
+        with self._lock:
+            found = [rid for rid in self._waiting if matches(rid)]
+            for rid in found:
+                self._items[self._waiting[rid]] = Aborted("aborted before it was sent")
+
+    def leave(self) -> None:
+        """Nobody waits any more: cancel what is not finished."""
+        for state in (*self._states.values(), *self._commits.values()):
+            self._door.leave(state)
+        self._states.clear()
+        self._commits.clear()
+        self._waiting.clear()
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _samples(self, prompt: int) -> range:
+        return range(prompt, len(self._items), self._prompts)
+
+    def _commit(self, prompt: int) -> None:
+        """Have the prompt computed."""
+        item, job = self._items[prompt], self._jobs[prompt]
+        assert isinstance(item, SingleGenerateReq)
+        request = msgspec.structs.replace(
+            item, rid=new_rid(), stream=False, return_hidden_states=False, log_metrics=False
+        )
+        tokens = msgspec.structs.replace(
+            job.requests[0],
+            rid=self._door.wire_rid(request),
+            sampling_params=COMMIT,
+            constraint=None,
+            return_logprob=False,
+            logprob_start_len=-1,
+            top_logprobs_num=0,
+            token_ids_logprob=None,
+            return_hidden_states=False,
+            session_params=None,
+            stream=False,
+        )
+        try:
+            state = self._door.open(
+                request, Job((tokens,), deadline=job.deadline), self._teller(True, prompt)
+            )
+        except RuntimeFault as fault:
+            self._samples_fail(prompt, fault)
+            return
+        self._commits[prompt] = state
+        self._timed = self._timed or state.time_left() is not None
+
+    def _take_commit(self, prompt: int) -> None:
+        state = self._commits.get(prompt)
+        if state is None:
+            return
+        try:
+            if state.take() is None:
+                return
+        except RuntimeFault as fault:
+            self._door.leave(self._commits.pop(prompt))
+            self._samples_fail(prompt, fault)
+            return
+        self._door.leave(self._commits.pop(prompt))
+        for index in self._samples(prompt):
+            self._send(index)
+
+    def _send(self, index: int) -> None:
+        with self._lock:
+            item = self._items[index]
+        if isinstance(item, RuntimeFault):
+            self._settle(index, item)
+            return
+        job = self._jobs[index % self._prompts]
+        if index >= self._prompts:
+            job = self._door.another(job, item)
+        try:
+            state = self._door.open(item, job, self._teller(False, index))
+        except RuntimeFault as fault:
+            self._settle(index, fault)
+            return
+        self._states[index] = state
+        self._timed = self._timed or state.time_left() is not None
+        self._waiting.pop(item.rid, None)
+
+    def _take_item(self, index: int) -> None:
+        state = self._states.get(index)
+        if state is None:
+            return
+        try:
+            output = state.take()
+        except RuntimeFault as fault:
+            self._settle(index, fault)
+            return
+        if output is None:
+            return
+        if output.meta["finish_reason"] is None:
+            self._made.append((index, output))
+        else:
+            self._settle(index, output)
+
+    def _settle(self, index: int, outcome: Outcome) -> None:
+        """The item's last word."""
+        state = self._states.pop(index, None)
+        if state is not None:
+            self._door.leave(state)
+        self._made.append((index, outcome))
+        self.left -= 1
+
+    def _refuse(self, prompt: int, fault: RuntimeFault) -> None:
+        for index in self._samples(prompt):
+            self._items[index] = fault
+
+    def _samples_fail(self, prompt: int, fault: RuntimeFault) -> None:
+        for index in self._samples(prompt):
+            self._settle(index, fault)
+
+    def _teller(self, is_commit: bool, index: int) -> Callable[[], None]:
+        def tell() -> None:
+            self._changed.append((is_commit, index))
+            self._notify()
+
+        return tell
+
+
+def _resolved(
+    one: GenerateReqInput, stream: bool, cumulative: bool, sample: int
+) -> SingleGenerateReq | RuntimeFault:
+    """The item for the front door; a sample has a seed of its own, made of the one that was given."""
+    try:
+        made = resolve(one)
+    except RuntimeFault as fault:
+        return fault
+    made.stream, made.cumulative = stream, cumulative
+    seed = made.sampling_params.seed
+    if sample and seed is not None:
+        made.sampling_params = msgspec.structs.replace(made.sampling_params, seed=(seed + sample) % SEEDS)
+    return made

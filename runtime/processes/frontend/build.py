@@ -1,0 +1,100 @@
+"""A front door for a loaded checkpoint: what it accepts and what it tells of the model.
+
+The same for an engine in this process and for a process of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from runtime.config.engine import EngineConfig
+from runtime.config.fields import Fields
+from runtime.config.model import ModelSpec
+from runtime.ipc.mailbox import Outbox
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.reasoning import left_on, model_reasoning
+from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.protocol.model_info import ModelInfo
+
+SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def make_door(
+    config: EngineConfig,
+    model: Model,
+    slots: int,
+    outbox: Outbox,
+    *,
+    name: str | None = None,
+    served_name: str | None = None,
+) -> TokenizerManager:
+    """slots: size of the KV pool. name: of this front door among several. served_name: the model's for
+    clients; None: its directory's, or the bundled checkpoint's."""
+    limits = Limits(
+        model.spec.vocab_size,
+        config.context(model.spec),
+        slots,
+        auto_truncate=config.allow_auto_truncate,
+        top_logprobs=config.max_top_logprobs,
+        token_ids_logprob=config.max_token_ids_logprob,
+    )
+    marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
+    preparer = Preparer(
+        model.tokenizer,
+        model.template_choice.renderer,
+        limits,
+        allow_control_tokens=config.allow_control_tokens,
+        completion_template=config.completion_template,
+        marks=marks,
+        thinks=left_on(model, marks),
+    )
+    info = describe(config, model, limits, served_name)
+    return TokenizerManager(preparer, outbox, name=name, model=info)
+
+
+def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
+    """Facts about what is served."""
+    spec, choice = model.spec, model.template_choice
+    return ModelInfo(
+        path=str(model.path),
+        served_name=served_name or Path(config.model).name or str(model.path),
+        tokenizer_path=str(model.path),
+        architecture=spec.architecture,
+        is_generation=isinstance(spec, ModelSpec),
+        vocab_size=spec.vocab_size,
+        hidden_size=spec.hidden_size,
+        context_length=limits.context,
+        max_prompt_length=limits.prompt,
+        max_total_tokens=limits.slots,
+        max_running_requests=config.max_running_requests,
+        bos_id=model.tokenizer.bos,
+        eos_ids=tuple(sorted(model.tokenizer.eos)),
+        template_source=choice.source,
+        template_name=choice.name,
+        template_reason=choice.reason,
+        force_reasoning=choice.force_reasoning,
+        default_sampling=default_sampling(model.path),
+    )
+
+
+def default_sampling(path: Path) -> dict[str, Any]:
+    """How the checkpoint's makers sample it, in our words: numbers of generation_config.json that make sense.
+    Raises ModelLoadError for a broken file."""
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return {}
+    values = Fields.read(file).values
+    found = {
+        word: values[word]
+        for word in SAMPLING_WORDS
+        if type(values.get(word)) in (int, float) and math.isfinite(values[word])
+    }
+    if "top_k" in found:
+        # There 0 stands for "all", here -1 does.
+        found["top_k"] = int(found["top_k"]) if found["top_k"] >= 1 else -1
+    if values.get("do_sample") is False:
+        found["temperature"] = 0.0
+    return found

@@ -1,0 +1,454 @@
+"""SingleGenerateReq -> TokenizedGenerateReqInput: what can be wrong with a request is found and said here.
+
+Pure: it knows the tokenizer, the template and the limits, and neither threads nor mailboxes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from runtime.formats.chat.render import Rendered, TextTemplate
+from runtime.formats.chat.template import ChatTemplate
+from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
+from runtime.grammar.jump_plan import JumpPlanner
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.prompt import Prompt, PromptReader
+from runtime.protocol.errors import BadRequest, PromptTooLong
+from runtime.protocol.io_struct import GenerateReqInput, TokenizedGenerateReqInput
+from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
+from runtime.protocol.single_req import SingleGenerateReq, resolve
+
+SCORING = SamplingParams(max_new_tokens=0)
+COUNTED = 1 << 20
+"""Characters of a text whose tokens are counted even where no prompt can be as long."""
+_TAIL = 64
+"""Ids at a prompt's end that may hold a mark of the reasoning and blanks after it."""
+RID_END = "\x1f"
+"""Between a request's own id and what makes it unique behind the front door; no id of a user has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """context: tokens of one request, prompt and output together. slots: size of the KV pool.
+    top_logprobs, token_ids_logprob: how many a request may ask for at each position.
+    auto_truncate: a prompt that is too long loses its end, and an output that cannot fit is shortened, where
+    otherwise the request is refused."""
+
+    vocab_size: int
+    context: int
+    slots: int
+    auto_truncate: bool = False
+    top_logprobs: int = 32
+    token_ids_logprob: int = 64
+
+    @property
+    def prompt(self) -> int:
+        return min(self.context, self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a choice as tokens: `ids` after the boundary; `scored`: index of its request in the job,
+    `alone`: of the one without the prompt."""
+
+    text: str
+    ids: tuple[int, ...]
+    scored: int
+    alone: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
+    media: what the messages refer to; nothing, where the model takes text only. deadline: when it must be
+    over, by the clock of the Preparer."""
+
+    requests: tuple[TokenizedGenerateReqInput, ...]
+    options: tuple[Option, ...] = ()
+    media: Rendered = Rendered("")  # noqa: RUF009 - frozen
+    deadline: float | None = None
+
+
+class Preparer:
+    """Thread safe; holds no state of requests. The words after `clock` are those of PromptReader, and
+    marks: how the model marks its reasoning; thinks: whether a chat template with these variables leaves
+    it on where its text does not show it."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | TextTemplate | None,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        allow_control_tokens: bool = False,
+        takes_media: Collection[str] = frozenset(),
+        completion_template: str | None = None,
+        marks: ReasoningMarks | None = None,
+        thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
+    ) -> None:
+        self.tokenizer, self.limits = tokenizer, limits
+        self.marks, self._thinks = marks, thinks
+        self._tokenizer, self._limits, self._clock = tokenizer, limits, clock
+        self._prompts = PromptReader(
+            tokenizer,
+            template,
+            limits.vocab_size,
+            limit=limits.prompt,
+            auto_truncate=limits.auto_truncate,
+            allow_control_tokens=allow_control_tokens,
+            takes_media=takes_media,
+            completion_template=completion_template,
+        )
+        self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
+        self._count = itertools.count()
+
+    def prepare(self, given: GenerateReqInput | SingleGenerateReq) -> Job:
+        """Raises BadRequest or a kind of it, with the field in `where`."""
+        request = given if isinstance(given, SingleGenerateReq) else resolve(given)
+        prompt = self._prompts.read(request)
+        ids = prompt.ids
+        params = self._sampling(request.sampling_params, prompt.stop_str)
+        constraint = request.constraint
+        if constraint is not None:
+            constraint.verify()
+        if not request.rid:
+            raise BadRequest("is empty", where="rid")
+        if RID_END in request.rid:
+            raise BadRequest(f"must not contain {RID_END!r}", where="rid")
+        if request.timeout_s is not None and not 0 < request.timeout_s < float("inf"):
+            raise BadRequest(
+                f"must be a positive number of seconds, got {request.timeout_s}", where="timeout_s"
+            )
+        deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
+        if request.choices is not None:
+            return self._choices(request, request.choices, prompt, deadline)
+        reasons = self._reasons(request, ids)
+        ids, params = self._fitting(ids, params)
+        self._check_logprobs(request, len(ids))
+        return Job(
+            (
+                TokenizedGenerateReqInput(
+                    rid=self.wire_rid(request),
+                    http_worker_ipc=request.http_worker_ipc,
+                    input_ids=ids,
+                    sampling_params=params,
+                    constraint=constraint,
+                    return_logprob=request.return_logprob,
+                    logprob_start_len=request.logprob_start_len,
+                    top_logprobs_num=request.top_logprobs_num,
+                    token_ids_logprob=request.token_ids_logprob,
+                    return_hidden_states=request.return_hidden_states,
+                    session_params=self._turn(request),
+                    require_reasoning=reasons,
+                    max_thinking_tokens=request.max_thinking_tokens if reasons else None,
+                    stream=request.stream,
+                    jump_forward=request.jump_forward,
+                    heal=self._heal(request, prompt, ids, params),
+                    priority=request.priority,
+                    extra_key=request.extra_key,
+                    at_start=constraint is None and self._textless(ids),
+                ),
+            ),
+            media=prompt.media,
+            deadline=deadline,
+        )
+
+    def _heal(
+        self, request: SingleGenerateReq, prompt: Prompt, ids: list[int], params: SamplingParams
+    ) -> int:
+        """How many of the prompt's last ids the model may choose anew."""
+        if (
+            not request.token_healing
+            or prompt.text is None
+            or request.suffix is not None
+            or request.session_params is not None
+            or request.logprob_start_len >= 0
+            or request.return_hidden_states
+            or request.require_reasoning
+            or not params.max_new_tokens
+            or ids != prompt.ids
+        ):
+            return 0
+        count = min(self._jumps.open_end(ids), len(ids) - 1)
+        if request.messages and count:  # what the template wrote is whole as it is
+            content = request.messages[-1].content
+            size = sum(len(self._tokenizer.vocabulary.tokens[token]) for token in ids[len(ids) - count :])
+            if not isinstance(content, str) or not prompt.text.endswith(content) or len(content) < size:
+                return 0
+        return count
+
+    def prompt_ids(self, given: GenerateReqInput) -> list[int]:
+        """The prompt alone, of up to COUNTED characters whatever the limit. Raises BadRequest or a kind of
+        it."""
+        return list(self._prompts.read(resolve(given), at_least=COUNTED).ids)
+
+    def again(self, job: Job, request: SingleGenerateReq) -> Job:
+        """The job of another sample of a prompt: `request` differs from the one that `job` was made of only
+        in its id and its seed."""
+        (first,) = job.requests
+        params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
+        rid, turn = self.wire_rid(request), self._turn(request)
+        made = msgspec.structs.replace(first, rid=rid, sampling_params=params, session_params=turn)
+        return Job((made,), deadline=job.deadline)
+
+    # -- room ------------------------------------------------------------------------------------------------
+
+    def _fitting(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
+        """Prompt and output within the room there is. Who asks for more than that is told; who leaves the
+        output's length to the default gets what room there is (finish reason "length")."""
+        wanted, limit = params.max_new_tokens, self._limits.prompt
+        if self._limits.auto_truncate:
+            ids = ids[: limit - min(wanted, 1)]
+        self._check_length(len(ids), min(wanted, 1), "prompt")
+        room = min(wanted, limit - len(ids))
+        if room == wanted:
+            return ids, params
+        if not self._limits.auto_truncate and wanted not in (SamplingParams().max_new_tokens, ROOM):
+            raise PromptTooLong(
+                f"{len(ids) + wanted} tokens are asked for in all, {len(ids)} of the prompt and "
+                f"{wanted} new ones; the {self._limit_name} is {limit}",
+                where="sampling_params.max_new_tokens",
+                hint=f"shorten the prompt, or ask for at most {room} new tokens",
+            )
+        return ids, msgspec.structs.replace(
+            params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room)
+        )
+
+    @property
+    def _limit_name(self) -> str:
+        return "context length" if self._limits.context <= self._limits.slots else "KV pool"
+
+    def _reasons(self, request: SingleGenerateReq, ids: Sequence[int]) -> bool:
+        """Whether the output begins with reasoning. Raises BadRequest where the request contradicts itself,
+        its prompt or the model."""
+        asked, budget, marks = request.require_reasoning, request.max_thinking_tokens, self.marks
+        if budget is not None:
+            if budget < 0:
+                raise BadRequest(f"must be 0 or more, got {budget}", where="max_thinking_tokens")
+            if asked is False:
+                raise BadRequest("goes with require_reasoning", where="max_thinking_tokens")
+        if marks is None:
+            if asked or budget is not None:
+                raise BadRequest(
+                    "it is not known how this model ends its reasoning",
+                    where="require_reasoning" if asked else "max_thinking_tokens",
+                    hint="start the engine with reasoning_end=, the text that ends it",
+                )
+            return False
+        if asked is False or (asked is None and request.constraint is None and budget is None):
+            return False  # it was not asked for, and nothing depends on it
+        for name in SWITCHES:
+            if asked and (request.template_kwargs or {}).get(name) is False:
+                raise BadRequest(f"is asked for, and {name} switches it off", where="require_reasoning")
+        opened, closed = self._left_open(marks, ids)
+        if closed and asked:
+            raise BadRequest(
+                "the prompt has ended the reasoning already",
+                where="require_reasoning",
+                hint="the chat template's variables may have switched it off",
+            )
+        if opened or closed or asked:
+            return not closed
+        return request.messages is not None and self._thinks(request.template_kwargs or {})
+
+    def _left_open(self, marks: ReasoningMarks, ids: Sequence[int]) -> tuple[bool, bool]:
+        """Whether the prompt's end opens the reasoning, or closes it."""
+        tail = list(ids[-_TAIL:])
+        texts = self._tokenizer.text_table.bytes_of(tail, False)
+        if not marks.close_ids:
+            text = b"".join(texts).decode("utf-8", "replace")
+            return marks.opened_by(text), marks.closed_by(text)
+        while tail and not texts[len(tail) - 1].strip():
+            del tail[-1]
+        opens, closes = marks.open_ids, marks.close_ids
+        return bool(opens) and _ends_with(tail, opens), _ends_with(tail, closes)
+
+    def _turn(self, request: SingleGenerateReq) -> dict[str, Any] | None:
+        """Its session_params, with what the scheduler must know besides: the caller's id of the turn, and
+        whether its output may be as long as there is room, which is known there only."""
+        given = request.session_params
+        if given is None:
+            return None
+        for name in ("turn", "room"):
+            if name in given:
+                raise BadRequest("unknown field", where=f"session_params.{name}")
+        wanted = request.sampling_params.max_new_tokens
+        room = self._limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
+        return {**given, "turn": request.rid, "room": room}
+
+    def _check_length(self, length: int, new_tokens: int, what: str) -> None:
+        limits = self._limits
+        if length + new_tokens <= limits.prompt:
+            return
+        by_context, name = limits.context <= limits.slots, self._limit_name
+        more = " and a new token" if new_tokens else ""
+        raise PromptTooLong(
+            f"the {what} has {length} tokens; the {name} is {limits.prompt} and must hold them{more}",
+            where=what,
+            hint="shorten it" if by_context else "shorten it, or start the engine with more max_total_tokens",
+        )
+
+    def _textless(self, ids: Sequence[int]) -> bool:
+        return not any(self._tokenizer.text_table.bytes_of(ids, skip_special_tokens=True))
+
+    def wire_rid(self, request: SingleGenerateReq) -> str:
+        """The id behind the front door: never used twice, so that the last news of a cancelled request cannot
+        be taken for those of a later one with the same id."""
+        return f"{request.rid}{RID_END}{request.http_worker_ipc or ''}.{next(self._count)}"
+
+    # -- how to generate -------------------------------------------------------------------------------------
+
+    def _sampling(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
+        params.verify()
+        vocab = self._limits.vocab_size
+        for token in params.stop_token_ids:
+            if token >= vocab:
+                raise BadRequest(
+                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.stop_token_ids"
+                )
+        for token in params.logit_bias:
+            if token >= vocab:
+                raise BadRequest(
+                    f"{token} is beyond the vocabulary of {vocab}", where="sampling_params.logit_bias"
+                )
+        return self._with_template_stops(params, stop_str) if stop_str else params
+
+    def _with_template_stops(self, params: SamplingParams, stop_str: Sequence[str]) -> SamplingParams:
+        """A turn ends where its template says; as an id where the tokenizer knows the mark as one token."""
+        stop, stop_ids = list(params.stop), list(params.stop_token_ids)
+        for text in stop_str:
+            token = self._tokenizer.added_id(text)
+            if token is not None:
+                stop_ids.append(token)
+            elif text not in stop and len(stop) < MAX_STOPS:
+                stop.append(text)
+        return msgspec.structs.replace(
+            params, stop=tuple(stop), stop_token_ids=tuple(dict.fromkeys(stop_ids))
+        )
+
+    def _check_logprobs(self, request: SingleGenerateReq, length: int) -> None:
+        begins_here = request.session_params is None  # else only the scheduler knows the whole prompt
+        if request.logprob_start_len < -1 or (begins_here and request.logprob_start_len > length):
+            raise BadRequest(
+                f"must be -1 (none) or from 0 to the prompt's {length}, got {request.logprob_start_len}",
+                where="logprob_start_len",
+            )
+        most = min(self._limits.vocab_size, self._limits.top_logprobs)
+        if not 0 <= request.top_logprobs_num <= most:
+            raise BadRequest(
+                f"must be from 0 to {most}, got {request.top_logprobs_num}",
+                where="top_logprobs_num",
+                hint="start the engine with more max_top_logprobs" if request.top_logprobs_num > 0 else None,
+            )
+        wanted = request.token_ids_logprob or ()
+        if len(wanted) > self._limits.token_ids_logprob:
+            raise BadRequest(
+                f"names {len(wanted)} ids; at most {self._limits.token_ids_logprob}",
+                where="token_ids_logprob",
+                hint="start the engine with more max_token_ids_logprob",
+            )
+        for token in wanted:
+            if not 0 <= token < self._limits.vocab_size:
+                raise BadRequest(
+                    f"{token} is not in the vocabulary of {self._limits.vocab_size}",
+                    where="token_ids_logprob",
+                )
+
+    # -- choices ---------------------------------------------------------------------------------------------
+
+    def _choices(
+        self,
+        request: SingleGenerateReq,
+        options: Sequence[str],
+        prompt: Prompt,
+        deadline: float | None,
+    ) -> Job:
+        if not options:
+            raise BadRequest("is empty; there must be at least one option", where="choices")
+        if request.constraint is not None:
+            raise BadRequest("a choice cannot have a constraint as well", where="constraint")
+        if request.session_params is not None:
+            raise BadRequest("a choice is scored and is no turn of a session", where="session_params")
+        for name in ("require_reasoning", "max_thinking_tokens"):
+            if getattr(request, name) not in (None, False):
+                raise BadRequest("a choice is scored: there is no reasoning before it", where=name)
+        for index, option in enumerate(options):
+            if not option:
+                raise BadRequest("is empty", where=f"choices[{index}]")
+            self._prompts.check_text(len(option), f"choices[{index}]")
+        wholes, boundary = self._boundary(request, prompt.text, prompt.ids, options)
+        start = self._tokenizer.start
+        requests: list[TokenizedGenerateReqInput] = []
+
+        def scoring(input_ids: list[int], first: int) -> int:
+            index = len(requests)
+            requests.append(
+                TokenizedGenerateReqInput(
+                    rid=self.wire_rid(request),
+                    http_worker_ipc=request.http_worker_ipc,
+                    input_ids=input_ids,
+                    sampling_params=SCORING,
+                    return_logprob=True,
+                    logprob_start_len=first,
+                    priority=request.priority,
+                    extra_key=request.extra_key,
+                )
+            )
+            return index
+
+        made: list[Option] = []
+        for index, (option, whole) in enumerate(zip(options, wholes, strict=True)):
+            self._check_length(len(whole), 0, f"choices[{index}]")
+            own = tuple(whole[boundary:])
+            if not own:
+                raise BadRequest("adds no token to the prompt", where=f"choices[{index}]")
+            scored = scoring(whole, boundary)
+            alone = scoring([*start, *own], len(start)) if request.unconditional else None
+            made.append(Option(option, own, scored, alone))
+        return Job(tuple(requests), tuple(made), prompt.media, deadline)
+
+    def _boundary(
+        self, request: SingleGenerateReq, text: str | None, ids: list[int], options: Sequence[str]
+    ) -> tuple[list[list[int]], int]:
+        """Each option's ids with the prompt, and how many of them are the prompt's own whatever follows.
+
+        Tokens of the prompt's end that merge with some option's beginning are scored with every option, so
+        that all options are compared over the same text. At least one token stands before the boundary.
+        """
+        if text is None:
+            wholes = [[*ids, *self._tokenizer.encode_plain(option)] for option in options]
+        else:
+            wholes = [self._prompts.encode_with(request, text, option) for option in options]
+        boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
+        if boundary == 0:
+            start = self._tokenizer.start
+            if not start:
+                raise BadRequest(
+                    "the first token of the options has no token before it, and this tokenizer has neither a "
+                    "begin-of-text nor an end-of-text token to start from",
+                    where="choices",
+                    hint="put some text before the choice",
+                )
+            return [[*start, *whole] for whole in wholes], len(start)
+        return wholes, boundary
+
+
+def _ends_with(ids: Sequence[int], end: Sequence[int]) -> bool:
+    return len(ids) >= len(end) and tuple(ids[-len(end) :]) == tuple(end)
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    length = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        length += 1
+    return length

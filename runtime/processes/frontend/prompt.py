@@ -1,0 +1,266 @@
+"""A request's prompt -> ids: text, text around a hole, messages through the chat template, or ids as given.
+
+What users quote is kept from being read as control tokens here. It knows the tokenizer and the templates; how
+the request goes on is not its business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from runtime.formats.chat.completion import (
+    CompletionTemplate,
+    choose_completion_template,
+    completion_template_registry,
+    fitting_completion_templates,
+)
+from runtime.formats.chat.content import check_media, check_parts
+from runtime.formats.chat.control import ControlTokens
+from runtime.formats.chat.derive import after_reply
+from runtime.formats.chat.jinja import JinjaChatTemplate
+from runtime.formats.chat.render import Rendered, TextTemplate, render
+from runtime.formats.chat.template import ChatTemplate
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.protocol.errors import BadRequest, PromptTooLong
+from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.single_req import SingleGenerateReq
+
+_USUAL = 16
+"""Characters that one token of a real text stands for, at most."""
+_SEAM = 64
+"""Tokens at the end of a text that what follows may change."""
+_DROPPED = 4
+"""How much longer than a prompt the conversation may be that it is made of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """text: None for a prompt of ids. stop_str: what ends a turn, or what fills a hole. media: what the
+    messages' parts refer to (its text is the rendered one, placeholders in it)."""
+
+    text: str | None
+    ids: list[int]
+    stop_str: tuple[str, ...] = ()
+    media: Rendered = Rendered("")  # noqa: RUF009 - frozen
+
+
+class PromptReader:
+    """Thread safe; holds no state of requests.
+
+    limit: tokens that a prompt can have; a text that cannot be so few is refused before it is rendered or
+    encoded, or with auto_truncate cut. allow_control_tokens: the default of requests that do not say.
+    takes_media: of "image", "video" and "audio" those that the model takes. completion_template: for prompts
+    with a suffix, a registered name or None for the one that fits the tokenizer. Raises BadRequest for an
+    unknown name.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | TextTemplate | None,
+        vocab_size: int,
+        *,
+        limit: int,
+        auto_truncate: bool = False,
+        allow_control_tokens: bool = False,
+        takes_media: Collection[str] = frozenset(),
+        completion_template: str | None = None,
+    ) -> None:
+        self._tokenizer, self._template, self._vocab_size = tokenizer, template, vocab_size
+        self._limit, self._truncates = limit, auto_truncate
+        self._control = ControlTokens(tokenizer.control_texts)
+        self._allow, self._takes_media = allow_control_tokens, frozenset(takes_media)
+        self._completion = choose_completion_template(completion_template)
+
+    def read(self, request: SingleGenerateReq, *, at_least: int = 0) -> Prompt:
+        """Raises BadRequest or a kind of it, with the field in `where`. at_least: so many characters are read
+        whatever the limit."""
+        values = {"text": request.text, "input_ids": request.input_ids, "messages": request.messages}
+        given = [name for name, value in values.items() if value is not None]
+        if len(given) != 1:
+            raise BadRequest(
+                "exactly one of text, input_ids and messages is the prompt, got "
+                + (" and ".join(given) or "none"),
+                where="prompt",
+            )
+        if request.messages is None and (request.tools or request.template_kwargs):
+            raise BadRequest(f"goes with messages, not with {given[0]}", where="tools / template_kwargs")
+        if request.suffix is not None and request.text is None:
+            raise BadRequest(f"goes with text, not with {given[0]}", where="suffix")
+        if request.input_ids is not None:
+            return Prompt(None, self._check_ids(request.input_ids))
+        most = max(self._limit * self._tokenizer.longest, at_least)
+        if not self._truncates:
+            # A template may leave out what was said before: that much is not held against a conversation.
+            self._check_size(_size(request), _DROPPED * most if request.messages else most)
+        text, media = request.text or "", Rendered("")
+        stop_str: tuple[str, ...] = ()
+        if request.messages is not None:
+            media = self._render(request)
+            text, stop_str = media.text, self._turn_stops(request)
+        elif request.suffix is not None:
+            text, stop_str = self._around_hole(request, text, request.suffix)
+        if self._truncates:
+            text = text[:most]
+        self._check_size(len(text), most)
+        if not at_least and not self._truncates:
+            self._check_beginning(text)
+        ids = self._encode(request, text)
+        if not ids and request.choices is None:
+            # A turn of a session goes on from the one before it, and begins no text.
+            ids = [] if request.session_params else self._tokenizer.start
+            if not ids:
+                raise BadRequest(
+                    "the prompt is empty, and this tokenizer has neither a begin-of-text nor an end-of-text "
+                    "token to start from",
+                    where=given[0],
+                )
+        return Prompt(text, ids, stop_str, media)
+
+    def check_text(self, size: int, where: str) -> None:
+        """Raise PromptTooLong for a text of `size` characters, which cannot be few enough tokens."""
+        self._check_size(size, self._limit * self._tokenizer.longest, where)
+
+    def _check_size(self, size: int, most: int, where: str = "prompt") -> None:
+        if size > most:
+            raise PromptTooLong(
+                f"the {where} has {size} characters; the {self._limit} tokens that there is room for hold at "
+                f"most {most}",
+                where=where,
+                hint="shorten it",
+            )
+
+    def _check_beginning(self, text: str) -> None:
+        """Refuse what is far too long by its beginning: the rest can make no fewer tokens of it, but for the
+        last few."""
+        beginning = text[: _USUAL * self._limit]
+        if len(beginning) == len(text):
+            return
+        count = self._tokenizer.count(beginning)
+        if count > self._limit + _SEAM:
+            raise PromptTooLong(
+                f"the prompt has {len(text)} characters, {count} tokens in the first {len(beginning)}; there "
+                f"is room for {self._limit} tokens",
+                where="prompt",
+                hint="shorten it",
+            )
+
+    def encode_with(self, request: SingleGenerateReq, text: str, more: str) -> list[int]:
+        """Ids of a prompt's text with the program's own `more` after it."""
+        return self._encode(request, text + (self._control.trust(more) if self._hides(request) else more))
+
+    def _render(self, request: SingleGenerateReq) -> Rendered:
+        messages = request.messages or []
+        if not messages:
+            raise BadRequest("is empty", where="messages")
+        for index, message in enumerate(messages):
+            check_parts(message.content, index)
+            check_media(message.content, index, self._takes_media)
+        tools, variables = request.tools, request.template_kwargs
+        if self._hides(request):
+            messages = [self._control.hide(message) for message in messages]
+            tools = None if tools is None else self._control.hide_value(tools)
+            variables = None if variables is None else self._control.hide_variables(variables)
+        try:
+            return render(messages, self._template, tools=tools, template_kwargs=variables)
+        except BadRequest as error:
+            # A template may say what it refuses in the words that it was given.
+            error.message = self._control.shown(error.message)
+            raise
+
+    def _turn_stops(self, request: SingleGenerateReq) -> tuple[str, ...]:
+        if not any(message.role != RAW_ROLE for message in request.messages or ()):
+            return ()
+        match self._template:
+            case ChatTemplate():
+                return self._template.stop_str
+            case JinjaChatTemplate():
+                return self._reply_ends
+            case _:
+                return ()
+
+    @cached_property
+    def _reply_ends(self) -> tuple[str, ...]:
+        """The token that the Jinja template writes after a reply, where the checkpoint's own end tokens are
+        none of the template's: it was trained on another format, or is a base model. Where they are, they say
+        better where a reply ends (it may be of several messages)."""
+        template, tokenizer = self._template, self._tokenizer
+        if not isinstance(template, JinjaChatTemplate):
+            return ()
+        after = after_reply(template)
+        written = [after, *template.sources.values()]
+        ends = [tokenizer.decode([token], skip_special_tokens=False) for token in tokenizer.eos]
+        if any(end in text for end in ends if end for text in written):
+            return ()
+        known = [text for text in tokenizer.control_texts if text and after.lstrip().startswith(text)]
+        return (max(known, key=len),) if known else ()
+
+    def _around_hole(
+        self, request: SingleGenerateReq, before: str, after: str
+    ) -> tuple[str, tuple[str, ...]]:
+        template = self._completion or self._fitting_completion()
+        if self._hides(request):
+            before, after = self._control.hide_text(before), self._control.hide_text(after)
+        return template.render(before, after), template.stop_str
+
+    def _fitting_completion(self) -> CompletionTemplate:
+        fitting = fitting_completion_templates(lambda text: self._tokenizer.added_id(text) is not None)
+        if len(fitting) == 1:
+            return fitting[0]
+        why = "several templates fit" if fitting else "the tokenizer has the tokens of no known template"
+        names = [template.name for template in fitting] or list(completion_template_registry)
+        raise BadRequest(
+            f"it is not known how this model fills in the middle: {why}",
+            where="suffix",
+            hint=f"start the engine with completion_template= one of {', '.join(names)}",
+        )
+
+    def _hides(self, request: SingleGenerateReq) -> bool:
+        """Whether control tokens in this prompt's own texts are only letters. A plain text is all the user's
+        own, and read as it stands."""
+        allowed = self._allow if request.allow_control_tokens is None else request.allow_control_tokens
+        return not allowed and (request.messages is not None or request.suffix is not None)
+
+    def _encode(self, request: SingleGenerateReq, text: str) -> list[int]:
+        if not self._hides(request):
+            return self._tokenizer.encode(text)
+        return self._tokenizer.encode_spans((span.text, span.plain) for span in self._control.spans(text))
+
+    def _check_ids(self, ids: Any) -> list[int]:
+        vocab = self._vocab_size
+        if not isinstance(ids, (list, tuple)):
+            raise BadRequest(f"must be a list of token ids, got {type(ids).__name__}", where="input_ids")
+        if not ids:
+            raise BadRequest("the prompt is empty", where="input_ids")
+        for index, token in enumerate(ids):
+            if type(token) is not int or not 0 <= token < vocab:
+                raise BadRequest(
+                    f"must be a token id from 0 to {vocab - 1}, got {token!r}", where=f"input_ids[{index}]"
+                )
+        return list(ids)
+
+
+def _size(request: SingleGenerateReq) -> int:
+    """Characters of what the prompt is made of."""
+    return len(request.text or "") + len(request.suffix or "") + size_of_turns(request.messages or ())
+
+
+def size_of_turns(messages: Iterable[Message]) -> int:
+    """Characters of a conversation's texts, wherever in it they stand."""
+    size = 0
+    for message in messages:
+        size += len(message.reasoning_content or "") + sum(len(call.arguments) for call in message.tool_calls)
+        content = message.content
+        size += len(content) if isinstance(content, str) else sum(len(_text_of(part)) for part in content)
+    return size
+
+
+def _text_of(part: Any) -> str:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _:
+            return ""

@@ -1,0 +1,244 @@
+"""RequestState: one request at the front door, what came of its parts so far, and the answer made of that.
+
+Threads put, the caller takes. It knows no mailboxes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from runtime.processes.frontend.observe import NOBODY, Begun, Observer
+from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator
+from runtime.processes.frontend.prepare import Job
+from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault, from_dict
+from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput
+from runtime.protocol.single_req import SingleGenerateReq
+
+GRACE_S = 10.0
+"""How much later than the request's own deadline the front door gives up on the scheduler's answer."""
+_SUMMED = (
+    "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps", "num_retractions",
+)  # fmt: skip
+
+
+class RequestState:
+    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: told of
+    each part of its life, once."""
+
+    def __init__(
+        self,
+        request: SingleGenerateReq,
+        job: Job,
+        notify: Callable[[], None],
+        facts: Facts,
+        observer: Observer = NOBODY,
+    ) -> None:
+        self.request, self.job, self.notify = request, job, notify
+        self.began = time.monotonic()
+        self._text_of = facts.text_of if request.return_text_in_logprobs else None
+        is_chat = request.messages is not None
+        self.outputs = [
+            OutputAccumulator(part, self._text_of, facts.boundary(part, is_chat)) for part in job.requests
+        ]
+        self.fault: RuntimeFault | None = None
+        self.index = {part.rid: at for at, part in enumerate(job.requests)}
+        self.open = set(self.index)
+        self.cancelled = False
+        self._due = None if job.deadline is None else job.deadline + GRACE_S
+        self._facts = facts
+        self._observer = observer if request.log_metrics else NOBODY
+        self._changed = self._over = False
+        self._heard_at = 0.0
+        self._lock = threading.Lock()
+        self._begun = Begun(
+            request.rid,
+            sum(len(part.input_ids) for part in job.requests),
+            request.stream,
+            self.began,
+            request.custom_labels or {},
+        )
+
+    @property
+    def done(self) -> bool:
+        return self.fault is not None or not self.open
+
+    # -- the engine's side -----------------------------------------------------------------------------------
+
+    def put(self, output: StrOutput) -> None:
+        """What is new of one part; the first one that failed fails the whole."""
+        with self._lock:
+            made = self.outputs[self.index[output.rid]]
+            before = made.total
+            made.add(output)
+            if (finish := output.finish) is not None:
+                self.open.discard(output.rid)
+                if finish.type == "abort" and self.fault is None:
+                    self.fault = _fault_of(output, self.request.rid)
+            self._changed = True
+            done = self.done
+            over, self._over = done and not self._over, self._over or done
+        self._observe(made.total - before)
+        if over:
+            self._observe_end()
+
+    def fail(self, fault: RuntimeFault) -> None:
+        with self._lock:
+            if not self.done:
+                self.fault = fault
+            self._changed = True
+            over, self._over = not self._over, True
+        if over:
+            self._observe_end()
+
+    # -- the caller's side -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """It is on its way."""
+        self._observer.on_begin(self._begun)
+
+    def leave(self) -> None:
+        """Nobody waits any more."""
+        with self._lock:
+            gone, self._over = not self._over, True
+        if gone:
+            self._observer.on_abort(self._begun, None, self._elapsed())
+
+    def take(self) -> OutputDelta | None:
+        """What is new since the last call, all of it where the request does not stream and is over. None:
+        nothing. Raises the fault."""
+        with self._lock:
+            if self.fault is not None:
+                raise self._failure(self.fault)
+            if not self._changed or (self.open and not self.request.stream):
+                return None
+            self._changed = False
+            if self.job.options:
+                return None if self.open else self._scores()
+            return self._answer(self.outputs[0])
+
+    def _failure(self, fault: RuntimeFault) -> RuntimeFault:
+        """The fault for the caller; what was generated until a cancellation goes with it."""
+        made = again(fault)
+        match made:
+            case Aborted() if not self.job.options:
+                made.partial = self._answer(self.outputs[0])
+        return made
+
+    def time_left(self) -> float | None:
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
+
+    def overdue(self) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer within {self.request.timeout_s:g} s",
+            where="timeout_s",
+            hint="the engine may be overloaded",
+        )
+
+    # -- answers ---------------------------------------------------------------------------------------------
+
+    def _answer(self, made: OutputAccumulator) -> OutputDelta:
+        request = self.request
+        meta: dict[str, Any] = {
+            "id": request.rid,
+            "finish_reason": made.finish_reason(),
+            **made.counters(),
+            "reasoning_tokens": 0 if made.reasoning is None else made.reasoning.tokens,
+            "weight_version": self._facts.weight_version,
+            "dp_rank": 0,  # there is one engine
+            **(made.logprob_meta() if made.lists else {}),
+            "e2e_latency": self._elapsed(),
+        }
+        if made.grammar is not None:
+            meta["grammar"] = dict(made.grammar)
+        if made.request.require_reasoning:
+            meta["answer_start"] = None if made.reasoning is None else made.reasoning.answer_start
+        if request.return_hidden_states:
+            meta["hidden_states"] = made.hidden_states
+        if request.return_prompt_token_ids:
+            meta["prompt_token_ids"] = made.request.input_ids
+        if request.cumulative:
+            return OutputDelta(text=made.text, output_ids=list(made.ids), meta=meta)
+        delta = OutputDelta(text=made.text, output_ids=made.ids, meta=meta, replaced=made.replaced)
+        made.drain()
+        return delta
+
+    def _scores(self) -> OutputDelta:
+        """All options' scores. Counters add up over the requests they were made with."""
+        choices = [
+            ChoiceScores(
+                text=option.text,
+                token_ids=list(option.ids),
+                logprobs=_known(self._tail(option.scored, len(option.ids)), option.text),
+                unconditional=None if option.alone is None else self._tail(option.alone, len(option.ids)),
+                token_texts=list(map(self._facts.text_of, option.ids)),
+            )
+            for option in self.job.options
+        ]
+        meta = {
+            "id": self.request.rid,
+            "finish_reason": {"type": "stop"},
+            **self._summed(),
+            "e2e_latency": self._elapsed(),
+        }
+        return OutputDelta(text="", output_ids=[], meta=meta, choices=choices)
+
+    def _summed(self) -> dict[str, Any]:
+        counters = [part.counters() for part in self.outputs]
+        made: dict[str, Any] = {name: sum(one.get(name, 0) for one in counters) for name in _SUMMED}
+        for name in ("queue_time", "first_token_latency"):
+            made[name] = max(one.get(name, 0.0) for one in counters)
+        return made
+
+    def _tail(self, at: int, count: int) -> list[float | None]:
+        """Log-probabilities of the last `count` tokens of a scored request."""
+        scored = self.outputs[at].scored
+        found = list((None if scored is None else scored.input_logprobs) or ())
+        if len(found) != count:
+            raise InternalFault(f"{len(found)} log-probabilities came for {count} tokens")
+        return found
+
+    # -- observers -------------------------------------------------------------------------------------------
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    def _observe(self, count: int) -> None:
+        if count <= 0:
+            return
+        now = time.monotonic()
+        before, self._heard_at = self._heard_at, now
+        if before:
+            self._observer.on_tokens(self._begun, count, now - before)
+        else:
+            self._observer.on_first_token(self._begun, now - self.began)
+
+    def _observe_end(self) -> None:
+        if self.fault is not None:
+            self._observer.on_abort(self._begun, self.fault, self._elapsed())
+            return
+        meta = {"finish_reason": self.outputs[0].finish_reason(), **self._summed()}
+        self._observer.on_finish(self._begun, meta, self._elapsed())
+
+
+def again(fault: RuntimeFault) -> RuntimeFault:
+    """A fresh copy: one object raised in many threads would gather all their tracebacks."""
+    return type(fault)(fault.message, where=fault.where, hint=fault.hint)
+
+
+def _fault_of(output: StrOutput, rid: str) -> RuntimeFault:
+    """`rid`: what the caller calls the request; behind the door it has another id, which stays there."""
+    error = output.finish.error if output.finish is not None else None
+    if not error:
+        return InternalFault(f"request {rid} failed without a reason")
+    return from_dict({**error, "where": rid} if error.get("where") == output.rid else error)
+
+
+def _known(values: Sequence[float | None], text: str) -> list[float]:
+    known = [value for value in values if value is not None and not math.isnan(value)]
+    if len(known) != len(values):
+        raise InternalFault(f"a token of the option {text!r} has no log-probability")
+    return known

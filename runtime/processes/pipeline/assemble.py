@@ -1,0 +1,121 @@
+"""The scheduler's side of the pipeline put together: runner, grammars, scheduler.
+
+The same for a thread of this process and for a process of its own; it knows mailboxes, not what is behind
+them, and runners, not where they compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from runtime.config.encoder import EncoderSpec
+from runtime.config.engine import EngineConfig
+from runtime.config.model import ModelSpec
+from runtime.config.pooling import Pooling
+from runtime.formats.reasoning.marks import ReasoningMarks
+from runtime.grammar.manager import GrammarManager
+from runtime.grammar.reasoner import Reasoning, ReasoningEnd
+from runtime.grammar.table import GRAMMAR_BACKENDS
+from runtime.ipc.mailbox import Inbox, Outbox
+from runtime.plan import Runner, TextRunner
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.checkpoint.reasoning import model_reasoning
+from runtime.processes.pipeline.loading import Loaded
+from runtime.processes.pipeline.scheduler import SchedulerProcess
+from runtime.processes.pipeline.vectors import Vectors
+from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
+from runtime.scheduler.scheduler import Scheduler
+
+
+def assemble(
+    config: EngineConfig, model: Model, load: Callable[[], Loaded], inbox: Inbox, outbox: Outbox
+) -> tuple[SchedulerProcess, int]:
+    """The process, not running yet, and the KV pool's slots (for an encoder, which has no pool, the tokens of
+    one step). Raises what `load` raises."""
+    pooling = config.pooling_of(model.path, model.spec)
+    loaded = load()
+    try:
+        match model.spec:
+            case EncoderSpec() as spec:
+                process, slots = _reading(config, spec, pooling, loaded, inbox, outbox)
+            case ModelSpec() as spec:
+                process, slots = _generating(config, model, spec, pooling, loaded, inbox, outbox)
+        loaded.on_death(process.give_up)
+    except BaseException:
+        loaded.runner.close()
+        raise
+    return process, slots
+
+
+def _reading(
+    config: EngineConfig,
+    spec: EncoderSpec,
+    pooling: Pooling,
+    loaded: Loaded,
+    inbox: Inbox,
+    outbox: Outbox,
+) -> tuple[SchedulerProcess, int]:
+    limits = TextLimits(
+        vocab_size=spec.vocab_size,
+        positions=spec.max_position_embeddings,
+        kinds=spec.token_types,
+        width=spec.width,
+        scores=spec.labels > 0,
+    )
+    scheduler = EmbeddingScheduler(config.scheduler(spec), limits)
+    vectors = Vectors(pooling, scores=limits.scores, width=limits.width)
+    runner = cast(TextRunner, loaded.runner)
+    made = SchedulerProcess(scheduler, runner, None, inbox, outbox, profiler=loaded.profiler, vectors=vectors)
+    return made, max(config.context(spec), config.max_prefill_tokens)
+
+
+def _generating(
+    config: EngineConfig,
+    model: Model,
+    spec: ModelSpec,
+    pooling: Pooling,
+    loaded: Loaded,
+    inbox: Inbox,
+    outbox: Outbox,
+) -> tuple[SchedulerProcess, int]:
+    runner = cast(Runner, loaded.runner)
+    # Some backends write JSON in one way only.
+    known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
+    options = {
+        "whitespace": config.grammar_whitespace,
+        "schema_format": config.grammar_schema_format,
+        "grammar_cache_dir": config.grammar_cache_dir,
+    }
+    grammar = GrammarManager(
+        model.tokenizer.vocabulary,
+        backend=config.grammar_backend,
+        workers=config.grammar_workers,
+        options={name: value for name, value in options.items() if name in known},
+        compile_timeout_s=config.grammar_timeout_s,
+        cache_size=config.grammar_cache_size,
+        cache_bytes=config.grammar_cache_mb << 20,
+    )
+    marks = model_reasoning(config, model)
+    scheduler = Scheduler(
+        config.scheduler(spec, beside=loaded.beside),
+        slots=runner.slots,
+        vocabulary=model.tokenizer.vocabulary,
+        encode=model.tokenizer.encode_plain,
+        grammar=grammar,
+        verify_params=runner.verify,
+        reasoning=None if marks is None else _reasoning(model, marks),
+    )
+    vectors = Vectors(pooling, width=spec.hidden_size)
+    made = SchedulerProcess(
+        scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors
+    )
+    return made, runner.slots
+
+
+def _reasoning(model: Model, marks: ReasoningMarks) -> Reasoning:
+    if marks.close_ids:
+        end = ReasoningEnd(ids=(marks.close_ids,), inside=marks.inside_ids)
+    else:
+        end = ReasoningEnd(texts=(marks.close,), inside=marks.inside_ids)
+    return Reasoning(model.tokenizer.vocabulary, end)

@@ -1,0 +1,196 @@
+"""Builds the pipeline in this process: front door, scheduler thread, detokeniser thread, mailboxes between
+them.
+
+    caller -> TokenizerManager -> [mailbox] -> SchedulerProcess -> [mailbox] -> DetokenizerManager -> caller
+
+The model is loaded by the thread that will run it; what goes wrong there is raised here, as itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from runtime.config.engine import EngineConfig
+from runtime.ipc.address import Address
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
+from runtime.processes.checkpoint.model import Model, load_model
+from runtime.processes.frontend.build import make_door
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.processes.pipeline.assemble import assemble
+from runtime.processes.pipeline.component_names import check_names
+from runtime.processes.pipeline.detokenizer import DetokenizerManager
+from runtime.processes.pipeline.loading import Loaded, load_runner
+from runtime.processes.pipeline.scheduler import SchedulerProcess
+from runtime.protocol.errors import EngineDead, RuntimeFault
+from runtime.protocol.io_struct import BatchTokenIDOutput
+
+WATCH_S = 1.0
+"""How often the detokeniser's thread looks whether the scheduler still moves."""
+
+
+class Pipeline:
+    """A running pipeline. `close` ends it; nothing else does, save a defect."""
+
+    def __init__(
+        self, config: EngineConfig, model: Model, door: TokenizerManager, stop: Callable[[], None]
+    ) -> None:
+        self.config, self.model, self.door = config, model, door
+        self._stop = stop
+
+    def close(self) -> None:
+        self._stop()
+
+
+def launch(config: EngineConfig) -> Pipeline:
+    """Load the model and start the threads; returns when requests can be taken.
+
+    Raises ModelLoadError and BadRequest from loading as themselves; EngineDead when loading takes longer than
+    load_timeout_s.
+    """
+    check_names(config)
+    model = load_model(config)
+    return start(config, model, lambda: load_runner(config, model))
+
+
+def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded]) -> Pipeline:
+    """The pipeline around any runner. `load_runner` is called in the scheduler's thread."""
+    requests, outputs = Address.memory(), Address.memory()
+    worker = _Worker(config, model, load_runner, requests.inbox(), outputs.outbox())
+    worker.start()
+    slots = worker.wait_ready(config.load_timeout_s)
+    door = make_door(config, model, slots, requests.outbox())
+    detokenizer = DetokenizerManager(model.tokenizer.text_table)
+    reader = _Reader(detokenizer, door, worker, outputs.inbox(), config.step_timeout_s)
+    reader.start()
+
+    def stop() -> None:
+        atexit.unregister(stop)
+        worker.stop()
+        deadline = time.monotonic() + config.close_timeout_s
+        for thread in (worker.thread, reader.thread):
+            thread.join(max(0.0, deadline - time.monotonic()))
+        # Whoever still waits (a thread that hangs gave no answer) hears it now.
+        door.fail_all(EngineDead("the engine was closed"))
+
+    # An interpreter that ends while a thread is inside the tensor library ends with a crash.
+    atexit.register(stop)
+    return Pipeline(config, model, door, stop)
+
+
+class _Worker:
+    """The scheduler's thread: loads the model, then serves."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        load_runner: Callable[[], Loaded],
+        inbox: Inbox,
+        outbox: Outbox,
+    ) -> None:
+        self._config, self._model, self._load_runner = config, model, load_runner
+        self._inbox, self._outbox = inbox, outbox
+        self._ready: Future[int] = Future()
+        self._process: SchedulerProcess | None = None
+        self.cause: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="sglang-dsl-scheduler", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def wait_ready(self, timeout: float) -> int:
+        """The KV pool's slots, once the model is loaded. Raises what loading raised."""
+        try:
+            return self._ready.result(timeout)
+        except TimeoutError:
+            if self._ready.done():
+                raise
+            self.stop()
+            raise EngineDead(
+                f"the model was not loaded within {timeout:g} s",
+                where=str(self._model.path),
+                hint="load_timeout_s",
+            ) from None
+
+    def stop(self) -> None:
+        self._inbox.close()
+
+    @property
+    def stalled_s(self) -> float:
+        return 0.0 if self._process is None else self._process.stalled_s
+
+    def _run(self) -> None:
+        try:
+            process, slots = assemble(self._config, self._model, self._load_runner, self._inbox, self._outbox)
+        except BaseException as error:
+            self._ready.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        self._process = process
+        self._ready.set_result(slots)
+        try:
+            process.run()
+        except BaseException as error:
+            # The reader finds its mailbox closed, asks for the cause and tells everybody who waits.
+            self.cause = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._outbox.close()
+
+
+class _Reader:
+    """The detokeniser's thread: ids in, text to the front door. Also notices when the scheduler stops or
+    hangs.
+    """
+
+    def __init__(
+        self,
+        manager: DetokenizerManager,
+        door: TokenizerManager,
+        worker: _Worker,
+        inbox: Inbox,
+        step_timeout_s: float,
+    ) -> None:
+        self._manager, self._door, self._worker, self._inbox = manager, door, worker, inbox
+        self._step_timeout_s = step_timeout_s
+        self.thread = threading.Thread(target=self._run, name="sglang-dsl-detokenizer", daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                items = self._inbox.receive(WATCH_S)
+                batches: list[BatchTokenIDOutput] = []
+                for item in items:
+                    if isinstance(item, BatchTokenIDOutput):
+                        batches.append(item)
+                    else:
+                        self._door.handle(item)
+                made = self._manager.handle(batches)
+                if made is not None:
+                    self._door.handle(made)
+                if not items and self._worker.stalled_s > self._step_timeout_s:
+                    raise EngineDead(
+                        f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s"
+                    )
+        except MailboxClosed:
+            cause = self._worker.cause
+            self._door.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
+        except Exception as error:  # noqa: BLE001 - told to all who wait; without this thread nothing goes on
+            self._door.fail_all(_dead_of(error))
+        finally:
+            self._worker.stop()
+
+
+def _dead_of(cause: BaseException) -> RuntimeFault:
+    if isinstance(cause, EngineDead):
+        return cause
+    return EngineDead(f"the engine stopped: {type(cause).__name__}: {cause}", hint="start a new one")

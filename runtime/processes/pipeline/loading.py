@@ -1,0 +1,78 @@
+"""Where the model computes: in this process, or in one of its own. Torch is loaded by the table, and so only
+where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config.encoder import EncoderSpec
+from runtime.config.engine import EngineConfig
+from runtime.config.model import ModelSpec
+from runtime.plan import Runner, TextRunner
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.pipeline.runner_process import RunnerProcess
+from runtime.processes.pipeline.scheduler import Profiler
+from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.registry import Registry
+
+HERE: Registry[Any] = Registry(
+    "part with tensors",
+    {
+        "encoder": "runtime.engine.embed:TorchTextRunner",
+        "profiler": "runtime.engine.profiler:TorchProfiler",
+        "runner": "runtime.engine.runner:TorchRunner",
+    },
+)
+
+
+def _never(act: Callable[[RuntimeFault], None]) -> None:
+    """on_death of what ends with this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A runner, ready. beside: whether it computes elsewhere than this process; on_death: calls what it is
+    given, from another thread, when the runner is lost for good."""
+
+    runner: Runner | TextRunner
+    beside: bool = False
+    profiler: Profiler | None = None
+    on_death: Callable[[Callable[[RuntimeFault], None]], None] = _never
+
+
+def load_runner(config: EngineConfig, model: Model) -> Loaded:
+    """The model's weights, ready to run. Raises ModelLoadError and BadRequest; EngineDead when its process
+    ends meanwhile."""
+    match model.spec:
+        case EncoderSpec() as spec:
+            pooling = config.pooling_of(model.path, spec)
+            reader: TextRunner = HERE.load("encoder").load(model.path, spec, config.runner(), pooling)
+            return Loaded(reader, profiler=HERE.load("profiler")(config.profile_folder))
+        case ModelSpec() as spec if own_process(config):
+            process = RunnerProcess(
+                model.path,
+                spec,
+                config.runner(),
+                load_timeout_s=config.load_timeout_s,
+                profile_folder=config.profile_folder,
+            )
+            return Loaded(process, True, process, process.on_death)
+        case ModelSpec() as spec:
+            runner = HERE.load("runner").load(model.path, spec, config.runner())
+            return Loaded(runner, runner.device != "cpu", HERE.load("profiler")(config.profile_folder))
+
+
+def own_process(config: EngineConfig) -> bool:
+    """Whether a decoder computes in a process of its own. Raises BadRequest where it cannot be and is to."""
+    if sys.platform != "linux":
+        if config.runner_process:
+            raise BadRequest("this system is not Linux", where="runner_process", hint="leave it out")
+        return False
+    if config.runner_process is not None:
+        return config.runner_process
+    return bool(sys.executable) and len(os.sched_getaffinity(0)) >= 2

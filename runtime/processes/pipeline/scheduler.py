@@ -1,0 +1,446 @@
+"""SchedulerProcess: joins the two wings. One thread owns the scheduler, the runner and the grammars.
+
+Takes requests from a mailbox, steps, and posts news to another. What goes wrong with one request ends that
+request; what goes wrong with a step ends the requests that were running; only when even that fails does the
+process end, and then its cause is in `run`'s exception.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from runtime.grammar.manager import GrammarManager
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
+from runtime.plan import Runner, TextRunner
+from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
+from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
+from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault, WireError
+from runtime.protocol.io_struct import (
+    AbortReq,
+    BatchEmbeddingOutput,
+    BatchStrOutput,
+    BatchTokenIDOutput,
+    BatchTokenizedGenerateReqInput,
+    CloseSessionReq,
+    ContinueReq,
+    ControlOutput,
+    EmbeddingOutput,
+    FinishReason,
+    FlushCacheReq,
+    GetStateReq,
+    HealthReq,
+    OpenSessionReq,
+    PauseReq,
+    PrecompileReq,
+    ProfileReq,
+    SetStateReq,
+    SingleReq,
+    StrOutput,
+    TextRequest,
+    TokenizedEmbeddingReqInput,
+    TokenizedGenerateReqInput,
+    TokenOutput,
+)
+from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.request import failure
+from runtime.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 5.0
+"""How long one wait for mail lasts; a new one follows."""
+BLOCKED_S = 0.001
+"""How long to wait for mail while requests wait for something other than a step (their grammar)."""
+PAUSED_S = 0.05
+"""The same while generation is paused, or a flush waits for requests to end."""
+LOST_S = 0.5
+"""How long it may take until it is noticed that the runner is lost."""
+MAX_FAULTS_IN_A_ROW = 3
+
+Answer = tuple[bool, str, dict[str, Any]]
+
+
+class Profiler(Protocol):
+    """Writes down where time goes."""
+
+    def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
+        """Raises BadRequest: one runs already, or the folder cannot be written to."""
+        ...
+
+    def stop(self) -> dict[str, Any]:
+        """Raises BadRequest when none runs."""
+        ...
+
+    def stepped(self) -> None:
+        """A step was made."""
+        ...
+
+    def close(self) -> None:
+        """The engine ends; so does a profile that is being made: in this process it is written."""
+        ...
+
+
+class SchedulerProcess:
+    """`run()` until the inbox is closed. Other threads may read `stalled_s`, and say why they close it in
+    `closed_because`."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler | EmbeddingScheduler,
+        runner: Runner | TextRunner,
+        grammar: GrammarManager | None,
+        inbox: Inbox,
+        outbox: Outbox,
+        clock: Callable[[], float] = time.monotonic,
+        profiler: Profiler | None = None,
+        vectors: Vectors | None = None,
+    ) -> None:
+        self._scheduler, self._runner, self._grammar = scheduler, runner, grammar
+        self._inbox, self._outbox, self._clock, self._profiler = inbox, outbox, clock, profiler
+        self._loop = loop_of(scheduler, runner)
+        self._vectors = vectors or Vectors()
+        self._begun: list[TextRequest] = []
+        self._live: dict[str, str | None] = {}  # rid -> its front door
+        self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
+        self._precompiles = Precompiles(grammar)
+        self._faults = 0
+        self._working_since: float | None = None
+        self.closed_because = "the engine was closed"
+        self._lost: RuntimeFault | None = None
+
+    def give_up(self, fault: RuntimeFault) -> None:
+        """From any thread: nothing can be computed any more. `run` answers everybody with `fault`, and raises
+        it, within LOST_S. Until then mail is still taken: whoever sends some is to hear why."""
+        self._lost = fault
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the work in hand began; 0 while waiting for mail."""
+        since = self._working_since
+        return 0.0 if since is None else max(0.0, self._clock() - since)
+
+    def run(self) -> None:
+        """Serve until the inbox is closed; then end what still runs, and release runner and grammars. Raises
+        what it was given up for."""
+        try:
+            wait = 0.0
+            while True:
+                self._working_since = None
+                mail = self._receive(wait)
+                if self._lost is not None:
+                    self._fail_all(self._lost)
+                    raise self._lost
+                self._working_since = self._clock()
+                for item in mail:
+                    self._take(item)
+                wait = self._step()
+        except MailboxClosed as closed:
+            # Ours, or the detokeniser's, which takes no more: then posting fails once more, and says so.
+            self._fail_all(EngineDead(str(closed) or self.closed_because))
+        finally:
+            self._working_since = None
+            if self._grammar is not None:
+                self._grammar.close()
+            if self._profiler is not None:
+                self._profiler.close()
+            self._runner.close()
+
+    def _receive(self, wait: float) -> list[Any]:
+        """Mail; none when there is none for so long, or when it was given up."""
+        until = self._clock() + wait
+        while True:
+            mail = self._inbox.receive(min(wait, LOST_S))
+            wait = until - self._clock()
+            if mail or wait <= 0 or self._lost is not None:
+                return mail
+
+    # -- mail ------------------------------------------------------------------------------------------------
+
+    def _take(self, item: Any) -> None:
+        match item:
+            case TokenizedGenerateReqInput():
+                self._add(item)
+            case BatchTokenizedGenerateReqInput():
+                for request in item.requests:
+                    self._add(request)
+            case TokenizedEmbeddingReqInput():
+                self._embed(item)
+            case AbortReq():
+                rid = None if item.abort_all else item.rid
+                self._scheduler.abort(rid, prefix=item.prefix, message=item.message)
+            case FlushCacheReq():
+                self._flushes.append((self._clock() + max(0.0, item.timeout_s), item))
+            case PauseReq():
+                self._answer(item, lambda: self._pause(item))
+            case ContinueReq():
+                self._answer(item, self._resume)
+            case OpenSessionReq():
+                self._answer(item, lambda: self._open_session(item))
+            case CloseSessionReq():
+                self._answer(item, lambda: self._close_session(item))
+            case GetStateReq():
+                self._answer(item, lambda: (True, "", self._state()))
+            case SetStateReq():
+                self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
+            case PrecompileReq():
+                self._precompile(item)
+            case ProfileReq():
+                self._answer(item, lambda: self._profile(item))
+            case HealthReq():
+                self._answer(item, lambda: (True, "", {"live": len(self._live)}))
+            case SingleReq():
+                fault = BadRequest(f"the scheduler does not know {type(item).__name__}", where="type")
+                self._reply(item, (False, str(fault), fault.to_dict()))
+            case _:
+                # Dropped rather than fatal: whoever sent it is a defect, those who run are not.
+                log.error("the scheduler got mail it does not know: %s", type(item).__name__)
+
+    def _add(self, request: TokenizedGenerateReqInput) -> None:
+        rid, door, params = request.rid, request.http_worker_ipc, request.sampling_params
+        if rid in self._live:
+            # The detokeniser could not tell the news of the two apart, so it only passes this answer on.
+            taken = _failed(
+                rid, door, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
+            )
+            self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
+            return
+        self._begun.append(
+            TextRequest(
+                rid=rid,
+                stop=params.stop,
+                stop_regex=params.stop_regex,
+                skip_special_tokens=params.skip_special_tokens,
+                no_stop_trim=params.no_stop_trim,
+                at_start=request.at_start,
+                stream=request.stream,
+                http_worker_ipc=door,
+            )
+        )
+        self._live[rid] = door
+        try:
+            self._scheduler.add(request)
+        except Exception as error:  # noqa: BLE001 - it is this request's answer
+            self._scheduler.abort(rid)
+            self._post([_failed(rid, door, _as_fault(error, "the request could not be taken in"))])
+
+    def _embed(self, request: TokenizedEmbeddingReqInput) -> None:
+        rid, door = request.rid, request.http_worker_ipc
+        if rid in self._live:
+            fault = BadRequest(f"a request with the id {rid!r} is still running", where="rid")
+            self._post_vectors([failed_vector(request, failure(fault))])
+            return
+        self._live[rid] = door
+        try:
+            self._vectors.add(request, self._scheduler)
+        except Exception as error:  # noqa: BLE001 - it is this request's answer
+            self._scheduler.abort(rid)
+            self._post([_failed(rid, door, _as_fault(error, "the request could not be taken in"))])
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def _step(self) -> float:
+        """One step; how long to wait for mail before the next."""
+        try:
+            outputs = self._loop.step()
+        except Exception as error:
+            # A defect: the requests in hand are answered with it. If it comes again and again, nothing works.
+            self._faults += 1
+            log.exception("a step failed")
+            self._fail_all(_as_fault(error, "a step failed"))
+            if self._faults >= MAX_FAULTS_IN_A_ROW:
+                raise
+            return 0.0
+        if outputs:
+            self._faults = 0
+        self._post(outputs)
+        if self._profiler is not None:
+            self._profiler.stepped()
+        self._answer_flushes()
+        for asked, data in self._precompiles.due(self._clock()):
+            self._reply(asked, (True, "", data))
+        if self._loop.in_flight or outputs:
+            return 0.0
+        if not self._scheduler.busy:
+            return LOOK_S if self._precompiles else IDLE_S
+        if self._scheduler.paused is not None:
+            return LOOK_S if self._precompiles else PAUSED_S
+        # Without news, either a step brought none (a part of a prompt), or all wait for their grammars.
+        return 0.0 if self._scheduler.running else BLOCKED_S
+
+    def _fail_all(self, fault: RuntimeFault) -> None:
+        """Answer every live request with `fault` and empty the scheduler."""
+        try:
+            told = self._loop.stop(fault)
+        except Exception:
+            log.exception("the scheduler cannot be emptied in order")
+            told = []
+        ended = {output.rid for output in told if output.finish is not None}
+        told += [_failed(rid, door, fault) for rid, door in sorted(self._live.items()) if rid not in ended]
+        self._post(told)
+
+    def _post(self, outputs: Sequence[TokenOutput]) -> None:
+        if not outputs and not self._begun:
+            return
+        begun, self._begun = self._begun, []
+        for output in outputs:
+            if output.finish is not None:
+                self._live.pop(output.rid, None)
+        outputs, vectors = self._vectors.split(outputs)
+        self._post_vectors(vectors)
+        if not outputs and not begun:
+            return
+        try:
+            self._outbox.send(_batch(outputs, begun))
+        except WireError as error:
+            # One by one; the news that cannot travel becomes an error that can.
+            log.error("news cannot travel: %s", error)
+            self._outbox.send(_batch([], begun))
+            for output in outputs:
+                self._post_alone(output)
+
+    def _post_vectors(self, vectors: Sequence[EmbeddingOutput]) -> None:
+        """Each alone where all together cannot travel."""
+        if not vectors:
+            return
+        try:
+            self._outbox.send(_vector_batch(vectors))
+        except WireError as error:
+            if len(vectors) > 1:
+                for vector in vectors:
+                    self._post_vectors([vector])
+                return
+            told = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
+            self._outbox.send(_vector_batch([told]))
+
+    def _post_alone(self, output: TokenOutput) -> None:
+        try:
+            self._outbox.send(_batch([output], []))
+        except WireError as error:
+            self._scheduler.abort(output.rid)
+            self._live.pop(output.rid, None)
+            self._outbox.send(_batch([_failed(output.rid, output.http_worker_ipc, error)], []))
+
+    # -- questions -------------------------------------------------------------------------------------------
+
+    def _answer(self, request: SingleReq, act: Callable[[], Answer]) -> None:
+        try:
+            answer = act()
+        except RuntimeFault as fault:
+            answer = (False, str(fault), fault.to_dict())
+        except Exception as error:
+            log.exception("%s failed", type(request).__name__)
+            defect = _as_fault(error, type(request).__name__)
+            answer = (False, str(defect), defect.to_dict())
+        self._reply(request, answer)
+
+    def _reply(self, request: SingleReq, answer: Answer) -> None:
+        ok, message, data = answer
+        self._outbox.send(
+            ControlOutput(
+                rid=request.rid, http_worker_ipc=request.http_worker_ipc, ok=ok, message=message, data=data
+            )
+        )
+
+    def _answer_flushes(self) -> None:
+        """Flush for those who asked: once nothing runs, or when their time is up."""
+        if not self._flushes:
+            return
+        now, busy = self._clock(), self._scheduler.busy
+        waiting = self._flushes if busy else []
+        due = [item for until, item in self._flushes if not busy or until <= now]
+        self._flushes = [(until, item) for until, item in waiting if until > now]
+        for item in due:
+            self._answer(item, self._flush)
+
+    def _flush(self) -> Answer:
+        if self._scheduler.busy:
+            count = len(self._live)
+            return (
+                False,
+                f"the cache was not flushed: {count} request{'s are' if count != 1 else ' is'} not finished",
+                {"live": count},
+            )
+        done = self._scheduler.flush_cache()
+        if self._grammar is not None:
+            self._grammar.flush()
+        return done, "" if done else "some of the cache is still in use", {}
+
+    def _precompile(self, item: PrecompileReq) -> None:
+        try:
+            self._precompiles.add(item, self._clock())
+        except RuntimeFault as fault:
+            self._reply(item, (False, str(fault), fault.to_dict()))
+
+    def _pause(self, item: PauseReq) -> Answer:
+        self._scheduler.pause(item.mode)
+        return True, "", {"paused": item.mode}
+
+    def _resume(self) -> Answer:
+        self._scheduler.resume()
+        return True, "", {"paused": None}
+
+    def _open_session(self, item: OpenSessionReq) -> Answer:
+        made = self._scheduler.open_session(
+            item.session_id, item.capacity, item.timeout_s, streaming=item.streaming
+        )
+        return True, "", {"session_id": made}
+
+    def _close_session(self, item: CloseSessionReq) -> Answer:
+        self._scheduler.close_session(item.session_id)
+        return True, "", {"session_id": item.session_id}
+
+    def _profile(self, item: ProfileReq) -> Answer:
+        if self._profiler is None:
+            raise BadRequest("this engine has no profiler", where="profile")
+        if item.action == "start":
+            return True, "", self._profiler.start(item.folder, item.steps)
+        return True, "", self._profiler.stop()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **self._scheduler.state(),
+            **self._grammar_state(),
+            "live": len(self._live),
+            "faults_in_a_row": self._faults,
+        }
+
+    def _grammar_state(self) -> dict[str, Any]:
+        if self._grammar is None:
+            return {}
+        told = self._grammar.state()
+        return {
+            "num_grammar_kept": told["cached"],
+            "num_grammar_total": told["hits"] + told["misses"],
+            "num_grammar_cache_hit_total": told["hits"],
+            "num_grammar_cache_miss_total": told["misses"],
+            "num_grammar_timeout_total": told["timeouts"],
+            "num_grammar_refused_total": told["refused"],
+            "num_grammar_compiling": told["compiling"],
+            "num_grammar_stuck": told["stuck"],
+            "grammar_kept_bytes": told["cached_bytes"],
+            "grammar_compile_seconds": told["seconds"],
+        }
+
+
+def _batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
+    return BatchTokenIDOutput(rids=[output.rid for output in outputs], outputs=list(outputs), begun=begun)
+
+
+def _vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:
+    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=list(outputs))
+
+
+def _failed(rid: str, door: str | None, fault: RuntimeFault) -> TokenOutput:
+    reason = FinishReason(type="abort", error=fault.to_dict())
+    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=door)
+
+
+def _as_fault(error: Exception, what: str) -> RuntimeFault:
+    if isinstance(error, RuntimeFault):
+        return error
+    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")

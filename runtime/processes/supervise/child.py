@@ -1,0 +1,75 @@
+"""A child of the server: reads what it is from stdin, does it, and ends with its supervisor.
+
+    python -m runtime.processes.supervise.child < frames of runtime.processes.supervise.channel
+
+It loads only what its role needs: torch is in the runner's process alone (runtime.engine.follower). Signals
+are the supervisor's business; a child obeys its pipe.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from runtime.processes.supervise import logs
+from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Failed
+from runtime.processes.supervise.lifecycle import Life
+from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.registry import MissingExtra, Registry
+
+log = logging.getLogger(__name__)
+
+ROLES: Registry[Callable[[ChildSpec, Life], None]] = Registry(
+    "child role",
+    {
+        "scheduler": "runtime.processes.supervise.child_scheduler:run",
+        "detokenizer": "runtime.processes.supervise.child_detokenizer:run",
+        "http": "runtime.server.worker:run",
+    },
+    extras={"http": "server"},
+)
+
+
+def fault_of(error: BaseException) -> RuntimeFault:
+    if isinstance(error, RuntimeFault):
+        return error
+    if isinstance(error, MissingExtra):
+        return BadRequest(str(error))
+    return InternalFault(f"{type(error).__name__}: {error}")
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    end = ChildEnd.adopt()
+    try:
+        spec = end.spec()
+    except InternalFault as fault:
+        print(f"error: {fault}", file=sys.stderr)
+        return 2
+    logs.set_up(spec.server, spec.name)
+    life = Life(end, spec)
+    life.start()
+    try:
+        ROLES.load(spec.role)(spec, life)
+    except BaseException as error:
+        if life.stopping is None:
+            # The supervisor tells the user. A defect's traceback is for the log.
+            told = fault_of(error)
+            if isinstance(told, InternalFault):
+                log.error("ends: %s", error, exc_info=error)
+            end.report(Failed(told.to_dict()))
+            return 1
+        log.debug("ended while stopping: %s", error)
+    life.tidy()
+    return 0 if life.stopping is not None and not life.orphaned else 1
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # Threads of libraries, and of requests that nobody waits for, must not keep the process.
+    os._exit(code)

@@ -1,0 +1,93 @@
+"""Front: a front door whose scheduler and detokeniser are other processes.
+
+It has the mailboxes and the thread that reads; requests are the door's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.config.engine import EngineConfig
+from runtime.config.server import ServerConfig
+from runtime.ipc.mailbox import MailboxClosed
+from runtime.processes.checkpoint.model import Model
+from runtime.processes.frontend.build import make_door
+from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.processes.supervise.names import SCHEDULER, mailbox_of
+from runtime.protocol.control import GroupFailed
+from runtime.protocol.errors import EngineDead, RuntimeFault
+
+log = logging.getLogger(__name__)
+
+IDLE_S = 5.0
+SEND_TIMEOUT_S = 0.5
+"""The event loop of a front door must not wait longer for a scheduler that takes nothing."""
+
+
+class Front:
+    """`name`: of this front door among the group's, and of its socket."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises InternalFault when the sockets cannot be made."""
+        self._name = name
+        self._inbox = mailbox_of(folder, name).inbox()
+        self._outbox = mailbox_of(folder, SCHEDULER).outbox(timeout_s=SEND_TIMEOUT_S)
+        self._lock = threading.Lock()
+        self._door: TokenizerManager | None = None
+        self._fault: RuntimeFault | None = None
+        self._thread = threading.Thread(target=self._read, name="outputs", daemon=True)
+        self._thread.start()
+
+    def open(
+        self, engine: EngineConfig, server: ServerConfig, model: Model, facts: Mapping[str, Any]
+    ) -> TokenizerManager:
+        """The door, once the scheduler has told its facts."""
+        door = make_door(
+            engine,
+            model,
+            int(facts["slots"]),
+            self._outbox,
+            name=self._name,
+            served_name=server.served_model_name,
+        )
+        with self._lock:
+            self._door = door
+            fault = self._fault
+        if fault is not None:
+            door.fail_all(fault)
+        return door
+
+    def give_up(self, fault: RuntimeFault) -> None:
+        """Whoever waits, and whoever comes, is told `fault`. The first one given stands."""
+        with self._lock:
+            self._fault = self._fault or fault
+            door = self._door
+        if door is not None:
+            door.fail_all(fault)
+
+    def close(self) -> None:
+        self._inbox.close()
+        self._thread.join(IDLE_S)
+        self._outbox.close()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                for item in self._inbox.receive(IDLE_S):
+                    self._take(item)
+        except MailboxClosed:
+            self.give_up(EngineDead("the server is ending"))
+        except Exception as error:
+            log.exception("outputs cannot be read any more")
+            self.give_up(EngineDead(f"outputs cannot be read any more: {type(error).__name__}: {error}"))
+            raise
+
+    def _take(self, item: Any) -> None:
+        if isinstance(item, GroupFailed):
+            self.give_up(EngineDead(item.message, where=item.where, hint="send the request again"))
+        elif self._door is not None:
+            self._door.handle(item)

@@ -1,0 +1,297 @@
+"""Group: one generation of child processes, from their start to their end. It starts them, hears them, says
+what went wrong with which, and leaves none behind. Whether there is a next generation is not its business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from runtime.config.engine import EngineConfig
+from runtime.config.server import ServerConfig
+from runtime.ipc.frames import Frames, frame
+from runtime.ipc.mailbox import MailboxClosed
+from runtime.ipc.zmq_mailbox import make_folder
+from runtime.processes.supervise.channel import (
+    FROM_CHILD,
+    TO_CHILD,
+    Beat,
+    ChildSpec,
+    Failed,
+    Go,
+    Order,
+    Ready,
+    Role,
+    Stop,
+)
+from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, front_name, mailbox_of
+from runtime.protocol.control import GroupFailed
+from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
+
+log = logging.getLogger(__name__)
+
+TELL_S = 10.0
+"""How long HTTP workers may take to pass on why the group failed: more than a machine stands still."""
+HEAR_S = 8.0
+"""How long one that lives may take to hear of it."""
+STOP_S = 5.0
+"""How long a child may take to end when nothing is left to do."""
+READ_BYTES = 1 << 16
+
+
+class Child:
+    """One process. `fault`: what it said of its end."""
+
+    def __init__(self, spec: ChildSpec, environment: Mapping[str, str]) -> None:
+        self.spec, self.name = spec, spec.name
+        self.ready = False
+        self.facts: dict[str, Any] = {}
+        self.fault: RuntimeFault | None = None
+        self.stalled_s = 0.0
+        self.heard = time.monotonic()
+        self._frames = Frames(FROM_CHILD.max_bytes)
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env=dict(environment),
+            pass_fds=() if spec.listener is None else (spec.listener,),
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._stdin, self.stdout = self.process.stdin, self.process.stdout
+        os.set_blocking(self.stdout.fileno(), False)
+        self.order(spec)
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def order(self, item: Order | ChildSpec) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it is gone, as its end will say
+            self._stdin.write(frame(TO_CHILD.encode(item)))
+
+    def hear(self) -> None:
+        """Take in what it reported. Raises InternalFault when that makes no sense."""
+        while True:
+            try:
+                data = os.read(self.stdout.fileno(), READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self.heard = time.monotonic()
+            try:
+                for one in self._frames.feed(data):
+                    self._take(FROM_CHILD.decode(one))
+            except WireError as error:
+                raise InternalFault(f"a report cannot be read: {error}", where=self.name) from error
+            if len(data) < READ_BYTES:
+                return
+
+    def _take(self, report: object) -> None:
+        match report:
+            case Ready(facts):
+                self.ready, self.facts = True, facts
+            case Beat(stalled_s):
+                self.stalled_s = stalled_s
+            case Failed(error):
+                self.fault = from_dict(error)
+
+    def ended(self) -> EngineDead | None:
+        """How it ended; None while it lives."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with code {code}"
+        why = "" if self.fault is None else f": {self.fault}"
+        return EngineDead(f"the {self.name} process {how}{why}", where=self.name)
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self.process.kill()
+
+    def release(self) -> None:
+        """Wait for a killed or ended process and close the pipes."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_S)
+        for pipe in (self._stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class Group:
+    """scheduler, detokeniser and HTTP workers (or, without a listener, none: then `fronts` names front doors
+    that somebody else keeps).
+
+    The one who made it calls `wait` again and again; it raises when the group cannot go on.
+    """
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        server: ServerConfig,
+        folder: Path,
+        listener: socket.socket | None,
+        environment: Mapping[str, str],
+        fronts: tuple[str, ...] = (),
+    ) -> None:
+        self.engine, self.folder = engine, make_folder(folder)
+        self.began = self._looked = time.monotonic()
+        workers = () if listener is None else tuple(front_name(n) for n in range(server.http_workers))
+        self._fronts = (*workers, *fronts)
+        self._told = False
+        self._selector = selectors.DefaultSelector()
+        self.children: list[Child] = []
+        roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
+        roles += [("http", name) for name in workers]
+        try:
+            for role, name in roles:
+                spec = ChildSpec(
+                    role=role,
+                    name=name,
+                    folder=str(folder),
+                    engine=engine,
+                    server=server,
+                    fronts=self._fronts,
+                    listener=listener.fileno() if listener is not None and role == "http" else None,
+                    parent=os.getpid(),
+                )
+                child = Child(spec, environment)
+                self.children.append(child)
+                self._selector.register(child.stdout, selectors.EVENT_READ, child)
+        except OSError as error:
+            self.end()
+            raise InternalFault(f"a process cannot be started: {error}") from error
+
+    @property
+    def ready(self) -> bool:
+        return all(child.ready for child in self.children)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the scheduler told of itself."""
+        return self.children[0].facts
+
+    def wait(self, timeout: float) -> None:
+        """Hear the children for at most `timeout` seconds. Raises EngineDead naming the process that ended,
+        hangs, or was not ready in time, and what it said itself when it could not start."""
+        self._hear(timeout)
+        for child in self.children:
+            fault = child.ended()
+            if fault is not None:
+                # One that cannot start says so in its own words: a model that is not there is no dead engine.
+                raise child.fault if child.fault is not None and not self.ready else fault
+        if self.children[0].ready and not self._told:
+            self._told = True
+            for child in self.children[1:]:
+                child.order(Go(self.facts))
+        self._check_progress()
+
+    def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
+        """Tell the HTTP workers to take no more and to finish what they have, and wait for them. False as
+        soon as `hurry` says so. Raises EngineDead when what they need dies meanwhile."""
+        workers = self._workers()
+        for child in workers:
+            child.order(Stop(seconds))
+        deadline = time.monotonic() + seconds + STOP_S
+        while any(child.alive for child in workers) and time.monotonic() < deadline:
+            self._hear(0.1)
+            if hurry():
+                return False
+            for child in self.children:
+                if child not in workers and (fault := child.ended()) is not None:
+                    raise fault
+        return True
+
+    def fail(self, fault: RuntimeFault) -> None:
+        """Tell all front doors at once that nothing more will be answered, and let them pass it on."""
+        told = GroupFailed(message=fault.message, where=fault.where)
+        gone = {child.name for child in self.children if not child.alive}
+        boxes = [
+            mailbox_of(self.folder, name).outbox(timeout_s=0.2, linger_s=HEAR_S)
+            for name in self._fronts
+            if name not in gone
+        ]
+        for box in boxes:
+            with contextlib.suppress(MailboxClosed):
+                box.send(told)
+        for box in boxes:
+            box.close()
+        workers = [child for child in self._workers() if child.alive]
+        for child in workers:
+            child.order(Stop(TELL_S))
+        self._until_gone(workers, TELL_S + 1.0)
+
+    def end(self) -> None:
+        """End what still runs, by force where it must be, and release everything."""
+        for child in self.children:
+            child.order(Stop(0.0))
+        self._until_gone(self.children, STOP_S)
+        for child in self.children:
+            if child.alive:
+                log.warning("the %s process does not end and is killed", child.name)
+                child.kill()
+            child.release()
+        self._selector.close()
+
+    # -- within ----------------------------------------------------------------------------------------------
+
+    def _workers(self) -> list[Child]:
+        return [child for child in self.children if child.spec.role == "http"]
+
+    def _hear(self, timeout: float) -> None:
+        # Before it looks: however long this process stands still from here on, that is no silence of theirs.
+        self._looked = time.monotonic()
+        for key, _ in self._selector.select(timeout):
+            child: Child = key.data
+            child.hear()
+            if not child.alive:
+                self._selector.unregister(child.stdout)
+
+    def _until_gone(self, children: list[Child], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while any(child.alive for child in children) and time.monotonic() < deadline:
+            self._hear(0.05)
+
+    def _check_progress(self) -> None:
+        """Raise EngineDead for a child that does not get on."""
+        if not self.ready:
+            if time.monotonic() - self.began > self.engine.load_timeout_s:
+                late = next(child for child in self.children if not child.ready)
+                raise EngineDead(
+                    f"the {late.name} process was not ready within {self.engine.load_timeout_s:g} s",
+                    where=late.name,
+                    hint="load_timeout_s",
+                )
+            return
+        limit = self.engine.step_timeout_s
+        for child in self.children:
+            silent = self._looked - child.heard
+            if max(silent, child.stalled_s) > limit:
+                child.kill()  # it would not end by itself
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(STOP_S)  # nobody is to wait for it to hear anything
+                raise EngineDead(
+                    f"the {child.name} process made no progress for {limit:g} s",
+                    where=child.name,
+                    hint="step_timeout_s",
+                )
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

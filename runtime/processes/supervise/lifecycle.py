@@ -1,0 +1,144 @@
+"""Life: a child process's tie to its supervisor. It hears orders, beats, and ends the process when the
+supervisor is gone. It knows no roles.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runtime.processes.supervise.channel import Beat, ChildEnd, ChildSpec, Go, Order, Ready, Stop
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.5
+ORPHAN_S = 10.0
+"""How long a child may go on after its supervisor is gone, to tell whoever waits: more than a machine stands
+still."""
+EARLY_S = 0.5
+"""How long one may go on that is told to end while it still loads."""
+EXIT_S = 10.0
+"""How much longer than it was given to drain a child may take to end."""
+
+
+class Life:
+    """A child's tie to its supervisor. `stalled_s` may be replaced: how long the work in hand has taken."""
+
+    def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
+        self._end, self._spec = end, spec
+        self.stalled_s: Callable[[], float] = lambda: 0.0
+        self.stopping: Stop | None = None
+        self.orphaned = False
+        self._ready = False
+        self._facts: dict[str, Any] | None = None
+        self._changed = threading.Condition()
+        self._on_stop: list[Callable[[Stop], None]] = []
+
+    def start(self) -> None:
+        for name, work in (("lifeline", self._listen), ("heartbeat", self._beat)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    # -- for the role ----------------------------------------------------------------------------------------
+
+    def ready(self, facts: dict[str, Any] | None = None) -> None:
+        """Tell the supervisor that the work can begin."""
+        self._ready = True
+        self._end.report(Ready(facts or {}))
+
+    def facts(self, timeout: float) -> dict[str, Any]:
+        """What the scheduler told of itself, once it is ready. Raises DeadlineExceeded; EngineDead when told
+        to stop first."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._facts is not None or self.stopping, timeout):
+                raise DeadlineExceeded(
+                    f"the scheduler was not ready within {timeout:g} s", hint="load_timeout_s"
+                )
+            if self._facts is None:
+                raise EngineDead("stopped while starting")
+            return self._facts
+
+    def on_stop(self, act: Callable[[Stop], None]) -> None:
+        """Call `act`, from another thread, when the child is to end; at once when it was told already."""
+        with self._changed:
+            self._on_stop.append(act)
+            stopping = self.stopping
+        if stopping is not None:
+            act(stopping)
+
+    # -- the threads -----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                order: Order | None = self._end.order()
+            except (RuntimeFault, ValueError, OSError) as error:
+                log.error("the supervisor cannot be understood: %s", error)
+                order = None
+            match order:
+                case Go(facts):
+                    with self._changed:
+                        self._facts = facts
+                        self._changed.notify_all()
+                case Stop():
+                    self._stop(order)
+                case None:
+                    self._orphan()
+                    return
+
+    def _beat(self) -> None:
+        while True:
+            self._end.report(Beat(self.stalled_s()))
+            if self._spec.parent and os.getppid() != self._spec.parent:
+                self._orphan()
+                return
+            time.sleep(BEAT_S)
+
+    def _stop(self, order: Stop) -> None:
+        with self._changed:
+            first, self.stopping = self.stopping is None, order
+            acts = list(self._on_stop)
+            self._changed.notify_all()
+        if first:
+            end_after(order.drain_s + EXIT_S if self._ready else EARLY_S)
+        for act in acts:
+            act(order)
+
+    def _orphan(self) -> None:
+        """The supervisor is gone. Whatever the role does about it, this process ends soon."""
+        with self._changed:
+            if self.orphaned:
+                return
+            self.orphaned = True
+            told = self.stopping is not None
+        end_after(ORPHAN_S, self.tidy)
+        if not told:
+            log.error("the supervisor is gone; ending")
+            self._stop(Stop(0.0))
+
+    def tidy(self) -> None:
+        """Remove the sockets, when nobody else is left to do so."""
+        if not self.orphaned:
+            return
+        folder = Path(self._spec.folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.parent.rmdir()  # only when it is empty
+
+
+def end_after(seconds: float, before: Callable[[], None] = lambda: None) -> None:
+    """End this process then, whatever its threads do."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        before()
+        os._exit(1)
+
+    threading.Thread(target=end, name="end", daemon=True).start()

@@ -1,0 +1,246 @@
+"""The supervisor: binds the address, starts the group of processes, watches it, and ends or restarts it.
+
+It serves no requests itself and holds neither model nor tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from runtime.config.engine import EngineConfig
+from runtime.config.flags import read_options
+from runtime.config.server import ServerConfig
+from runtime.processes.pipeline.component_names import check_names
+from runtime.processes.pipeline.environment import for_children
+from runtime.processes.supervise import logs
+from runtime.processes.supervise.group import Group
+from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
+from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.25
+BACKLOG = 2048
+SHORT_TEMPORARY = "/tmp"
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+STABLE_S = 60.0
+"""A group that ran so long is not one of a row of failures."""
+
+
+class Supervisor:
+    """`run` in the main thread: it takes SIGTERM and SIGINT. The first lets requests finish, the second does
+    not."""
+
+    def __init__(self, engine: EngineConfig, server: ServerConfig, environment: Mapping[str, str]) -> None:
+        self._engine, self._server = engine, server
+        self._environment = for_children(environment)
+        self._signals = 0
+        self._failures = 0
+        self._served = False
+
+    def run(self) -> int:
+        """The exit code. Raises what makes a start impossible (BadRequest, ModelLoadError and their kin), and
+        EngineDead when a process died and starting again was not asked for, or did not help."""
+        check_names(self._engine)
+        self._engine.locate()
+        with self._taking_signals(), listening(self._server) as listener, _private_folder() as folder:
+            generation = 0
+            while True:
+                generation += 1
+                try:
+                    self._serve(folder / str(generation), listener)
+                    return 0
+                except RuntimeFault as fault:
+                    self._failures += 1
+                    if not self._tries_again():
+                        raise
+                    log.warning("starting again after: %s", fault)
+                shutil.rmtree(folder / str(generation), ignore_errors=True)
+                if self._pause():
+                    return 0
+
+    def _serve(self, folder: Path, listener: socket.socket) -> None:
+        """One group, until it is told to end. Raises what it died of."""
+        group = Group(self._engine, self._server, folder, listener, self._environment)
+        ready_at: float | None = None
+        try:
+            while not self._signals:
+                group.wait(TICK_S)
+                if ready_at is None and group.ready:
+                    ready_at = time.monotonic()
+                    self._served = True
+                    log.info("ready on %s after %.1f s", _url(listener), ready_at - group.began)
+                    self._tell_ready(listener)
+                if ready_at is not None and time.monotonic() - ready_at > STABLE_S:
+                    self._failures = 0
+            self._drain(group, listener)
+        except RuntimeFault as fault:
+            if ready_at is not None:
+                log.error("%s", fault)
+            group.fail(fault)
+            raise
+        finally:
+            group.end()
+
+    def _drain(self, group: Group, listener: socket.socket) -> None:
+        told = self._signals
+        log.info("ending; requests in hand may take %g s", self._server.drain_timeout_s)
+        listener.close()
+        if not group.drain(self._server.drain_timeout_s, lambda: self._signals > told):
+            log.warning("told again, ending at once")
+            group.fail(EngineDead("the server was told to end at once"))
+
+    def _tell_ready(self, listener: socket.socket) -> None:
+        """For whoever started this and waits. A file that cannot be written is his loss."""
+        if self._server.ready_file is None:
+            return
+        told = json.dumps({"url": _url(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
+        path = Path(self._server.ready_file)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            part.write_text(told, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            log.warning("the ready file %s cannot be written: %s", path, error.strerror or error)
+
+    def _tries_again(self) -> bool:
+        """A group that never worked will not do so the next time."""
+        wanted = self._server.restart and self._served and not self._signals
+        if wanted and self._failures > self._server.restart_limit:
+            log.error("%d failures in a row; giving up", self._failures)
+            return False
+        return wanted
+
+    def _pause(self) -> bool:
+        """Wait before the next start, longer after each failure. True when told to end meanwhile."""
+        pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
+        deadline = time.monotonic() + pause
+        while not self._signals and time.monotonic() < deadline:
+            time.sleep(min(TICK_S, pause))
+        return bool(self._signals)
+
+    @contextlib.contextmanager
+    def _taking_signals(self) -> Iterator[None]:
+        def take(number: int, frame: FrameType | None) -> None:
+            self._signals += 1
+
+        if self._server.end_with_stdin:
+            threading.Thread(target=self._await_end_of_stdin, name="stdin", daemon=True).start()
+        before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _await_end_of_stdin(self) -> None:
+        with contextlib.suppress(OSError):
+            while os.read(0, 4096):
+                pass
+        self._signals += 1
+
+
+@contextlib.contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """The socket that all HTTP workers accept from. Raises BadRequest: an address that is taken, forbidden or
+    not this machine's."""
+    place = f"{config.host}:{config.port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise BadRequest(f"cannot be resolved: {error.strerror}", where=f"host {config.host}") from error
+    except UnicodeError as error:  # a part that is empty or too long
+        raise BadRequest("cannot be resolved: no name of a host", where=f"host {config.host}") from error
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        # From here on nobody else gets the address; who connects is told that the model is being loaded.
+        made.listen(BACKLOG)
+    except OSError as error:
+        made.close()
+        taken = error.errno == errno.EADDRINUSE
+        raise BadRequest(
+            "another process listens there" if taken else f"cannot listen there: {error.strerror}",
+            where=place,
+            hint="choose another port, or 0 for any free one" if taken else None,
+        ) from error
+    try:
+        log.info("listening on %s", _url(made))
+        yield made
+    finally:
+        made.close()
+
+
+def _url(listener: socket.socket) -> str:
+    """Where this machine reaches it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder for the sockets; elsewhere when the usual place has too long a path for sockets. Raises
+    InternalFault."""
+    folder = _make_folder(None)
+    try:
+        _check_room(folder)
+    except InternalFault:
+        folder.rmdir()
+        folder = _make_folder(SHORT_TEMPORARY)
+    try:
+        _check_room(folder)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder(base: str | None) -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="sglang-dsl-", dir=base))
+    except OSError as error:
+        raise InternalFault(
+            f"no folder for the sockets: {error.strerror or error}",
+            where=base or tempfile.gettempdir(),
+            hint="TMPDIR",
+        ) from error
+
+
+def _check_room(folder: Path) -> None:
+    """Raises InternalFault when the longest path of a socket that is made in there is too long."""
+    mailbox_of(folder / "10000", DETOKENIZER)
+
+
+def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
+    """`serve`: read the options and run a Supervisor with them. The exit code; raises as Supervisor.run, and
+    BadRequest for options that are wrong."""
+    _fill_standard_streams()
+    options = read_options(arguments, environment, prog)
+    logs.set_up(options.server, "supervisor")
+    return Supervisor(options.engine, options.server, environment).run()
+
+
+def _fill_standard_streams() -> None:
+    """Where stdin, stdout or stderr is closed, put the null device: else a pipe or socket would get its
+    number, and what is printed would go there."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free, which is this one

@@ -1,0 +1,189 @@
+"""Anthropic's messages, blocks and tools as the runtime's own. Checks their shape, not their meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.messages import Message, ToolCall
+from runtime.server.http.body import json_type
+from runtime.server.http.errors import NotSupported
+
+_SILENT = frozenset({"thinking", "redacted_thinking"})
+"""Blocks of earlier replies that templates drop: what was thought before."""
+
+
+def messages_of(
+    system: str | list[dict[str, Any]] | None, given: Sequence[Mapping[str, Any]]
+) -> list[Message]:
+    """The conversation, the system prompt first. A user's tool_result blocks become messages of their own, in
+    front of the user's text. Raises BadRequest with the place of what is wrong."""
+    if not given:
+        raise BadRequest("is empty; a conversation has at least one message", where="messages")
+    made: list[Message] = []
+    if system:
+        text = system if isinstance(system, str) else _joined(system, "system")
+        made.append(Message("system", text))
+    for index, one in enumerate(given):
+        where = f"messages[{index}]"
+        if not isinstance(one, Mapping):
+            raise BadRequest(f"a message is an object, got {json_type(one)}", where=where)
+        match one.get("role"):
+            case "user":
+                made += _user(one.get("content"), where)
+            case "assistant":
+                made.append(_assistant(one.get("content"), where))
+            case "system":
+                content = one.get("content")
+                told = (
+                    content
+                    if isinstance(content, str)
+                    else _joined(_listed(content, where), f"{where}.content")
+                )
+                made.append(Message("system", told))
+            case other:
+                raise BadRequest(
+                    f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{where}.role"
+                )
+    return made
+
+
+def _instructions(content: Any, where: str) -> str:
+    return content if isinstance(content, str) else _joined(_listed(content, where), f"{where}.content")
+
+
+def _user(content: Any, where: str) -> list[Message]:
+    if isinstance(content, str):
+        return [Message("user", content)]
+    results: list[Message] = []
+    parts: list[dict[str, Any]] = []
+    for block, place in _blocks(content, where):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "image", "source": source}:
+                parts.append({"type": "image_url", "image_url": {"url": _url(source, place)}})
+            case {"type": "tool_result", "tool_use_id": str(identity)}:
+                results.append(Message("tool", _result(block, place), tool_call_id=identity))
+            case _:
+                raise _unknown(block, place)
+    if all(part["type"] == "text" for part in parts):
+        text = "\n\n".join(part["text"] for part in parts)
+        return [*results, Message("user", text)] if parts or not results else results
+    return [*results, Message("user", parts)]
+
+
+def _assistant(content: Any, where: str) -> Message:
+    if isinstance(content, str):
+        return Message("assistant", content)
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    for block, place in _blocks(content, where):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": "tool_use", "name": str(name), "id": str(identity)}:
+                arguments = msgspec.json.encode(block.get("input") or {}).decode()
+                calls.append(ToolCall(name, arguments, identity))
+            case {"type": kind} if kind in _SILENT:
+                continue
+            case _:
+                raise _unknown(block, place)
+    return Message("assistant", "\n\n".join(texts), tool_calls=tuple(calls))
+
+
+def _listed(content: Any, where: str) -> list[Any]:
+    if not isinstance(content, list):
+        raise BadRequest(f"is a text or a list of blocks, got {json_type(content)}", where=f"{where}.content")
+    return content
+
+
+def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
+    content = _listed(content, where)
+    for index, block in enumerate(content):
+        if not isinstance(block, dict):
+            raise BadRequest(
+                f"a block is an object, got {json_type(block)}", where=f"{where}.content[{index}]"
+            )
+    return [(block, f"{where}.content[{index}]") for index, block in enumerate(content)]
+
+
+def _result(block: Mapping[str, Any], where: str) -> str:
+    content = block.get("content")
+    match content:
+        case None:
+            return ""
+        case str():
+            return content
+        case list():
+            return _joined(content, f"{where}.content")
+        case _:
+            raise BadRequest(
+                f"is a text or a list of blocks, got {json_type(content)}", where=f"{where}.content"
+            )
+
+
+def _joined(blocks: Sequence[Any], where: str) -> str:
+    texts: list[str] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case _:
+                raise BadRequest("only text blocks are taken here", where=f"{where}[{index}]")
+    return "\n\n".join(texts)
+
+
+def _url(source: Any, where: str) -> str:
+    match source:
+        case {"type": "url", "url": str(url)}:
+            return url
+        case {"type": "base64", "media_type": str(media), "data": str(data)}:
+            return f"data:{media};base64,{data}"
+        case _:
+            raise BadRequest("is a url or base64 data with its media_type", where=f"{where}.source")
+
+
+def _unknown(block: Mapping[str, Any], where: str) -> BadRequest:
+    return BadRequest(
+        f"a block of type {block.get('type')!r:.80} is not taken here, or lacks a field", where=where
+    )
+
+
+def tools_of(
+    tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None, *, forced_ok: bool
+) -> list[dict[str, Any]] | None:
+    """The tools to be shown to the model, in the shape templates know. `forced_ok`: a call can be made
+    certain. Raises BadRequest, NotSupported."""
+    kind = "auto" if choice is None else choice.get("type")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise BadRequest(f'type is "auto", "any", "tool" or "none", got {kind!r:.80}', where="tool_choice")
+    if not tools:
+        if kind in ("any", "tool"):
+            raise BadRequest("tools are needed for this tool_choice", where="tools")
+        return None
+    made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    if kind == "tool" and choice is not None:
+        name = choice.get("name")
+        if name not in (tool["function"]["name"] for tool in made):
+            raise BadRequest(f"Tool {name!r:.80} not found in tools list.", where="tool_choice.name")
+    if kind in ("any", "tool") and not forced_ok:
+        raise NotSupported(
+            "no tool-call format is known for this model, so a call cannot be made certain",
+            where="tool_choice",
+        )
+    return None if kind == "none" else made
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    match tool:
+        case {"name": str(name), "input_schema": {**schema}} if name:
+            function = {"name": name, "description": tool.get("description") or "", "parameters": schema}
+            return {"type": "function", "function": function}
+        case {"type": str(kind)} if kind != "custom":
+            raise NotSupported(f"the built-in tool {kind!r:.80} is not there", where=where)
+        case _:
+            raise BadRequest('is {"name", "description", "input_schema"}', where=where)

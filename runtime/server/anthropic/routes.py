@@ -1,0 +1,374 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface, streamed or whole.
+
+It knows messages and content blocks; prompts, templates and tokens are the front door's. Source of the
+shapes: Anthropic's API reference, version 2023-06-01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ReasoningDelta
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.server.anthropic.messages import messages_of, tools_of
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.error_mapping import mapped_errors
+from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import closing_stream, event
+from runtime.server.openai.params import check_model
+from runtime.server.openai.tokenize import beside
+from runtime.server.replies import follow, parsers, ready, run
+
+PREFIXES = ("/v1/messages",)
+"""Paths whose errors look as Anthropic's clients expect."""
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    501: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+_NAMES = {
+    "max_new_tokens": "max_tokens", "stop": "stop_sequences", "json_schema": "output_config.format.schema",
+}  # fmt: skip
+"""What the runtime's fields are called here, where they have another name."""
+_AS_IT_LIKES = ("adaptive", "between_tools")
+"""Kinds of `thinking` that leave it to the model whether it thinks."""
+
+
+class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What both routes take. Fields about accounts, caching marks and beta services have no effect: prefixes
+    are kept for later requests without being told."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    cache_control: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+    speed: str | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(Prompting):
+    """max_tokens is needed; top_k, stop_sequences and the sampling words are as in Anthropic's reference."""
+
+    max_tokens: int
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool = False
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    container: str | dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] | None = None
+    context_management: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None
+    inference_geo: str | None = None
+    output_format: dict[str, Any] | None = None
+
+
+class Usage(msgspec.Struct):
+    """input_tokens: prompt tokens that were computed, when the server tells what came from the cache; else
+    all."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+
+
+class MessageReply(msgspec.Struct):
+    id: str
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: Usage
+    type: str = "message"
+    role: str = "assistant"
+
+
+class TokenCount(msgspec.Struct):
+    input_tokens: int
+
+
+class ErrorFacts(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    error: ErrorFacts
+    type: str = "error"
+    request_id: str | None = None
+
+
+OPENAPI = {
+    "POST /v1/messages": Operation(
+        "reply to a conversation (Anthropic's interface)",
+        request=MessagesRequest,
+        response=MessageReply,
+        stream=True,
+        errors=(404, 501, 504),
+        error=AnthropicError,
+        tag="anthropic",
+    ),
+    "POST /v1/messages/count_tokens": Operation(
+        "how many tokens a conversation has",
+        request=Prompting,
+        response=TokenCount,
+        errors=(404, 501),
+        error=AnthropicError,
+        tag="anthropic",
+    ),
+}
+
+
+def error_body(fault: RuntimeFault) -> dict[str, Any]:
+    """The error in Anthropic's shape."""
+    kind = _ERROR_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": None}
+
+
+def fault_event(fault: RuntimeFault) -> bytes:
+    """An error inside a stream."""
+    return event(error_body(fault), "error")
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    async def messages(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, MessagesRequest)
+        job = _Job(ctx, body)
+        if body.stream:
+            return ctx.event_stream(job.stream(), fault_event)
+        return json_response(await ctx.while_connected(request, job.whole()))
+
+    async def count(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, Prompting)
+        with mapped_errors(_NAMES):
+            made = GenerateReqInput(**_prompt(ctx, body))
+        size = sum(len(str(message)) for message in body.messages)
+        with mapped_errors(_NAMES):
+            ids = await beside(size, ctx.door.prompt_ids, made)
+        return json_response(TokenCount(len(ids)))
+
+    return [
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count, methods=["POST"]),
+    ]
+
+
+def _prompt(ctx: ServerContext, body: Prompting) -> dict[str, Any]:
+    """The conversation's fields of a GenerateReqInput. A last assistant message is continued."""
+    check_model(ctx, body.model)
+    made, switch = _thinking(ctx, body.thinking)
+    tools = tools_of(body.tools, body.tool_choice, forced_ok=ctx.model.tool_parser is not None)
+    messages = messages_of(body.system, body.messages)
+    begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    made["messages"] = conversation(messages, continue_final_message=begun)
+    if tools:
+        made["tools"] = tools
+    effort = (body.output_config or {}).get("effort")
+    if effort is not None:
+        switch["reasoning_effort"] = effort
+    if switch:
+        made["template_kwargs"] = switch
+    return made
+
+
+def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fields of a GenerateReqInput that `thinking` asks for, and variables of the chat template. Raises
+    BadRequest, NotSupported."""
+    if given is None:
+        return {}, {}
+    given = _said(given)
+    match given:
+        case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
+            if budget < 1:
+                raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
+            if ctx.door.reasoning is None:
+                raise NotSupported(
+                    "it is not known how this model marks its thoughts",
+                    where="thinking",
+                    hint="leave it out, or name the mark that ends them: serve --reasoning-end TEXT",
+                )
+            made, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
+        case {"type": "disabled"} if len(given) == 1:
+            made, on = {}, False
+        case {"type": str(kind)} if kind in _AS_IT_LIKES:
+            return {}, {}
+        case _:
+            raise BadRequest(
+                'is {"type": "enabled", "budget_tokens": N} or {"type": "disabled"}', where="thinking"
+            )
+    # Only a checkpoint's own template may know the switch; the others would refuse any variable.
+    own = ctx.model.template_source == "checkpoint jinja"
+    return made, {"enable_thinking": on} if own else {}
+
+
+def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict[str, Any]:
+    """The constraint among sampling words that output_config asks for, or output_format, its name of before.
+    Raises BadRequest, NotSupported."""
+    config = _said(config or {})
+    for name in config:
+        if name not in ("effort", "format"):
+            raise NotSupported(f"{name[:80]!r} is not supported", where="output_config")
+    given = config.get("format")
+    if given is not None and older is not None:
+        raise BadRequest("says the same as output_config.format; send one of them", where="output_format")
+    match older if given is None else given:
+        case None:
+            return {}
+        case {"type": "json_schema", "schema": {**schema}, **rest} if not _said(rest):
+            return {"json_schema": schema}
+        case _:
+            where = "output_config.format" if older is None else "output_format"
+            raise BadRequest('is {"type": "json_schema", "schema": {...}}', where=where)
+
+
+def _said(given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Without fields that are null or false."""
+    return {str(name): value for name, value in given.items() if value is not None and value is not False}
+
+
+class _Job:
+    """One request, and how its reply becomes a message."""
+
+    def __init__(self, ctx: ServerContext, body: MessagesRequest) -> None:
+        self._ctx, self._body = ctx, body
+        if body.max_tokens < 1:
+            raise BadRequest(f"must be at least 1, got {body.max_tokens}", where="max_tokens")
+        for name in ("container", "mcp_servers", "context_management", "diagnostics"):
+            if getattr(body, name):
+                raise NotSupported(f"{name} is not supported", where=name)
+        sampling: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": body.max_tokens}
+        for name in ("temperature", "top_k", "top_p"):
+            if (value := getattr(body, name)) is not None:
+                sampling[name] = value
+        if body.stop_sequences:
+            sampling["stop"] = list(body.stop_sequences)
+        sampling |= _format(body.output_config, body.output_format)
+        budget = (body.thinking or {}).get("budget_tokens")
+        if isinstance(budget, int) and budget >= body.max_tokens:
+            raise BadRequest(
+                f"must be less than max_tokens, {body.max_tokens}, got {budget}",
+                where="thinking.budget_tokens",
+            )
+        made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **_prompt(ctx, body))
+        self._names = (
+            _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
+        )
+        self._request = ready(ctx, made, self._names)
+        [self._reply] = parsers(ctx, self._request)
+        self._thinks = made.require_reasoning is True
+        self._id = f"msg_{new_rid()[:24]}"
+
+    async def whole(self) -> MessageReply:
+        reply = self._reply
+        await run(self._ctx, self._request, self._names, [reply])
+        content = [] if reply.reasoning is None else [_thought(reply.reasoning)]
+        if reply.content or reply.reasoning is None:
+            content.append({"type": "text", "text": reply.content})
+        return self._message(content, *self._stop())
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        reply, blocks = self._reply, _Blocks()
+        async with closing_stream(follow(self._ctx, self._request, self._names, [reply])) as changes:
+            async for _ in changes:
+                if reply.is_first:
+                    head = self._message([], None, None)
+                    head.usage.output_tokens = 0
+                    yield event({"type": "message_start", "message": head}, "message_start")
+                    for made in blocks.kind("thinking" if self._thinks else "text"):
+                        yield made
+                    yield _named("ping")
+                for one in reply.events:
+                    kind = "thinking" if isinstance(one, ReasoningDelta) else "text"
+                    for made in blocks.add(kind, one.text):
+                        yield made
+        if reply.output is None:
+            return
+        for made in blocks.end():
+            yield made
+        reason, sequence = self._stop()
+        delta = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _named("message_delta", delta=delta, usage=self._usage())
+        yield _named("message_stop")
+
+    def _message(
+        self, content: list[dict[str, Any]], reason: str | None, sequence: str | None
+    ) -> MessageReply:
+        return MessageReply(self._id, self._ctx.served_name, content, reason, sequence, self._usage())
+
+    def _stop(self) -> tuple[str, str | None]:
+        match self._reply.meta.get("finish_reason"):
+            case {"type": "length"}:
+                return "max_tokens", None
+            case {"matched": str(matched)} if matched in (self._body.stop_sequences or ()):
+                return "stop_sequence", matched
+            case _:
+                return "end_turn", None
+
+    def _usage(self) -> Usage:
+        meta = self._reply.meta
+        prompt = int(meta.get("prompt_tokens") or 0)
+        told = self._ctx.config.enable_cache_report
+        cached = int(meta.get("cached_tokens") or 0) if told else 0
+        made = int(meta.get("completion_tokens") or 0)
+        return Usage(prompt - cached, made, 0, cached)
+
+
+class _Blocks:
+    """The content blocks of a stream, one open at a time."""
+
+    def __init__(self) -> None:
+        self._open, self._index = "", -1
+
+    def kind(self, kind: str) -> list[bytes]:
+        """What makes `kind` the block that is open."""
+        if kind == self._open:
+            return []
+        events, self._open, self._index = self.end(), kind, self._index + 1
+        block = _thought("") if kind == "thinking" else {"type": "text", "text": ""}
+        return [*events, _named("content_block_start", index=self._index, content_block=block)]
+
+    def add(self, kind: str, text: str) -> list[bytes]:
+        if not text:
+            return []
+        delta = {"type": f"{kind}_delta", kind: text}
+        return [*self.kind(kind), _named("content_block_delta", index=self._index, delta=delta)]
+
+    def end(self) -> list[bytes]:
+        return [_named("content_block_stop", index=self._index)] if self._open else []
+
+
+def _thought(text: str) -> dict[str, Any]:
+    """Nothing signs thoughts here: they are not taken back from clients either."""
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _named(name: str, **facts: Any) -> bytes:
+    return event({"type": name, **facts}, name)

@@ -1,0 +1,88 @@
+"""Who may ask: whoever has the API key, sent as a bearer token, and no page of another origin in somebody's
+browser. The key is compared in constant time and never written anywhere.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers
+
+from runtime.config.server import ServerConfig
+from runtime.server.http.errors import ForeignOrigin, Unauthorized
+
+OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
+"""Asked by load balancers, which hold no key."""
+
+
+class KeyCheck:
+    """Lets everybody in where the config has no key."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._key = None if config.api_key is None else config.api_key.strip().encode()
+        self._open = OPEN_PATHS if config.metrics_need_key else OPEN_PATHS | {"/metrics"}
+
+    @property
+    def secured(self) -> bool:
+        return self._key is not None
+
+    def check(self, method: str, path: str, headers: Headers) -> None:
+        """Raise Unauthorized unless the request may pass. `x-api-key` is how Anthropic's clients send the
+        key."""
+        if self._key is None or path in self._open or method == "OPTIONS":
+            return
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not given:
+            raise Unauthorized(
+                "an API key is needed", where="authorization", hint="send Authorization: Bearer <key>"
+            )
+        # Headers are bytes, shown as Latin-1.
+        if not hmac.compare_digest(given.encode("latin-1"), self._key):
+            raise Unauthorized("the API key is not the right one", where="authorization")
+
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+"""They change nothing, and what they give a browser shows to pages of allowed origins only."""
+_PORTS = {"http": 80, "https": 443}
+
+
+class OriginCheck:
+    """Turns away what a browser sends for a page of another origin, unless it is one of `cors_origins`. A
+    browser says so in headers that pages cannot set; other clients send none of them."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._allowed = frozenset(origin.rstrip("/").lower() for origin in config.cors_origins)
+
+    def check(self, method: str, headers: Headers) -> None:
+        """Raise ForeignOrigin unless the request may pass."""
+        if method in SAFE_METHODS or "*" in self._allowed:
+            return
+        origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+        if origin is not None and origin.lower() in self._allowed:
+            return
+        if site is not None:
+            foreign = site.lower() not in ("same-origin", "none")
+        else:
+            foreign = origin is not None and not _same_place(origin, headers.get("host", ""))
+        if foreign:
+            raise ForeignOrigin(
+                f"a page of {origin or 'another origin'!r:.200} may not ask this server",
+                where="origin",
+                hint="start the server with its origin among cors_origins",
+            )
+
+
+def _same_place(origin: str, host: str) -> bool:
+    """Whether a page of `origin` was loaded from the server that its request names as `host`."""
+    try:
+        page = urlsplit(origin.lower())
+        here = urlsplit(f"{page.scheme}://{host.lower()}")
+        return page.hostname is not None and _place(page) == _place(here)
+    except ValueError:  # a port that is no number
+        return False
+
+
+def _place(url: SplitResult) -> tuple[str | None, int | None]:
+    return url.hostname, url.port or _PORTS.get(url.scheme)

@@ -1,0 +1,299 @@
+"""A request's body: read within its limits, decoded as JSON, and turned into a struct; every refusal says
+what was wrong, and where.
+
+Knows no route. The JSON is RFC 8259 and strict: one value, UTF-8, no NaN, no key twice in one object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import json
+import re
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import msgspec
+import msgspec.inspect
+from starlette.requests import ClientDisconnect, Request
+
+from runtime.config.server import ServerConfig
+from runtime.protocol.errors import Aborted, BadRequest
+from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
+
+T = TypeVar("T")
+
+LONG = 64 << 10
+"""Bytes from which a body is decoded beside the event loop."""
+_DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
+_LONG_NUMBER = b"0" * 19
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
+_NO_BRACKET = re.compile(r"[^\[\]{}]+")
+_ONE_KIND = str.maketrans("{}", "[]")
+_JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
+_MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
+
+
+async def read_bytes(request: Request, config: ServerConfig) -> bytes:
+    """The whole body. Raises BodyTooLarge, BodyTimeout; Aborted when the client goes."""
+    limit = config.max_body_bytes
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise _too_large(limit)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(config.body_timeout_s):
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise _too_large(limit)
+                parts.append(part)
+    except TimeoutError:
+        raise BodyTimeout(
+            f"{size} bytes of the body came within {config.body_timeout_s:g} s, and not its end"
+        ) from None
+    except ClientDisconnect:
+        raise Aborted("the client went away while sending its request") from None
+    return b"".join(parts)
+
+
+async def read_object(request: Request, config: ServerConfig, *, empty_ok: bool = False) -> dict[str, Any]:
+    """The body as a JSON object. `empty_ok`: no body at all counts as {}.
+
+    Raises WrongMediaType, BodyTooLarge, BodyTimeout, InvalidJson, BadRequest."""
+    body = await read_bytes(request, config)
+    if not body and empty_ok:
+        return {}
+    check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
+    if len(body) < LONG:
+        data = decode_json(body, config.max_body_depth)
+    else:
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(None, decode_json, body, config.max_body_depth)
+    if not isinstance(data, dict):
+        raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
+    return data
+
+
+async def read_struct(request: Request, config: ServerConfig, kind: type[T], *, empty_ok: bool = False) -> T:
+    """The body as a `kind` (a msgspec struct); the same errors as read_object, and those of to_struct."""
+    return to_struct(await read_object(request, config, empty_ok=empty_ok), kind)
+
+
+def check_media_type(header: str | None, encoding: str | None = None) -> None:
+    """Raise WrongMediaType unless the headers say JSON in UTF-8, not compressed."""
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
+        raise WrongMediaType(
+            f"is {encoding.strip()!r:.40}", where="content-encoding", hint="send the body as it is"
+        )
+    hint = "send the header Content-Type: application/json"
+    if header is None:
+        raise WrongMediaType("the request has a body and no content type", where="content-type", hint=hint)
+    media, _, parameters = header.partition(";")
+    if not _JSON_TYPE.match(media.strip().lower()):
+        raise WrongMediaType(f"is {media.strip()!r}; the body must be JSON", where="content-type", hint=hint)
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8"):
+            raise WrongMediaType(f"the charset is {value.strip()!r}; JSON is UTF-8", where="content-type")
+
+
+def decode_json(body: bytes, max_depth: int) -> Any:
+    """Strict JSON. Lone surrogates (a cut emoji's escape) become U+FFFD, as they do in a tokenizer.
+
+    Raises InvalidJson with line, column and offset; BadRequest for numbers no field can hold."""
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"the body is not UTF-8 at byte {error.start}", where="body") from None
+    # A pattern for it would take ten times as long as all the rest.
+    whole = _whole_number if _LONG_NUMBER in body.translate(_DIGITS) else None
+    try:
+        data = json.loads(text, object_pairs_hook=_no_twins, parse_constant=_no_constant, parse_int=whole)
+    except json.JSONDecodeError as error:
+        raise InvalidJson(
+            f"the body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno} "
+            f"(character {error.pos})",
+            where="body",
+        ) from None
+    except RecursionError:
+        raise _too_deep(max_depth) from None
+    if _depth(text, max_depth) > max_depth:
+        raise _too_deep(max_depth)
+    return _whole_text(data) if _SURROGATE.search(text) else data
+
+
+def to_struct(data: Any, kind: type[T], where: str = "") -> T:
+    """`data` as a `kind`. What says nothing is left out: unknown fields that are null or false, and null or
+    false for a field that takes none and may be left out. Raises BadRequest: the path of the wrong value; for
+    an unknown field the nearest known one. `where`: the path of `data` itself."""
+    if isinstance(data, Mapping) and issubclass(kind, msgspec.Struct):
+        data = _meant(data, kind, where)
+    try:
+        return msgspec.convert(data, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _named(error, where) from None
+
+
+def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
+    """The fields that are among `known`. Raises BadRequest for the first other one, unless it is null or
+    false: clients send such for features that they do not use."""
+    made: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in known:
+            made[name] = value
+        elif value is not None and value is not False:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise BadRequest(
+                f"unknown field {name[:80]!r}",
+                where=f"{where}.{name[:80]}" if where else name[:80],
+                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}",
+            )
+    return made
+
+
+class _Fields(NamedTuple):
+    """A struct's fields as JSON has them. never_null, never_false: may be left out, and take no such value;
+    structs: those that hold another struct, or a list of them."""
+
+    names: tuple[str, ...]
+    never_null: frozenset[str]
+    never_false: frozenset[str]
+    structs: dict[str, type[msgspec.Struct]]
+    closed: bool
+
+
+@lru_cache(maxsize=256)
+def _fields(kind: type[msgspec.Struct]) -> _Fields:
+    facts = msgspec.inspect.type_info(kind)
+    assert isinstance(facts, msgspec.inspect.StructType)
+    never_null, never_false, structs = set(), set(), {}
+    for one in facts.fields:
+        types = _alternatives(one.type)
+        if not one.required and not any(isinstance(t, _TAKES_NULL) for t in types):
+            never_null.add(one.encode_name)
+        if not one.required and not any(isinstance(t, _TAKES_FALSE) for t in types):
+            never_false.add(one.encode_name)
+        found = [t.cls for t in types if isinstance(t, msgspec.inspect.StructType)]
+        if len(found) == 1:
+            structs[one.encode_name] = found[0]
+    names = tuple(kind.__struct_encode_fields__)
+    closed = facts.forbid_unknown_fields
+    return _Fields(names, frozenset(never_null), frozenset(never_false), structs, closed)
+
+
+_TAKES_NULL = (msgspec.inspect.NoneType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
+_TAKES_FALSE = (msgspec.inspect.BoolType, msgspec.inspect.AnyType, msgspec.inspect.RawType)
+
+
+def _alternatives(kind: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
+    """The types that a value may have, and those of a list's items."""
+    match kind:
+        case msgspec.inspect.UnionType():
+            return [each for one in kind.types for each in _alternatives(one)]
+        case msgspec.inspect.ListType():
+            items = _alternatives(kind.item_type)
+            return [kind, *(one for one in items if isinstance(one, msgspec.inspect.StructType))]
+        case _:
+            return [kind]
+
+
+def _meant(data: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> dict[str, Any]:
+    fields = _fields(kind)
+    given = known_fields(data, fields.names, where) if fields.closed else dict(data)
+    given = {
+        name: value
+        for name, value in given.items()
+        if not (value is None and name in fields.never_null)
+        and not (value is False and name in fields.never_false)
+    }
+    for name, inner in fields.structs.items():
+        place = f"{where}.{name}" if where else name
+        value = given.get(name)
+        if isinstance(value, Mapping):
+            given[name] = _meant(value, inner, place)
+        elif isinstance(value, list):
+            given[name] = [
+                _meant(item, inner, f"{place}[{index}]") if isinstance(item, Mapping) else item
+                for index, item in enumerate(value)
+            ]
+    return given
+
+
+def json_type(value: Any) -> str:
+    """What JSON calls this value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list() | tuple():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def _named(error: msgspec.ValidationError, where: str) -> BadRequest:
+    message, _, path = str(error).partition(" - at `")
+    place = path.rstrip("`").removeprefix("key in ").removeprefix("$").lstrip(".")
+    whole = f"{where}.{place}" if where and place else where or place
+    return BadRequest(message[:1].lower() + message[1:], where=whole or "body")
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        last = {name: at for at, (name, _) in enumerate(pairs)}
+        twin = next(name for at, (name, _) in enumerate(pairs) if last[name] != at)
+        raise InvalidJson(f"the key {twin[:80]!r} stands twice in one object", where=twin[:80])
+    return made
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidJson(f"the body is not valid JSON: {name} is no JSON number", where="body")
+
+
+def _whole_number(digits: str) -> int:
+    if len(digits) > 21 or not _MIN_INT <= int(digits) <= _MAX_INT:
+        raise BadRequest(f"the number {digits[:24]}... does not fit in 64 bits", where="body")
+    return int(digits)
+
+
+def _depth(text: str, limit: int) -> int:
+    """How deeply valid JSON is nested; stops counting above `limit`. Only whole-text operations, each as fast
+    as copying: a body of millions of brackets must not hold the server up."""
+    if text.count("[") + text.count("{") <= limit:
+        return 0  # deeper than that it cannot be
+    brackets = _NO_BRACKET.sub("", _STRING.sub("", text)).translate(_ONE_KIND)
+    depth = 0
+    while brackets and depth <= limit:
+        brackets = brackets.replace("[]", "")  # the innermost level
+        depth += 1
+    return depth
+
+
+def _whole_text(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case list():
+            return [_whole_text(item) for item in value]
+        case dict():
+            return {_whole_text(name): _whole_text(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body has more than {limit} bytes", where="body", hint="max_body_bytes")
+
+
+def _too_deep(limit: int) -> InvalidJson:
+    return InvalidJson(f"the body is nested more than {limit} levels deep", where="body")

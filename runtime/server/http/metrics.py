@@ -1,0 +1,263 @@
+"""What GET /metrics tells: this process's own counters, and the scheduler's state at the moment of asking.
+
+Names follow the field's usage, under the prefix `sglang_dsl:`. One registry per application; nothing global.
+With several HTTP processes a scrape is answered by one of them: its own counters carry its number in the
+label `worker`, the scheduler's gauges are the same whoever answers.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from runtime.processes.frontend.observe import Begun
+from runtime.protocol.errors import Aborted, RuntimeFault
+
+PREFIX = "sglang_dsl:"
+OWN = " (of this HTTP process)"
+
+_SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LONG = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
+
+# What the scheduler's state says, under the same name: name -> help. A name that it does not say is left out.
+_GAUGES = {
+    "num_running_reqs": "Requests being computed",
+    "num_queue_reqs": "Requests waiting for a place",
+    "num_grammar_queue_reqs": "Requests waiting for their constraint",
+    "num_retracted_reqs": "Requests that were sent back to the queue and wait there",
+    "num_paused_reqs": "Requests held by a pause",
+    "num_grammar_kept": "Constraints that are kept ready",
+    "grammar_kept_bytes": "What these take, by their own estimate",
+    "num_grammar_compiling": "Constraints being compiled, or waiting for that",
+    "num_grammar_stuck": "Compilations that have passed their deadline and still run",
+    "num_sessions": "Open sessions",
+    "num_used_tokens": "KV slots held by requests",
+    "token_usage": "Share of the KV slots held by requests",
+    "max_total_num_tokens": "KV slots in all",
+    "cache_hit_rate": "Share of all prompt tokens so far that came from the cache",
+    "gen_throughput": "Tokens generated per second, lately",
+    "new_token_ratio": "Share of their max_new_tokens requests are expected to need",
+}
+_TOTALS = {
+    "num_retractions_total": "Times a request was sent back to the queue",
+    "num_preemptions_total": "Times a request gave way to one of higher priority",
+    "num_repairs_total": "Mismatches of the KV accounts that were found and repaired",
+    "num_timed_out_requests_total": "Requests that passed their deadline",
+    "num_grammar_total": "Constraints that were asked for",
+    "num_grammar_cache_hit_total": "Constraints that were ready when they were asked for",
+    "num_grammar_cache_miss_total": "Constraints that had to be compiled, or were being compiled",
+    "num_grammar_timeout_total": "Compilations that passed their deadline",
+    "num_grammar_rollbacks_total": "Times ended requests took output back for their constraint",
+    "computed_tokens_total": "Tokens computed by forward passes",
+    "jumped_tokens_total": "Tokens appended without a forward pass",
+}
+
+
+_HISTOGRAMS = {
+    "grammar_compile_seconds": "Compilations of constraints",
+    "grammar_mask_seconds": "Filling the masks of one step",
+}
+_REFUSALS = "num_grammar_refused_total", "Constraints that could not be compiled, by kind and error code"
+
+
+class HttpMetrics:
+    """Requests and answers, by path template."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        names = (*labels, "method", "endpoint")
+        self._labels = dict(labels)
+        self._requests = Counter(f"{PREFIX}http_requests", "HTTP requests" + OWN, names, registry=registry)
+        self._responses = Counter(
+            f"{PREFIX}http_responses",
+            "HTTP answers by status" + OWN,
+            (*names, "status_code"),
+            registry=registry,
+        )
+        self._active = Gauge(
+            f"{PREFIX}http_requests_active",
+            "HTTP requests being answered" + OWN,
+            tuple(labels),
+            registry=registry,
+        ).labels(**labels)
+        self._seconds = Histogram(
+            f"{PREFIX}http_request_duration_seconds",
+            "From a request's headers to the end of its answer" + OWN,
+            names,
+            registry=registry,
+            buckets=_LONG,
+        )
+
+    def began(self) -> None:
+        self._active.inc()
+
+    def ended(self, method: str, endpoint: str, status: int | None, seconds: float) -> None:
+        """status: None where the client went before there was an answer."""
+        labels = {**self._labels, "method": method, "endpoint": endpoint}
+        self._active.dec()
+        self._requests.labels(**labels).inc()
+        self._responses.labels(**labels, status_code=str(status or 499)).inc()
+        self._seconds.labels(**labels).observe(seconds)
+
+
+class RequestMetrics:
+    """An observer of the front door: what becomes of the requests it carries. Safe from any thread."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        def counter(name: str, help: str) -> Counter:
+            return Counter(PREFIX + name, help + OWN, tuple(labels), registry=registry).labels(**labels)
+
+        def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(PREFIX + name, help + OWN, tuple(labels), registry=registry, buckets=buckets)
+            return made.labels(**labels)
+
+        self.requests = counter("num_requests", "Requests that ended, however")
+        self.aborted = counter("num_aborted_requests", "Requests that were cancelled")
+        self.failed = counter("num_failed_requests", "Requests that ended with an error other than that")
+        self.prompt_tokens = counter("prompt_tokens", "Tokens of prompts")
+        self.cached_tokens = counter("cached_tokens", "Tokens of prompts that came from the cache")
+        self.generation_tokens = counter("generation_tokens", "Tokens generated")
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "From a request's arrival to its first token", _LONG
+        )
+        self.inter_token = Latencies(
+            "inter_token_latency_seconds", "Between two tokens of a request" + OWN, labels, _SHORT
+        )
+        registry.register(self.inter_token)
+        self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _LONG)
+        self.queue = histogram("queue_time_seconds", "In the scheduler's queue", _LONG)
+        self._values = tuple(labels.values())
+        self._stages = Histogram(
+            f"{PREFIX}per_stage_req_latency_seconds",
+            "Of a request: in the queue, until its first token, and from there to its end" + OWN,
+            (*labels, "stage"),
+            registry=registry,
+            buckets=_LONG,
+        )
+
+    def on_begin(self, request: Begun) -> None:
+        """Counted at its end."""
+
+    def on_first_token(self, request: Begun, seconds: float) -> None:
+        self.first_token.observe(max(0.0, seconds))
+
+    def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
+        """`count` tokens in `seconds` are as many latencies of a share each."""
+        self.inter_token.observe(max(0.0, seconds) / count, count)
+
+    def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
+        self.requests.inc()
+        self.prompt_tokens.inc(int(meta.get("prompt_tokens") or 0))
+        self.cached_tokens.inc(int(meta.get("cached_tokens") or 0))
+        self.generation_tokens.inc(int(meta.get("completion_tokens") or 0))
+        self.whole.observe(max(0.0, seconds))
+        queue, first = (
+            max(0.0, float(meta.get(name) or 0.0)) for name in ("queue_time", "first_token_latency")
+        )
+        self.queue.observe(queue)
+        if first:
+            stages = {"queue": queue, "prefill": first - queue, "decode": seconds - first}
+            for stage, share in stages.items():
+                self._stages.labels(*self._values, stage).observe(max(0.0, share))
+
+    def on_abort(self, request: Begun, fault: RuntimeFault | None, seconds: float) -> None:
+        self.requests.inc()
+        gone = fault is None or fault.code == Aborted.code
+        (self.aborted if gone else self.failed).inc()
+
+
+class Latencies(Collector):
+    """A histogram that takes many equal values at once: every streamed token is one."""
+
+    def __init__(self, name: str, help: str, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
+        self._name, self._help, self._labels = PREFIX + name, help, labels
+        self._bounds, self._counts, self._sum = (*buckets, math.inf), [0] * (len(buckets) + 1), 0.0
+        self._lock = threading.Lock()
+
+    def observe(self, seconds: float, count: int) -> None:
+        at = bisect_left(self._bounds, seconds)
+        with self._lock:
+            self._counts[at] += count
+            self._sum += seconds * count
+
+    def collect(self) -> Iterator[Metric]:
+        with self._lock:
+            counts, total = list(accumulate(self._counts)), self._sum
+        made = HistogramMetricFamily(self._name, self._help, labels=tuple(self._labels))
+        buckets = [
+            ("+Inf" if bound == math.inf else str(bound), count)
+            for bound, count in zip(self._bounds, counts, strict=True)
+        ]
+        made.add_metric(tuple(self._labels.values()), buckets, total)
+        yield made
+
+
+class SchedulerState(Collector):
+    """The scheduler's state as it was told last."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._names, self._values = tuple(labels), tuple(labels.values())
+        self._state: Mapping[str, Any] | None = None
+
+    def tell(self, state: Mapping[str, Any] | None) -> None:
+        """None: the scheduler did not answer."""
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._metric(
+            GaugeMetricFamily, "scheduler_up", "1 when the scheduler answered", self._state is not None
+        )
+        for kind, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _TOTALS)):
+            for name, help in table.items():
+                value = (self._state or {}).get(name)
+                if value is not None:
+                    yield self._metric(kind, name, help, value)
+        for name, help in _HISTOGRAMS.items():
+            if (told := (self._state or {}).get(name)) is not None:
+                yield self._histogram(name, help, told)
+        name, help = _REFUSALS
+        refused = CounterMetricFamily(PREFIX + name, help, labels=(*self._names, "kind", "code"))
+        for what, count in ((self._state or {}).get(name) or {}).items():
+            refused.add_metric([*self._values, *what.split("/", 1)], float(count))
+        yield refused
+
+    def _histogram(self, name: str, help: str, told: Mapping[str, Any]) -> Metric:
+        made = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
+        buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in told["buckets"]]
+        made.add_metric(self._values, buckets, told["sum"])
+        return made
+
+    def _metric(self, kind: Any, name: str, help: str, value: float) -> Metric:
+        made: Any = kind(PREFIX + name, help, labels=self._names)
+        made.add_metric(self._values, float(value))
+        return cast(Metric, made)
+
+
+class Metrics:
+    """Everything that one HTTP process counts. `requests` is an observer for its front door."""
+
+    def __init__(self, model: str, worker: str = "0") -> None:
+        self.registry = CollectorRegistry()
+        labels = {"model_name": model, "worker": worker}
+        self.http = HttpMetrics(self.registry, labels)
+        self.requests = RequestMetrics(self.registry, labels)
+        self._scheduler = SchedulerState({"model_name": model})
+        self.registry.register(self._scheduler)
+
+    def render(self, state: Mapping[str, Any] | None) -> tuple[bytes, str]:
+        """The exposition and its content type. state: the scheduler's, None where it did not answer."""
+        self._scheduler.tell(state)
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,143 @@
+"""Server-sent events: their bytes, and a response that sends them until the client or the request is done.
+
+It knows nothing of what the events say; how an error looks inside a stream is given by the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from runtime.protocol.errors import InternalFault, RuntimeFault
+from runtime.server.http.disconnect import disconnected
+from runtime.server.http.errors import error_body
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": still working\n\n"
+"""A comment; clients skip it, and proxies see that the connection lives."""
+HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",
+}
+
+
+def event(data: Any, name: str | None = None) -> bytes:
+    """One event: `data` (builtins, dataclasses or msgspec structs) as one line of JSON, with an `event:` line
+    where there is a name. JSON escapes line ends, so no data can break out of its line."""
+    body = msgspec.json.encode(data)
+    if name is None:
+        return b"data: " + body + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
+
+
+def fault_event(fault: RuntimeFault) -> bytes:
+    """An error inside a stream of native or OpenAI events; [DONE] follows it."""
+    return event({"error": error_body(fault)["error"]}) + DONE
+
+
+class EventStream(Response):
+    """Sends what `events` yields (whole events, as bytes, the closing [DONE] included).
+
+    An error before the first event is raised, so that it is answered with its own status; a later one is sent
+    as `on_fault` makes it, and ends the stream. When the client goes, `events` is closed within the moment,
+    which cancels what it waits for. A silence of `keep_alive_s` seconds (0: any) is broken with a comment;
+    the headers are sent by then at the latest.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        *,
+        keep_alive_s: float,
+        on_fault: Callable[[RuntimeFault], bytes] = fault_event,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(None, 200, {**HEADERS, **(headers or {})})
+        self._wire_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+        self._events, self._keep_alive_s, self._on_fault = events, keep_alive_s, on_fault
+        self._commenting = asyncio.Lock()
+        self._busy = False
+        self._started = False
+        self._spoke = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._spoke = time.monotonic()
+        work = asyncio.create_task(self._work(send), name="sglang-dsl-stream")
+        gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
+        try:
+            while not work.done() and not gone.done():
+                due = self._spoke + self._keep_alive_s if self._keep_alive_s else math.inf
+                wait = None if due == math.inf else max(0.0, due - time.monotonic())
+                await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+                quiet = time.monotonic() >= due
+                if quiet and not work.done() and not gone.done() and not self._busy:
+                    async with self._commenting:
+                        await self._say(send, KEEP_ALIVE)
+            if work.done():
+                await work
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+            await self._events.aclose()
+
+    async def _work(self, send: Send) -> None:
+        """Send all events; raise what happens before the first."""
+        try:
+            async for piece in self._events:
+                await self._piece(send, piece)
+        except RuntimeFault as fault:
+            if not self._started:
+                raise
+            await self._piece(send, self._on_fault(fault))
+        except Exception as error:
+            # A defect: whoever reads the stream is told, and so is the log.
+            if not self._started:
+                raise
+            logger.exception("a stream failed")
+            defect = InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime")
+            await self._piece(send, self._on_fault(defect))
+        await self._piece(send, b"", last=True)
+
+    async def _piece(self, send: Send, piece: bytes, last: bool = False) -> None:
+        """Once no comment is on its way; none begins until the piece is sent."""
+        self._busy = True
+        if self._commenting.locked():
+            async with self._commenting:
+                pass
+        await self._say(send, piece, last)
+        self._busy = False
+
+    async def _say(self, send: Send, piece: bytes, last: bool = False) -> None:
+        if not self._started:
+            self._started = True
+            start: Message = {"type": "http.response.start", "status": 200, "headers": self._wire_headers}
+            await send(start)
+        await send({"type": "http.response.body", "body": piece, "more_body": not last})
+        self._spoke = time.monotonic()
+
+
+@contextlib.asynccontextmanager
+async def closing_stream(
+    events: AsyncGenerator[T, None],
+) -> AsyncGenerator[AsyncGenerator[T, None], None]:
+    """`async with closing_stream(door.stream(...)) as outputs:` closes the door's stream at once when the
+    block is left, rather than when the garbage collector comes by."""
+    try:
+        yield events
+    finally:
+        await events.aclose()

@@ -1,0 +1,332 @@
+"""The native routes that give orders to the engine: cache, requests, pause, sessions, profile, settings.
+
+Weight updates, adapters and what else the field's servers have and this one has not are answered with 501 and
+the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.control import (
+    CloseSessionReq,
+    ContinueReq,
+    ControlOutput,
+    FlushCacheReq,
+    OpenSessionReq,
+    PauseMode,
+    PauseReq,
+    PrecompileReq,
+    ProfileReq,
+    SetStateReq,
+)
+from runtime.protocol.errors import BadRequest, from_dict
+from runtime.protocol.io_struct import SingleReq
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.errors import NoSuchService, error_body, json_response
+from runtime.server.http.openapi import Operation
+
+MAX_WAIT_S = 600.0
+LEVELS = ("debug", "info", "warning", "error")
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+
+NOT_HERE: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor",
+            "/init_weights_update_group", "/destroy_weights_update_group", "/get_weights_by_name",
+            "/release_memory_occupation", "/resume_memory_occupation",
+        ),
+        "the weights of a running server cannot be changed; start a server with the other checkpoint",
+    ),
+    **dict.fromkeys(
+        ("/load_lora_adapter", "/unload_lora_adapter"),
+        "adapters are not supported; merge the adapter into a checkpoint and serve that",
+    ),
+    **dict.fromkeys(
+        ("/parse_function_call", "/separate_reasoning"),
+        "this server has no offline parsers",
+    ),
+    **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
+}  # fmt: skip
+"""Paths that other servers of this kind answer, and why this one does not. The OpenAPI document, which lists
+what the server does, leaves them out."""
+
+
+class Abort(msgspec.Struct, forbid_unknown_fields=True):
+    """rid: of one request, or of a batch whose items are rid_0, rid_1, ...; prefix: every request whose id
+    begins with it; abort_all: every request."""
+
+    rid: str | list[str] | None = None
+    abort_all: bool = False
+    prefix: bool = False
+
+
+class Pause(msgspec.Struct, forbid_unknown_fields=True):
+    mode: PauseMode = "abort"
+
+
+class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
+    """capacity_of_str_len: tokens the session may hold, 0 for as many as the model's context; session_id: a
+    name of one's own; timeout: seconds without use after which it is closed; streaming: every turn goes on
+    from the last one, whose KV is kept."""
+
+    capacity_of_str_len: int = 0
+    session_id: str | None = None
+    streaming: bool = False
+    timeout: float | None = None
+
+
+class CloseSession(msgspec.Struct, forbid_unknown_fields=True):
+    session_id: str
+
+
+class StartProfile(msgspec.Struct, forbid_unknown_fields=True):
+    """num_steps: stop after so many steps; output_dir: the name of a folder, made in the server's folder of
+    profiles."""
+
+    num_steps: int | None = None
+    output_dir: str | None = None
+
+
+class ConfigureLogging(msgspec.Struct, forbid_unknown_fields=True):
+    """log_level: debug, info, warning or error; log_requests: one line for each HTTP request."""
+
+    log_level: str | None = None
+    log_requests: bool | None = None
+
+
+class Precompile(msgspec.Struct, forbid_unknown_fields=True):
+    """constraints: what generations will have to match, each of kind regex, json_schema, ebnf, structural_tag
+    or choices (a JSON list of texts). timeout: seconds to wait for them; what is not done then goes on."""
+
+    constraints: list[Constraint]
+    timeout: float | None = None
+
+
+class Precompiled(msgspec.Struct):
+    """Of one constraint. Where ok: who keeps it (backend, why), whether exactly, which keywords a validator
+    checks or the standard ignores, the seconds its compilation took, and whether it was ready. Else error."""
+
+    ok: bool
+    backend: str | msgspec.UnsetType = msgspec.UNSET
+    exact: bool | msgspec.UnsetType = msgspec.UNSET
+    checked: list[str] | msgspec.UnsetType = msgspec.UNSET
+    ignored: list[str] | msgspec.UnsetType = msgspec.UNSET
+    why: str | msgspec.UnsetType = msgspec.UNSET
+    compile_s: float | msgspec.UnsetType = msgspec.UNSET
+    cached: bool | msgspec.UnsetType = msgspec.UNSET
+    error: Any = msgspec.UNSET
+
+
+class AllPrecompiled(msgspec.Struct):
+    """In the order of the constraints."""
+
+    constraints: list[Precompiled]
+
+
+class SetInternalState(msgspec.Struct, forbid_unknown_fields=True):
+    """server_args: settings of the scheduler and their new values."""
+
+    server_args: dict[str, Any]
+
+
+class Done(msgspec.Struct):
+    success: bool
+    message: str = ""
+    data: dict[str, Any] = {}
+
+
+_WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
+OPENAPI: dict[str, Operation] = {
+    "POST /flush_cache": Operation(
+        "Forget all prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
+    ),
+    "POST /abort_request": Operation("Cancel requests", request=Abort, response=Done),
+    "POST /pause_generation": Operation(
+        "Stop generating", request=Pause, response=Done, empty_ok=True, errors=(504,)
+    ),
+    "POST /continue_generation": Operation("Go on generating", response=Done, errors=(400, 504)),
+    "POST /open_session": Operation(
+        "Open a session; gives its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
+    ),
+    "POST /close_session": Operation("Close a session", request=CloseSession, response=Done, errors=(504,)),
+    "POST /start_profile": Operation(
+        "Begin to write a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)
+    ),
+    "POST /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
+    "POST /configure_logging": Operation("Change what is logged", request=ConfigureLogging, response=Done),
+    "POST /precompile": Operation(
+        "Compile constraints ahead of their use", request=Precompile, response=AllPrecompiled, errors=(504,)
+    ),
+    "POST /set_internal_state": Operation(
+        "Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)
+    ),
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    control = Control(ctx)
+    # Orders are POST alone: a link or a picture of any page makes a browser send GET.
+    orders = {
+        "/flush_cache": control.flush,
+        "/abort_request": control.abort,
+        "/pause_generation": control.pause,
+        "/continue_generation": control.resume,
+        "/open_session": control.open_session,
+        "/close_session": control.close_session,
+        "/start_profile": control.start_profile,
+        "/stop_profile": control.stop_profile,
+        "/configure_logging": control.configure_logging,
+        "/precompile": control.precompile,
+        "/set_internal_state": control.set_state,
+    }
+    return [
+        *(Route(path, order, methods=["POST"]) for path, order in orders.items()),
+        *(Route(path, control.not_here, methods=["GET", "POST", "PUT"]) for path in NOT_HERE),
+    ]
+
+
+class Control:
+    def __init__(self, ctx: ServerContext) -> None:
+        self._ctx = ctx
+
+    async def flush(self, request: Request) -> Response:
+        wait = seconds(request, "timeout", MAX_WAIT_S)
+        answer = await self._ask(FlushCacheReq(timeout_s=wait), wait)
+        if answer.ok:
+            return PlainTextResponse("The cache was flushed.\n")
+        reason = answer.message.removeprefix("the cache was not flushed: ") or "requests are not finished"
+        return PlainTextResponse(
+            f"The cache was not flushed: {reason}. ?timeout=SECONDS waits for them.\n", 400
+        )
+
+    async def abort(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, Abort)
+        door = self._ctx.door
+        if asked.abort_all:
+            door.abort(None)
+            return json_response(Done(True))
+        rids = [asked.rid] if isinstance(asked.rid, str) else asked.rid or []
+        if not rids or not all(rids):
+            raise BadRequest("an id is needed, or abort_all", where="rid")
+        for rid in rids:
+            if asked.prefix:
+                door.abort(rid, prefix=True)
+            else:
+                door.abort(rid)
+                door.abort(f"{rid}_", prefix=True)
+        return json_response(Done(True))
+
+    async def pause(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, Pause, empty_ok=True)
+        return await self._order(PauseReq(mode=asked.mode))
+
+    async def resume(self, request: Request) -> Response:
+        return await self._order(ContinueReq())
+
+    async def open_session(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, OpenSession, empty_ok=True)
+        if asked.capacity_of_str_len < 0:
+            raise BadRequest(
+                f"must be at least 0, got {asked.capacity_of_str_len}", where="capacity_of_str_len"
+            )
+        if asked.timeout is not None and not 0 < asked.timeout < math.inf:
+            raise BadRequest(f"must be a positive number of seconds, got {asked.timeout}", where="timeout")
+        if asked.session_id == "":
+            raise BadRequest("is empty", where="session_id")
+        answer = await self._ask(
+            OpenSessionReq(
+                session_id=asked.session_id,
+                capacity=asked.capacity_of_str_len,
+                timeout_s=asked.timeout,
+                streaming=asked.streaming,
+            )
+        )
+        raise_if_refused(answer)
+        return json_response(answer.data.get("session_id", asked.session_id))
+
+    async def close_session(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, CloseSession)
+        return await self._order(CloseSessionReq(session_id=asked.session_id))
+
+    async def start_profile(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, StartProfile, empty_ok=True)
+        if asked.num_steps is not None and asked.num_steps < 1:
+            raise BadRequest(f"must be at least 1, got {asked.num_steps}", where="num_steps")
+        if asked.output_dir is not None and not _FOLDER_NAME.match(asked.output_dir):
+            # A client must not choose where on this machine files are written.
+            raise BadRequest("must be a plain name of letters, digits, '.', '_' and '-'", where="output_dir")
+        return await self._order(ProfileReq(action="start", steps=asked.num_steps, folder=asked.output_dir))
+
+    async def stop_profile(self, request: Request) -> Response:
+        return await self._order(ProfileReq(action="stop"))
+
+    async def configure_logging(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, ConfigureLogging)
+        if asked.log_level is not None:
+            if asked.log_level not in LEVELS:
+                raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
+            logging.getLogger("runtime").setLevel(asked.log_level.upper())
+        if asked.log_requests is not None:
+            logging.getLogger("uvicorn.access").disabled = not asked.log_requests
+        return json_response(Done(True))
+
+    async def set_state(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, SetInternalState)
+        values = {name: value for name, value in asked.server_args.items() if value is not None}
+        return await self._order(SetStateReq(values=values))
+
+    async def precompile(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, Precompile)
+        patience = self._ctx.config.control_timeout_s
+        wait = patience if asked.timeout is None else asked.timeout
+        if not 0 < wait <= MAX_WAIT_S:
+            raise BadRequest(f"must be more than 0 and at most {MAX_WAIT_S:g} s, got {wait}", where="timeout")
+        answer = await self._ask(PrecompileReq(constraints=asked.constraints, timeout_s=wait), wait)
+        raise_if_refused(answer)
+        for told in answer.data["constraints"]:
+            if not told["ok"]:
+                told["error"] = error_body(from_dict(told["error"]))["error"]
+        return json_response(answer.data)
+
+    async def not_here(self, request: Request) -> Response:
+        raise NoSuchService(NOT_HERE[request.url.path], where=request.url.path)
+
+    async def _order(self, order: SingleReq) -> Response:
+        answer = await self._ask(order)
+        raise_if_refused(answer)
+        return json_response(Done(True, answer.message, answer.data))
+
+    async def _ask(self, order: SingleReq, longer: float = 0.0) -> ControlOutput:
+        return await self._ctx.door.control_async(order, self._ctx.config.control_timeout_s + longer)
+
+
+def raise_if_refused(answer: ControlOutput) -> None:
+    """Raise the error that the scheduler answered with, if it did."""
+    if not answer.ok:
+        if "code" in answer.data:
+            raise from_dict(answer.data)
+        raise BadRequest(answer.message or "the scheduler refused")
+
+
+def seconds(request: Request, name: str, most: float) -> float:
+    """A query parameter in seconds, 0 where there is none. Raises BadRequest."""
+    text = request.query_params.get(name, "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= most:
+        raise BadRequest(f"must be a number of seconds from 0 to {most:g}, got {text[:40]!r}", where=name)
+    return value

@@ -1,0 +1,277 @@
+"""The native routes that give text or vectors: /generate and /encode.
+
+    POST /generate {"text": "...", "sampling_params": {...}, "stream": true}
+
+Knows what the fields are called on the wire, and nothing of how they are carried out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.protocol.embedding_req import EmbeddingReqInput
+from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
+from runtime.protocol.generate_req import GenerateReqInput
+from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
+from runtime.server.context import ServerContext
+from runtime.server.http.body import json_type, known_fields, read_object, to_struct
+from runtime.server.http.errors import error_body, json_response
+from runtime.server.http.openapi import Operation, body_schema
+from runtime.server.http.sse import DONE, closing_stream, event
+
+INTERNAL = ("http_worker_ipc",)
+"""Fields that processes set for each other; no client may."""
+PER_ITEM = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+"""Lists in a meta_info with one entry per output token."""
+_INCREMENTAL = ("stream_output", "incremental_streaming_output")
+
+_GENERATE_SCHEMA = body_schema(
+    GenerateReqInput,
+    without=INTERNAL,
+    plus={name: {"type": ["boolean", "null"]} for name in _INCREMENTAL},
+    types={"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}},
+)
+_ENCODE_SCHEMA = body_schema(
+    EmbeddingReqInput,
+    without=INTERNAL,
+    types={"sampling_params": {"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]}},
+)
+
+
+class GenerateAnswer(msgspec.Struct):
+    """One prompt's answer; a list of these for a batch or n > 1. Where it failed, `error` says why and the
+    finish_reason is of type "abort"; text: what there was before it was cancelled, empty after other errors.
+    """
+
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    choices: Any = msgspec.UNSET
+    error: Any = msgspec.UNSET
+
+
+class EncodeAnswer(msgspec.Struct):
+    """One text's vector; a list of these for a batch."""
+
+    embedding: list[float]
+    meta_info: dict[str, Any]
+    error: Any = msgspec.UNSET
+
+
+OPENAPI: dict[str, Operation] = {
+    f"{method} /generate": Operation(
+        "Generate text for one prompt or several",
+        request=_GENERATE_SCHEMA,
+        response=GenerateAnswer | list[GenerateAnswer],
+        stream=True,
+        errors=(499, 504),
+    )
+    for method in ("POST", "PUT")
+} | {
+    f"{method} {path}": Operation(
+        what,
+        request=_ENCODE_SCHEMA,
+        response=EncodeAnswer | list[EncodeAnswer],
+        errors=(499, 504),
+    )
+    for method in ("POST", "PUT")
+    for path, what in (
+        ("/encode", "Vectors of one text or several"),
+        ("/classify", "A classifier's scores of one text or several"),
+    )
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    native = Native(ctx)
+    both = ["POST", "PUT"]
+    return [
+        Route("/generate", native.generate, methods=both),
+        Route("/encode", native.encode, methods=both),
+        Route("/classify", native.classify, methods=both),
+    ]
+
+
+class Native:
+    def __init__(self, ctx: ServerContext) -> None:
+        self._ctx = ctx
+
+    async def generate(self, request: Request) -> Response:
+        data = known_fields(await read_object(request, self._ctx.config), _GENERATE_SCHEMA.names)
+        incremental = self._incremental(data)
+        made = self._ctx.with_deadline(to_struct(data, GenerateReqInput))
+        made.normalize_batch_and_arguments()
+        check_items(made, self._ctx)
+        if made.stream:
+            return self._ctx.event_stream(self._events(made, incremental))
+        if made.is_single:
+            return json_response(await self._ctx.while_connected(request, self._one(made)))
+        outcomes = await self._ctx.while_connected(request, self._ctx.door.submit_batch(made))
+        raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
+        rids = [made[index].rid for index in range(len(made))]
+        return json_response(
+            [
+                _failed(outcome, rid) if isinstance(outcome, RuntimeFault) else answer_of(outcome)
+                for outcome, rid in zip(outcomes, rids, strict=True)
+            ]
+        )
+
+    async def _one(self, made: GenerateReqInput) -> GenerateAnswer:
+        try:
+            return answer_of(await self._ctx.door.submit(made))
+        except Aborted as fault:
+            if fault.partial is None:
+                raise
+            return _failed(fault, made.rid)
+
+    async def classify(self, request: Request) -> Response:
+        if not self._ctx.model.architecture.endswith("ForSequenceClassification"):
+            raise BadRequest(
+                f"{self._ctx.served_name} is no classifier", where="model", hint="/encode gives vectors"
+            )
+        return await self.encode(request)
+
+    async def encode(self, request: Request) -> Response:
+        data = known_fields(await read_object(request, self._ctx.config), _ENCODE_SCHEMA.names)
+        made = self._ctx.with_deadline(to_struct(data, EmbeddingReqInput))
+        made.normalize_batch_and_arguments()
+        check_items(made, self._ctx)
+        outputs = await self._ctx.while_connected(request, self._ctx.door.embed(made))
+        raise_if_all_failed(outputs)
+        answers = [_vector(output) for output in outputs]
+        return json_response(answers[0] if made.is_single else answers)
+
+    def _incremental(self, data: dict[str, Any]) -> bool:
+        """Whether the stream sends new text only; takes the words for it out of `data`."""
+        wanted = self._ctx.config.incremental_streaming
+        for name in _INCREMENTAL:
+            given = data.pop(name, None)
+            if given is not None and not isinstance(given, bool):
+                raise BadRequest(f"must be a boolean, got {json_type(given)}", where=name)
+            wanted = wanted if given is None else given
+        return wanted
+
+    async def _events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
+        so_far = [None if incremental else SoFar() for _ in range(len(made))]
+        single = made.is_single
+        async with closing_stream(self._ctx.door.stream_batch(made)) as outputs:
+            async for index, outcome in outputs:
+                place = None if single else index
+                match outcome:
+                    case Aborted(partial=OutputDelta() as output):
+                        yield event(
+                            _streamed(_failed(outcome, output.meta["id"], place), output, so_far[index])
+                        )
+                    case RuntimeFault() if single:
+                        raise outcome
+                    case RuntimeFault():
+                        yield event(_failed(outcome, made[index].rid, place))
+                    case output:
+                        yield event(_streamed(answer_of(output, place), output, so_far[index]))
+        yield DONE
+
+
+class SoFar:
+    """All that one stream has told, as JSON: an event adds to it, and what was told is not encoded again."""
+
+    def __init__(self) -> None:
+        self._text = bytearray(b'"')
+        self._lists = {name: _JsonList() for name in ("output_ids", *PER_ITEM)}
+
+    def add(self, answer: GenerateAnswer, replaced: int) -> GenerateAnswer:
+        """`answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
+        self._text += msgspec.json.encode(answer.text)[1:-1]
+        meta: dict[str, Any] = {"output_ids": answer.output_ids, **answer.meta_info}
+        for name, some in self._lists.items():
+            if name in meta:
+                meta[name] = some.add(meta[name], replaced)
+        text, ids = msgspec.Raw(b'%b"' % bytes(self._text)), meta.pop("output_ids")
+        return msgspec.structs.replace(answer, text=text, output_ids=ids, meta_info=meta)
+
+
+class _JsonList:
+    """A list as JSON that grows at its end."""
+
+    def __init__(self) -> None:
+        self._data = bytearray(b"[")
+        self._ends = [1]
+
+    def add(self, items: Sequence[Any], replaced: int) -> msgspec.Raw:
+        """The whole list, once its last `replaced` items made room for `items`."""
+        if replaced:
+            del self._ends[max(1, len(self._ends) - replaced) :]
+            del self._data[self._ends[-1] :]
+        for item in items:
+            if len(self._ends) > 1:
+                self._data += b","
+            self._data += msgspec.json.encode(item)
+            self._ends.append(len(self._data))
+        return msgspec.Raw(b"%b]" % bytes(self._data))
+
+
+def _streamed(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> GenerateAnswer:
+    """The answer with all so far, or without what takes the place of ids that were sent."""
+    if so_far is not None:
+        return so_far.add(answer, output.replaced)
+    if output.replaced:
+        answer.output_ids = answer.output_ids[output.replaced :]
+        answer.meta_info |= {
+            name: answer.meta_info[name][output.replaced :] for name in PER_ITEM if name in answer.meta_info
+        }
+    return answer
+
+
+def check_items(made: GenerateReqInput | EmbeddingReqInput, ctx: ServerContext) -> None:
+    """Raise BadRequest for more prompts times samples than one request may have."""
+    limit = ctx.config.max_batch_items
+    if len(made) > limit:
+        raise BadRequest(
+            f"{len(made)} prompts and samples in one request; at most {limit}",
+            where="text",
+            hint="send several requests, or start the server with more max_batch_items",
+        )
+
+
+def raise_if_all_failed(outcomes: Sequence[GenerateOutput | EmbeddingOutput | RuntimeFault]) -> None:
+    """A batch of which nothing came is one error, the first one's; else every failed item says so itself."""
+    faults = [outcome for outcome in outcomes if isinstance(outcome, RuntimeFault)]
+    if faults and len(faults) == len(outcomes):
+        raise faults[0]
+
+
+def answer_of(output: GenerateOutput, index: int | None = None) -> GenerateAnswer:
+    """An output as the wire has it."""
+    return GenerateAnswer(
+        text=output.text,
+        output_ids=output.output_ids,
+        meta_info=output.meta,
+        index=msgspec.UNSET if index is None else index,
+        choices=msgspec.UNSET if output.choices is None else output.choices,
+    )
+
+
+def _failed(fault: RuntimeFault, rid: Any, index: int | None = None) -> GenerateAnswer:
+    """The answer that says what failed; of a cancelled request with what there was until then."""
+    reason = {"type": "abort", "message": str(fault), "status_code": fault.status, "err_type": fault.code}
+    partial = GenerateOutput("", [], {"id": rid})
+    match fault:
+        case Aborted(partial=GenerateOutput() as output):
+            partial = output
+    answer = answer_of(partial, index)
+    answer.meta_info = {**partial.meta, "finish_reason": reason}
+    answer.error = error_body(fault)["error"]
+    return answer
+
+
+def _vector(output: EmbeddingOutput | RuntimeFault) -> EncodeAnswer:
+    if isinstance(output, RuntimeFault):
+        return EncodeAnswer([], {}, error=error_body(output)["error"])
+    meta = {"id": output.rid, "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
+    return EncodeAnswer(output.embedding, {**meta, **output.meta})

@@ -1,0 +1,291 @@
+"""POST /v1/chat/completions: OpenAI's chat completions, streamed or whole.
+
+It knows messages and choices; prompts, templates and tokens are the front door's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.sampling import ROOM
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.openai.logprobs import token_entries
+from runtime.server.openai.messages import choice_kind, messages_of, tools_of
+from runtime.server.openai.params import (
+    Generating,
+    extras_of,
+    fields_of,
+    finish_of,
+    names_of,
+    usage_of,
+)
+from runtime.server.replies import follow, parsers, ready, run
+
+MAX_TOP_LOGPROBS = 20
+
+
+class ChatRequest(Generating):
+    """OpenAI's fields, the extensions of Generating, and those of the chat template.
+
+    max_completion_tokens comes before the older max_tokens; without both a reply may fill the context.
+    input_ids: the prompt as ids, made of the messages by the client; the template is not used then.
+    reasoning_effort is a variable of the template, as are those of chat_template_kwargs.
+    require_reasoning: the reply begins with reasoning, which comes as reasoning_content, and a constraint
+    holds for what follows it; left out: with a constraint or max_thinking_tokens, where the template leaves
+    the model's reasoning on.
+    """
+
+    messages: list[dict[str, Any]] | None = None
+    input_ids: list[int] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[str] | None = None
+    audio: dict[str, Any] | None = None
+    prediction: dict[str, Any] | None = None
+    web_search_options: dict[str, Any] | None = None
+    functions: list[dict[str, Any]] | None = None
+    function_call: str | dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+    allow_control_tokens: bool | None = None
+
+
+class ChatMessage(msgspec.Struct):
+    role: str
+    content: str | None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChatChoice(msgspec.Struct):
+    """matched_stop: the stop string or id that ended the reply. hidden_states and prompt_token_ids: where
+    asked for."""
+
+    index: int
+    message: ChatMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    matched_stop: str | int | None = None
+    hidden_states: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: dict[str, Any] | None
+    object: str = "chat.completion"
+
+
+OPENAPI = {
+    "POST /v1/chat/completions": Operation(
+        "reply to a conversation",
+        request=ChatRequest,
+        response=ChatCompletion,
+        stream=True,
+        errors=(404, 501, 504),
+        tag="openai",
+    )
+}
+
+_REFUSED = {
+    "audio": "this model writes text only",
+    "prediction": "predicted outputs are not used",
+    "web_search_options": "there is no web search",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    async def chat(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, ChatRequest)
+        job = ChatJob(ctx, body)
+        if body.stream:
+            return ctx.event_stream(job.stream())
+        return json_response(await ctx.while_connected(request, job.whole()))
+
+    return [Route("/v1/chat/completions", chat, methods=["POST"])]
+
+
+def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
+    """The runtime's request for a chat request. Raises BadRequest, NotSupported."""
+    _check(ctx, body)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    fields = fields_of(ctx, body, ROOM if limit is None else limit)
+    fields.setdefault("require_reasoning", None)
+    if body.logprobs:
+        fields |= {
+            "return_logprob": True,
+            "return_text_in_logprobs": True,
+            "top_logprobs_num": body.top_logprobs or 0,
+        }
+    if body.input_ids is not None:
+        _check_ids(body)
+        made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
+        return ready(ctx, made, names_of(body))
+    tools = tools_of(body.tools, body.tool_choice)
+    if tools:
+        fields["tools"] = tools
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    if variables:
+        fields["template_kwargs"] = variables
+    if body.allow_control_tokens is not None:
+        fields["allow_control_tokens"] = body.allow_control_tokens
+    messages = conversation(
+        messages_of(body.messages or []),
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+    )
+    made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
+    return ready(ctx, made, names_of(body))
+
+
+def _check_ids(body: ChatRequest) -> None:
+    """Fields that shape a prompt have nothing to shape where it is given as ids. Raises BadRequest."""
+    for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
+        if getattr(body, name):
+            raise BadRequest("goes with messages, not with input_ids", where=name)
+
+
+def _check(ctx: ServerContext, body: ChatRequest) -> None:
+    for name, why in _REFUSED.items():
+        if getattr(body, name) is not None:
+            raise NotSupported(f"{name} is not supported: {why}", where=name)
+    if body.modalities is not None and body.modalities != ["text"]:
+        raise NotSupported('this model writes text only; leave it out or send ["text"]', where="modalities")
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            raise BadRequest("goes with logprobs: true only", where="top_logprobs")
+        if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(
+                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
+            )
+    name = "separate_reasoning" if body.separate_reasoning else "stream_reasoning"
+    if getattr(body, name) and ctx.door.reasoning is None:
+        raise NotSupported(
+            "this model marks no reasoning that could be kept apart",
+            where=name,
+            hint="leave it out, or name the mark that ends the reasoning: serve --reasoning-end TEXT",
+        )
+    if getattr(body, name) and not body.require_reasoning:
+        raise NotSupported(
+            "this model's reasoning is kept apart where it is asked for",
+            where=name,
+            hint="send require_reasoning: true as well",
+        )
+    if choice_kind(body.tool_choice)[0] in ("required", "named"):
+        tools_of(body.tools, body.tool_choice)
+        if ctx.model.tool_parser is None:
+            raise NotSupported(
+                "no tool-call format is known for this model, so a call cannot be made certain",
+                where="tool_choice",
+                hint='"auto" shows the tools to the model and gives its reply as text',
+            )
+
+
+class ChatJob:
+    """One request, and how its replies become choices."""
+
+    def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
+        self._ctx, self._body = ctx, body
+        self._names = names_of(body)
+        self._request = request_of(ctx, body)
+        self._replies = parsers(ctx, self._request)
+        self._id = f"chatcmpl-{body.rid or new_rid()}"
+        self._created = int(ctx.clock())
+        self._head: dict[str, Any] = {
+            "id": self._id,
+            "object": "chat.completion.chunk",
+            "created": self._created,
+            "model": ctx.served_name,
+        }
+
+    async def whole(self) -> ChatCompletion:
+        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
+        usage = usage_of(self._ctx, self._replies, 1)
+        return ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
+
+    def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
+        reason, matched = finish_of(reply)
+        content = reply.content or (None if reply.reasoning else "")
+        message = ChatMessage("assistant", content, reasoning_content=reply.reasoning)
+        return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras_of(reply))
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        async with closing_stream(
+            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        ) as changes:
+            async for index, reply in changes:
+                if reply.is_first:
+                    yield self._chunk(index, {"role": "assistant", "content": ""})
+                for one in reply.events:
+                    match one:
+                        case ReasoningDelta(text=text):
+                            yield self._chunk(index, {"reasoning_content": text})
+                        case ContentDelta(text=text):
+                            yield self._chunk(index, {"content": text}, logprobs=self._logprobs(reply))
+                reason, matched = finish_of(reply)
+                if reason is not None:
+                    extras = {"matched_stop": matched, **extras_of(reply)}
+                    yield self._chunk(index, {}, reason=reason, extras=extras)
+        if self._body.tells_usage:
+            yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
+        yield DONE
+
+    def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
+        """Of the tokens of the reply's last delta."""
+        if not self._body.logprobs or reply.output is None:
+            return None
+        content = token_entries(reply.output, self._ctx.door.tokenizer.vocabulary)
+        return {"content": content, "refusal": None}
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        reason: str | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            **(extras or {}),
+        }
+        usage = usage_of(self._ctx, self._replies, 1) if self._body.tells_usage_always else None
+        return event({**self._head, "choices": [choice], "usage": usage})

@@ -1,0 +1,241 @@
+"""POST /v1/completions: OpenAI's text completions, streamed or whole.
+
+It knows texts, ids and log-probabilities, not messages. Prompts may be a text, ids, or a list of either; with
+`suffix` the completion stands between the prompt and that text (fill-in-the-middle).
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.reply import ReplyParser
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
+from runtime.protocol.vocabulary import Vocabulary
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.errors import json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import DONE, closing_stream, event
+from runtime.server.openai.logprobs import spelled
+from runtime.server.openai.params import (
+    Generating,
+    extras_of,
+    fields_of,
+    finish_of,
+    names_of,
+    place_of,
+    prompts_of,
+    usage_of,
+)
+from runtime.server.replies import follow, ready, run
+
+MAX_TOKENS = 16
+MAX_LOGPROBS = 20
+
+
+class CompletionRequest(Generating):
+    """OpenAI's fields of the older interface, and the extensions of Generating."""
+
+    prompt: str | list[str | int | list[int]]
+    best_of: int | None = None
+    echo: bool = False
+    logprobs: int | None = None
+    max_tokens: int | None = None
+    suffix: str | None = None
+
+    @property
+    def drawn(self) -> int:
+        """Samples to draw of each prompt, of which the best n are given."""
+        return max(self.samples, self.best_of or 1)
+
+
+class CompletionChoice(msgspec.Struct):
+    """matched_stop: the stop string or id that ended the text. hidden_states and prompt_token_ids: at its
+    end, where asked for."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+    matched_stop: str | int | None = None
+    hidden_states: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct):
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: dict[str, Any] | None
+    object: str = "text_completion"
+
+
+OPENAPI = {
+    "POST /v1/completions": Operation(
+        "continue one text or several",
+        request=CompletionRequest,
+        response=Completion,
+        stream=True,
+        errors=(404, 501, 504),
+        tag="openai",
+    )
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    async def completions(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, CompletionRequest)
+        job = _Job(ctx, body)
+        if body.stream:
+            return ctx.event_stream(job.stream())
+        return json_response(await ctx.while_connected(request, job.whole()))
+
+    return [Route("/v1/completions", completions, methods=["POST"])]
+
+
+class _Job:
+    """One request: its prompts, and how its outputs become choices."""
+
+    def __init__(self, ctx: ServerContext, body: CompletionRequest) -> None:
+        self._ctx, self._body = ctx, body
+        prompt = prompts_of(body.prompt, "prompt")
+        fields = fields_of(ctx, body, MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+        fields["sampling_params"]["n"] = body.drawn
+        self._check(body)
+        if body.suffix:
+            fields["suffix"] = body.suffix
+        wants_logprobs = body.logprobs is not None
+        if wants_logprobs or body.drawn > body.samples:
+            fields |= {"return_logprob": True, "return_text_in_logprobs": wants_logprobs}
+            fields["top_logprobs_num"] = body.logprobs or 0
+            if body.echo and wants_logprobs:
+                fields["logprob_start_len"] = 0
+        self._names = names_of(body)
+        made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
+        self._request = ready(ctx, made, self._names)
+        self._replies = [ReplyParser() for _ in range(len(self._request))]
+        vocabulary = ctx.door.tokenizer.vocabulary
+        self._logprobs = {reply: _Logprobs(vocabulary, body.logprobs or 0) for reply in self._replies}
+        self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
+        self._id = f"cmpl-{body.rid or new_rid()}"
+        self._created = int(ctx.clock())
+
+    def _check(self, body: CompletionRequest) -> None:
+        if body.best_of is not None and body.best_of < body.samples:
+            raise BadRequest(f"must be at least n ({body.samples}), got {body.best_of}", where="best_of")
+        if body.drawn > body.samples and body.stream:
+            raise BadRequest("cannot be streamed: the best are known at the end", where="best_of")
+        if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
+            raise BadRequest(f"must be from 0 to {MAX_LOGPROBS}, got {body.logprobs}", where="logprobs")
+        if body.echo and body.suffix:
+            raise BadRequest("cannot go with suffix", where="echo")
+
+    def _texts(self, prompt: dict[str, Any]) -> list[str]:
+        """The prompts' texts, for echo."""
+        tokenizer = self._ctx.door.tokenizer
+        if "text" in prompt:
+            text = prompt["text"]
+            return [text] if isinstance(text, str) else list(text)
+        ids = prompt["input_ids"]
+        many = [ids] if ids and isinstance(ids[0], int) else ids
+        return [tokenizer.decode(some) for some in many]
+
+    # -- whole -----------------------------------------------------------------------------------------------
+
+    async def whole(self) -> Completion:
+        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        prompts, drawn, wanted = self._request.batch_size, self._body.drawn, self._body.samples
+        choices: list[CompletionChoice] = []
+        for prompt in range(prompts):
+            samples = [self._replies[prompt + number * prompts] for number in range(drawn)]
+            if drawn > wanted:
+                samples.sort(key=_mean_logprob, reverse=True)
+            for number, reply in enumerate(samples[:wanted]):
+                choices.append(self._choice(prompt * wanted + number, reply, self._echoed[prompt]))
+        return Completion(self._id, self._created, self._ctx.served_name, choices, self._usage())
+
+    def _choice(self, place: int, reply: ReplyParser, echoed: str) -> CompletionChoice:
+        """Of what is new: of a reply that is whole, all."""
+        output = reply.output
+        assert output is not None
+        reason, matched = finish_of(reply)
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = self._logprobs[reply].new(output, with_prompt=self._body.echo and reply.is_first)
+        extras = extras_of(reply) if reason else {}
+        return CompletionChoice(place, echoed + output.text, logprobs, reason, matched, **extras)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        prompts, samples = self._request.batch_size, self._body.samples
+        async with closing_stream(
+            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        ) as changes:
+            async for index, reply in changes:
+                echoed = self._echoed[index % prompts] if reply.is_first else ""
+                choice = self._choice(place_of(index, prompts, samples), reply, echoed)
+                if choice.text or choice.finish_reason or (choice.logprobs and choice.logprobs["tokens"]):
+                    tells = self._body.tells_usage_always
+                    yield self._chunk([choice], self._usage() if tells else None)
+        if self._body.tells_usage:
+            yield self._chunk([], self._usage())
+        yield DONE
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self._ctx, self._replies, self._request.batch_size)
+
+    def _chunk(self, choices: list[CompletionChoice], usage: dict[str, Any] | None) -> bytes:
+        return event(Completion(self._id, self._created, self._ctx.served_name, choices, usage))
+
+
+class _Logprobs:
+    """OpenAI's parallel lists of one choice."""
+
+    def __init__(self, vocabulary: Vocabulary, top: int) -> None:
+        self._vocabulary, self._top = vocabulary, top
+        self._offset = 0
+        # Tokens may be parts of characters: an offset is the length of what is whole before the token.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def new(self, output: OutputDelta, *, with_prompt: bool) -> dict[str, Any]:
+        """The delta's tokens; before them the prompt's, where it is echoed. top_logprobs: null where none are
+        asked for."""
+        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "text_offset": []}
+        made["top_logprobs"] = [] if self._top else None
+        meta = output.meta
+        if with_prompt:
+            self._add(made, meta.get("input_token_logprobs"), meta.get("input_top_logprobs"), 0)
+        self._add(made, meta.get("output_token_logprobs"), meta.get("output_top_logprobs"), output.replaced)
+        return made
+
+    def _add(self, made: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
+        for at, (logprob, token, text) in enumerate((tokens or [])[first:], first):
+            name, own = spelled(self._vocabulary, token, text)
+            made["tokens"].append(name)
+            made["token_logprobs"].append(logprob)
+            made["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(own))
+            if self._top:
+                top = tops[at] if tops and at < len(tops) else None
+                made["top_logprobs"].append(self._by_text(top) if top else None)
+
+    def _by_text(self, top: Sequence[Sequence[Any]]) -> dict[str, float]:
+        """The likeliest tokens by their text; of several with one text the likeliest."""
+        made: dict[str, float] = {}
+        for logprob, token, text in top:
+            made.setdefault(spelled(self._vocabulary, token, text)[0], logprob)
+        return made
+
+
+def _mean_logprob(reply: ReplyParser) -> float:
+    values = [entry[0] for entry in reply.meta.get("output_token_logprobs") or () if entry[0] is not None]
+    return sum(values) / len(values) if values else float("-inf")

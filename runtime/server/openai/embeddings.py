@@ -1,0 +1,108 @@
+"""POST /v1/embeddings: vectors of texts or ids, as numbers or in base64."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.protocol.embedding_req import EmbeddingReqInput
+from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.io_struct import EmbeddingOutput
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.error_mapping import mapped_errors
+from runtime.server.http.errors import json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.native.generate import check_items
+from runtime.server.openai.params import DEFAULT_MODEL, check_model, prompts_of
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """encoding_format "base64": little-endian float32. dimensions: the vector's first so many, of length 1
+    again. `user` has no effect."""
+
+    input: str | list[str | int | list[int]]
+    model: str = DEFAULT_MODEL
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = None
+    user: str | None = None
+    priority: int | None = None
+    rid: str | None = None
+    timeout_s: float | None = None
+
+
+class Embedding(msgspec.Struct):
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"
+
+
+OPENAPI = {
+    "POST /v1/embeddings": Operation(
+        "vectors of texts",
+        request=EmbeddingRequest,
+        response=EmbeddingList,
+        errors=(404, 501, 504),
+        tag="openai",
+    )
+}
+
+
+_WORDS = {"text": "input", "input_ids": "input"}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    async def embeddings(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, EmbeddingRequest)
+        return json_response(await ctx.while_connected(request, _answer(ctx, body)))
+
+    return [Route("/v1/embeddings", embeddings, methods=["POST"])]
+
+
+async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
+    check_model(ctx, body.model)
+    fields = {name: value for name in ("dimensions", "priority", "rid", "timeout_s")
+              if (value := getattr(body, name)) is not None}  # fmt: skip
+    with mapped_errors(_WORDS):
+        made = ctx.with_deadline(EmbeddingReqInput(**prompts_of(body.input, "input"), **fields))
+        made.normalize_batch_and_arguments()
+        check_items(made, ctx)
+        outputs = [_whole(outcome) for outcome in await ctx.door.embed(made)]
+    data = [
+        Embedding(index, _encoded(output.embedding, body.encoding_format))
+        for index, output in enumerate(outputs)
+    ]
+    prompt = sum(output.prompt_tokens for output in outputs)
+    return EmbeddingList(data, ctx.served_name, EmbeddingUsage(prompt, prompt))
+
+
+def _whole(outcome: EmbeddingOutput | RuntimeFault) -> EmbeddingOutput:
+    """The format has no place for one input's error: the first is the whole answer's."""
+    if isinstance(outcome, RuntimeFault):
+        raise outcome
+    return outcome
+
+
+def _encoded(vector: Sequence[float], form: str) -> list[float] | str:
+    if form == "float":
+        return list(vector)
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

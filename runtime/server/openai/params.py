@@ -1,0 +1,234 @@
+"""What OpenAI's generating routes share: the sampling words of a body, its answers' usage and finish reasons.
+
+Extensions stand beside OpenAI's own fields, as `extra_body` sends them. A field that is known and has no
+effect here is listed in NO_EFFECT; one that is not known is refused. Nothing here knows prompts or messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from runtime.formats.reply import ReplyParser
+from runtime.protocol.errors import BadRequest
+from runtime.server.context import ServerContext
+from runtime.server.http.error_mapping import FieldNames
+from runtime.server.http.errors import ModelNotFound, NotSupported
+from runtime.server.output_format import OutputFields, asked
+
+DEFAULT_MODEL = "default"
+NO_EFFECT = frozenset(
+    {
+        "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_options", "prompt_cache_retention", "verbosity",
+    }
+)  # fmt: skip
+"""Fields that concern a provider's accounts and storage; a server of one's own has none."""
+NAMES = {
+    "max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "text": "prompt", "input_ids": "prompt",
+}  # fmt: skip
+"""What the runtime's fields are called here, where they have another name."""
+_REFUSED = {
+    "moderation": "there is no moderation",
+    "lora_path": "adapters cannot be loaded",
+    "bootstrap_host": "prompts and replies are computed by one server",
+    "bootstrap_port": "prompts and replies are computed by one server",
+    "bootstrap_room": "prompts and replies are computed by one server",
+    "bootstrap_pair_key": "prompts and replies are computed by one server",
+}
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """include_usage: a last chunk with the whole usage; continuous_usage_stats: usage so far in every one."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both completions and chat completions; the second block are extensions."""
+
+    model: str = DEFAULT_MODEL
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    moderation: dict[str, Any] | None = None
+    verbosity: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    min_tokens: int | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    stop_regex: str | list[str] | None = None
+    no_stop_trim: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    custom_logit_processor: str | None = None
+    custom_params: dict[str, Any] | None = None
+    session_params: dict[str, Any] | None = None
+    rid: str | None = None
+    extra_key: str | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    jump_forward: bool | None = None
+    return_hidden_states: bool | None = None
+    return_prompt_token_ids: bool | None = None
+    session_id: str | None = None
+    custom_labels: dict[str, str] | None = None
+    no_logs: bool | None = None
+    log_metrics: bool | None = None
+    routed_dp_rank: int | None = None
+    data_parallel_rank: int | None = None
+    timeout_s: float | None = None
+    require_reasoning: bool | None = None
+    max_thinking_tokens: int | None = None
+    lora_path: str | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+    bootstrap_pair_key: str | None = None
+
+    @property
+    def samples(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def tells_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def tells_usage_always(self) -> bool:
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+_SAMPLING = (
+    "frequency_penalty", "presence_penalty", "logit_bias", "n", "seed", "stop", "temperature", "top_p",
+    "top_k", "min_p", "repetition_penalty", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos",
+    "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
+)  # fmt: skip
+_FIELDS = (
+    "custom_logit_processor", "session_params", "session_id", "rid", "extra_key", "cache_salt", "priority",
+    "jump_forward", "return_hidden_states", "return_prompt_token_ids", "custom_labels", "no_logs",
+    "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s", "require_reasoning",
+    "max_thinking_tokens",
+)  # fmt: skip
+
+
+def check_model(ctx: ServerContext, name: str) -> None:
+    """Raise ModelNotFound unless `name` is the served model: its name, its path, "default", or nothing."""
+    if name not in (ctx.served_name, ctx.model.path, DEFAULT_MODEL, ""):
+        raise ModelNotFound(
+            f"the model {name[:200]!r} does not exist",
+            where="model",
+            hint=f"this server has {ctx.served_name!r}",
+        )
+
+
+def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str, Any]:
+    """The body's part of a GenerateReqInput, its prompt aside. `max_tokens`: where the body says none.
+
+    What the checkpoint's generation_config says comes before this server's defaults. Raises BadRequest,
+    NotSupported.
+    """
+    check_model(ctx, body.model)
+    for name, why in _REFUSED.items():
+        if getattr(body, name) is not None:
+            raise NotSupported(f"{name} is not supported: {why}", where=name)
+    if body.stream_options is not None and not body.stream:
+        raise BadRequest("goes with stream: true only", where="stream_options")
+    if body.samples < 1:
+        raise BadRequest(f"must be at least 1, got {body.n}", where="n")
+    sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens}
+    sampling |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
+    if body.min_tokens is not None:
+        sampling["min_new_tokens"] = body.min_tokens
+    sampling |= asked(body).sampling
+    fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
+    return {"sampling_params": sampling, **fields}
+
+
+def names_of(body: Generating) -> FieldNames:
+    """What the runtime's fields are called in this body. Raises BadRequest."""
+    return {**NAMES, **asked(body).words}
+
+
+def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
+    """{"text": ...} or {"input_ids": ...} of a text, ids, or a list of either. Raises BadRequest for a list
+    of several kinds, naming `where`."""
+    match given:
+        case str():
+            return {"text": given}
+        case []:
+            raise BadRequest("is empty", where=where)
+        case [*items] if all(isinstance(item, str) for item in items):
+            return {"text": items}
+        case [*items] if all(isinstance(item, int) for item in items):
+            return {"input_ids": items}
+        case [*items] if all(isinstance(item, list) for item in items):
+            return {"input_ids": items}
+        case _:
+            raise BadRequest("is a text, a list of texts, ids, or a list of lists of ids", where=where)
+
+
+def place_of(index: int, prompts: int, samples: int) -> int:
+    """Items come as p1, p2, ..., p1, p2, ...; choices are numbered prompt by prompt."""
+    return index % prompts * samples + index // prompts
+
+
+def finish_of(reply: ReplyParser) -> tuple[str | None, str | int | None]:
+    """finish_reason and what was matched; None while it goes on."""
+    match reply.meta.get("finish_reason"):
+        case None:
+            return None, None
+        case {"type": str(kind), "matched": (str() | int()) as matched}:
+            return kind, matched
+        case {"type": str(kind)}:
+            return kind, None
+        case other:
+            raise TypeError(f"a finish reason is an object, got {other!r}")
+
+
+def extras_of(reply: ReplyParser) -> dict[str, Any]:
+    """What a choice has besides, where it was asked for: hidden_states, prompt_token_ids."""
+    return {name: reply.meta[name] for name in ("hidden_states", "prompt_token_ids") if name in reply.meta}
+
+
+def usage_of(ctx: ServerContext, replies: Sequence[ReplyParser], prompts: int) -> dict[str, Any]:
+    """Tokens of one request; every prompt counts once, however many samples were made of it."""
+    prompt = _sum(replies[:prompts], "prompt_tokens")
+    completion = _sum(replies, "completion_tokens")
+    reasoning = _sum(replies, "reasoning_tokens")
+    usage: dict[str, Any] = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "reasoning_tokens": reasoning,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+    if ctx.config.enable_cache_report:
+        usage["prompt_tokens_details"] = {"cached_tokens": _sum(replies[:prompts], "cached_tokens")}
+    return usage
+
+
+def _sum(replies: Iterable[ReplyParser], name: str) -> int:
+    return sum(int(reply.meta.get(name) or 0) for reply in replies)

@@ -1,0 +1,497 @@
+"""/v1/responses: OpenAI's Responses interface: create (whole, streamed, or in the background), look up,
+cancel, delete.
+
+Responses are kept in this process's memory, the newest MAX_KEPT of them; with several HTTP workers each knows
+its own only. It knows items and events; prompts, templates and tokens are the front door's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ContentDelta, ReasoningDelta
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.messages import Message
+from runtime.protocol.sampling import ROOM
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.errors import NotFound, NotSupported, error_type, json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import closing_stream, event
+from runtime.server.openai.logprobs import token_entries
+from runtime.server.openai.messages import tools_of
+from runtime.server.openai.params import check_model
+from runtime.server.openai.responses_input import messages_of, tools_for_chat
+from runtime.server.openai.responses_items import message_item, reasoning_item, text_of, text_part
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT
+from runtime.server.replies import follow, parsers, ready, run
+
+MAX_KEPT = 1024
+MAX_TOP_LOGPROBS = 20
+
+
+class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """The schema is kept whatever `strict` says; without one, any JSON is. type "structural_tag" has
+    `format`, or the older `structures` and `triggers`, beside the type."""
+
+    type: Literal["text", "json_object", "json_schema", "structural_tag"] = "text"
+    name: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+    description: str | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
+    format: dict[str, Any] | None = None
+
+
+class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's fields, and `top_k`, `min_p`, `seed` beside them. Fields about accounts have no effect."""
+
+    input: str | list[dict[str, Any]]
+    model: str = "default"
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    include: list[str] | None = None
+    text: TextOptions | None = None
+    reasoning: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    prompt: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    moderation: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+
+
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """status: queued, in_progress, completed, incomplete, failed or cancelled."""
+
+    id: str
+    created_at: int
+    model: str
+    status: str
+    output: list[dict[str, Any]] = []
+    error: dict[str, Any] | None = None
+    incomplete_details: dict[str, Any] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: dict[str, Any] = {}
+    background: bool = False
+    store: bool = True
+    temperature: float | None = None
+    text: dict[str, Any] = {}
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]] = []
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: dict[str, Any] | None = None
+    user: str | None = None
+    object: str = "response"
+
+
+class Deleted(msgspec.Struct):
+    id: str
+    deleted: bool = True
+    object: str = "response"
+
+
+_ID = {"response_id": {"type": "string"}}
+OPENAPI = {
+    "POST /v1/responses": Operation(
+        "reply to items (OpenAI's Responses)",
+        request=ResponsesRequest,
+        response=ResponseObject,
+        stream=True,
+        errors=(404, 501, 504),
+        tag="openai",
+    ),
+    "GET /v1/responses/{response_id}": Operation(
+        "a response that was kept", response=ResponseObject, path=_ID, tag="openai"
+    ),
+    "DELETE /v1/responses/{response_id}": Operation(
+        "forget a response", response=Deleted, path=_ID, tag="openai"
+    ),
+    "POST /v1/responses/{response_id}/cancel": Operation(
+        "cancel a response in the background", response=ResponseObject, errors=(400,), path=_ID, tag="openai"
+    ),
+}
+
+_REFUSED = {
+    "conversation": "use previous_response_id, or send the items",
+    "prompt": "stored prompts are not kept here",
+    "max_tool_calls": "no tools are run here",
+    "moderation": "there is no moderation",
+    "context_management": "nothing is left out of a conversation",
+}
+_NAMES = {
+    "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
+    "structural_tag": "text.format",
+}  # fmt: skip
+"""What the runtime's fields are called here, where they have another name."""
+
+
+@dataclass
+class _Kept:
+    """A response, the conversation that led to it, and the task that works on it."""
+
+    response: ResponseObject
+    messages: list[Message]
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass
+class Store:
+    """The newest responses by id."""
+
+    limit: int = MAX_KEPT
+    kept: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+
+    def put(self, kept: _Kept) -> None:
+        self.kept[kept.response.id] = kept
+        while len(self.kept) > self.limit:
+            _, oldest = self.kept.popitem(last=False)
+            if oldest.task is not None:
+                oldest.task.cancel()
+
+    def get(self, identity: str, where: str = "response_id") -> _Kept:
+        found = self.kept.get(identity)
+        if found is None:
+            raise NotFound(f"no response {identity[:80]!r} is kept", where=where)
+        return found
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    made = _Routes(ctx)
+    return [
+        Route("/v1/responses", made.create, methods=["POST"]),
+        Route("/v1/responses/{response_id}", made.read, methods=["GET"]),
+        Route("/v1/responses/{response_id}", made.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", made.cancel, methods=["POST"]),
+    ]
+
+
+class _Routes:
+    def __init__(self, ctx: ServerContext) -> None:
+        self._ctx, self._store = ctx, Store()
+
+    async def create(self, request: Request) -> Response:
+        body = await read_struct(request, self._ctx.config, ResponsesRequest)
+        job = _Job(self._ctx, body, self._store)
+        if body.background:
+            return json_response(job.begin())
+        if body.stream:
+            return self._ctx.event_stream(job.stream(), job.failed_event)
+        return json_response(await self._ctx.while_connected(request, job.whole()))
+
+    async def read(self, request: Request) -> Response:
+        kept = self._store.get(request.path_params["response_id"])
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise NotSupported("a kept response is not streamed", where="stream", hint="ask without stream")
+        return json_response(kept.response)
+
+    async def delete(self, request: Request) -> Response:
+        identity = request.path_params["response_id"]
+        kept = self._store.get(identity)
+        if kept.task is not None:
+            kept.task.cancel()
+        del self._store.kept[identity]
+        return json_response(Deleted(identity))
+
+    async def cancel(self, request: Request) -> Response:
+        kept = self._store.get(request.path_params["response_id"])
+        if not kept.response.background:
+            raise BadRequest("only a response in the background can be cancelled", where="response_id")
+        if kept.task is not None and not kept.task.done():
+            kept.task.cancel()
+            await asyncio.wait({kept.task}, timeout=self._ctx.config.control_timeout_s)
+            if kept.response.status == "queued":
+                kept.response.status = "cancelled"  # before its work had begun
+        return json_response(kept.response)
+
+
+class _Job:
+    """One request on its way to a response."""
+
+    def __init__(self, ctx: ServerContext, body: ResponsesRequest, store: Store) -> None:
+        self._ctx, self._body, self._store = ctx, body, store
+        check_model(ctx, body.model)
+        self._check()
+        messages: list[Message] = []
+        if body.previous_response_id is not None:
+            earlier = store.get(body.previous_response_id, "previous_response_id")
+            if earlier.response.status not in ("completed", "incomplete"):
+                raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
+            # Instructions are not carried over; the new ones, if any, come first.
+            messages = [one for one in earlier.messages if one.role != "system"]
+            messages.append(Message("assistant", text_of(earlier.response.output)))
+        instructed = [Message("system", body.instructions)] if body.instructions else []
+        self._messages = [*instructed, *messages, *messages_of(body.input)]
+        self._request = self._generation()
+        [self._reply] = parsers(ctx, self._request)
+        self._logprobs: list[dict[str, Any]] = []
+        self.response = self._blank()
+        self._message_id, self._thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
+        self._sequence = 0
+
+    def _check(self) -> None:
+        body = self._body
+        for name, why in _REFUSED.items():
+            if getattr(body, name) is not None:
+                raise NotSupported(f"{name} is not supported: {why}", where=name)
+        if body.background and body.stream:
+            raise NotSupported("a response in the background is not streamed", where="background")
+        if body.background and body.store is False:
+            raise BadRequest("a response in the background must be stored", where="store")
+        if body.truncation == "auto":
+            raise NotSupported("nothing is left out of a conversation", where="truncation")
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(
+                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
+            )
+        unknown = set(body.include or ()) - {"message.output_text.logprobs"}
+        if unknown:
+            raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
+
+    def _generation(self) -> GenerateReqInput:
+        body, model = self._body, self._ctx.model
+        sampling: dict[str, Any] = {**model.default_sampling}
+        limit = body.max_output_tokens
+        if limit is not None and limit < 1:
+            raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
+        sampling["max_new_tokens"] = ROOM if limit is None else limit
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(body, name)) is not None:
+                sampling[name] = value
+        sampling |= _constraint(body.text.format if body.text is not None else None)
+        fields: dict[str, Any] = {}
+        choice = body.tool_choice
+        if isinstance(choice, Mapping) and choice.get("type") == "function":
+            choice = {"type": "function", "function": {"name": choice.get("name")}}
+        if choice not in (None, "auto", "none") and model.tool_parser is None:
+            raise NotSupported("no tool-call format is known for this model", where="tool_choice")
+        if tools := tools_of(tools_for_chat(body.tools), choice):
+            fields["tools"] = tools
+        if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+            fields |= {"return_logprob": True, "return_text_in_logprobs": True}
+            fields["top_logprobs_num"] = body.top_logprobs or 0
+        effort = (body.reasoning or {}).get("effort")
+        if effort is not None:
+            fields["template_kwargs"] = {"reasoning_effort": effort}
+        made = GenerateReqInput(
+            require_reasoning=None,
+            messages=conversation(self._messages),
+            stream=bool(body.stream),
+            sampling_params=sampling,
+            **fields,
+        )
+        return ready(self._ctx, made, _NAMES)
+
+    def _blank(self) -> ResponseObject:
+        body = self._body
+        form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
+        said = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
+        reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
+        return ResponseObject(
+            id=f"resp_{new_rid()}",
+            created_at=int(self._ctx.clock()),
+            model=self._ctx.served_name,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning=reasoning,
+            background=bool(body.background),
+            store=body.store is not False,
+            temperature=body.temperature,
+            text={"format": said},
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=body.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+        )
+
+    # -- whole -----------------------------------------------------------------------------------------------
+
+    async def whole(self) -> ResponseObject:
+        await self._run()
+        self._keep(None)
+        return self.response
+
+    def begin(self) -> ResponseObject:
+        """Go on in the background; what is answered at once."""
+        self.response.status = "queued"
+        self._keep(None)
+        self._store.get(self.response.id).task = asyncio.create_task(self._work(), name="sglang-dsl-response")
+        return msgspec.structs.replace(self.response)
+
+    async def _work(self) -> None:
+        self.response.status = "in_progress"
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            self.response.status = "cancelled"
+            raise
+        except RuntimeFault as fault:
+            self._fail(fault)
+        except Exception as error:  # noqa: BLE001 - told to whoever reads the response
+            self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
+
+    def _fail(self, fault: RuntimeFault) -> None:
+        self.response.status = "failed"
+        self.response.error = {"code": error_type(fault.status), "message": str(fault)}
+
+    def _keep(self, task: asyncio.Task[None] | None) -> None:
+        if self.response.store:
+            self._store.put(_Kept(self.response, self._messages, task))
+
+    async def _run(self) -> None:
+        await run(self._ctx, self._request, _NAMES, [self._reply])
+        self._new_logprobs()
+        self._finish()
+
+    def _finish(self) -> None:
+        reply, meta = self._reply, self._reply.meta
+        cut = (meta.get("finish_reason") or {}).get("type") == "length"
+        self.response.status = "incomplete" if cut else "completed"
+        self.response.output = [self._item(reply.content, self.response.status, self._logprobs)]
+        if reply.reasoning is not None:
+            self.response.output.insert(0, self._thought(reply.reasoning, self.response.status))
+        if cut:
+            self.response.incomplete_details = {"reason": "max_output_tokens"}
+        prompt, made = (int(meta.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        cached = int(meta.get("cached_tokens") or 0) if self._ctx.config.enable_cache_report else 0
+        self.response.usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": int(meta.get("reasoning_tokens") or 0)},
+            "total_tokens": prompt + made,
+        }
+
+    def _thought(self, text: str, status: str) -> dict[str, Any]:
+        return reasoning_item(self._thought_id, text, status)
+
+    def _item(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        return message_item(self._message_id, text, status, logprobs)
+
+    # -- streamed --------------------------------------------------------------------------------------------
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        reply, within = self._reply, {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
+        place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+        async with closing_stream(follow(self._ctx, self._request, _NAMES, [reply])) as changes:
+            async for _ in changes:
+                if reply.is_first:
+                    yield self._event("response.created", response=self.response)
+                    yield self._event("response.in_progress", response=self.response)
+                    if reply.reasoning is not None:
+                        place["output_index"] = 1
+                        yield self._added(0, {**self._thought("", "in_progress"), "content": []})
+                    item = {**self._item("", "in_progress"), "content": []}
+                    yield self._added(place["output_index"], item)
+                    yield self._event("response.content_part.added", **place, part=text_part("", ()))
+                for one in reply.events:
+                    match one:
+                        case ReasoningDelta(text=text):
+                            yield self._event("response.reasoning_text.delta", **within, delta=text)
+                        case ContentDelta(text=text):
+                            new = self._new_logprobs()
+                            yield self._event("response.output_text.delta", **place, delta=text, logprobs=new)
+        if reply.output is None:
+            return
+        self._finish()
+        self._keep(None)
+        content, logprobs = reply.content, self._logprobs
+        if reply.reasoning is not None:
+            yield self._event("response.reasoning_text.done", **within, text=reply.reasoning)
+            yield self._event("response.output_item.done", output_index=0, item=self.response.output[0])
+        yield self._event("response.output_text.done", **place, text=content, logprobs=logprobs)
+        yield self._event("response.content_part.done", **place, part=text_part(content, logprobs))
+        index = place["output_index"]
+        yield self._event("response.output_item.done", output_index=index, item=self.response.output[-1])
+        yield self._event(f"response.{self.response.status}", response=self.response)
+
+    def _added(self, index: Any, item: dict[str, Any]) -> bytes:
+        return self._event("response.output_item.added", output_index=index, item=item)
+
+    def failed_event(self, fault: RuntimeFault) -> bytes:
+        """How an error in the middle of the stream is told."""
+        self._fail(fault)
+        self._keep(None)
+        return self._event("response.failed", response=self.response)
+
+    def _new_logprobs(self) -> list[dict[str, Any]]:
+        """Of the tokens of the last delta, which are added to all."""
+        assert self._reply.output is not None
+        new = token_entries(self._reply.output, self._ctx.door.tokenizer.vocabulary)
+        self._logprobs += new
+        return new
+
+    def _event(self, kind: str, **facts: Any) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        return event({"type": kind, "sequence_number": number, **facts}, kind)
+
+
+def _constraint(form: TextFormat | None) -> dict[str, Any]:
+    """The sampling word of a text format. Raises BadRequest."""
+    if form is None:
+        return {}
+    own = {"json_schema": ("schema",), "structural_tag": ("structures", "triggers", "format")}.get(
+        form.type, ()
+    )
+    for name in ("schema", "structures", "triggers", "format"):
+        if getattr(form, name) is not None and name not in own:
+            raise BadRequest(f"does not go with type {form.type!r}", where=f"text.format.{name}")
+    match form.type:
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_schema": ANY_OBJECT}
+        case "json_schema":
+            return {"json_schema": ANY_JSON if form.schema is None else form.schema}
+        case "structural_tag":
+            facts = {name: value for name in own if (value := getattr(form, name)) is not None}
+            return {"structural_tag": {"type": "structural_tag", **facts}}

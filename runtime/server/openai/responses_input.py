@@ -1,0 +1,93 @@
+"""The input items and tools of OpenAI's Responses interface as messages and chat tools. Shapes only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.messages import Message, ToolCall
+from runtime.server.http.body import json_type
+from runtime.server.http.errors import NotSupported
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+def messages_of(given: str | Sequence[Any]) -> list[Message]:
+    """The conversation. A text is one user's message; calls in a row belong to one reply. Raises BadRequest
+    with the place of what is wrong, NotSupported for items of tools that are not there."""
+    if isinstance(given, str):
+        return [Message("user", given)]
+    if not given:
+        raise BadRequest("is empty", where="input")
+    made: list[Message] = []
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
+        if not isinstance(item, Mapping):
+            raise BadRequest(f"an item is an object, got {json_type(item)}", where=where)
+        match item:
+            case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
+                call = ToolCall(name, arguments, item.get("call_id") or item.get("id"))
+                if made and made[-1].role == "assistant":
+                    made[-1] = msgspec.structs.replace(made[-1], tool_calls=(*made[-1].tool_calls, call))
+                else:
+                    made.append(Message("assistant", "", tool_calls=(call,)))
+            case {"type": "function_call_output", "call_id": str(identity), "output": output}:
+                text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
+                made.append(Message("tool", text, tool_call_id=identity))
+            case {"type": "reasoning"}:
+                continue  # what was thought before is not shown to the model again
+            case {"role": role, "content": content} if item.get("type", "message") == "message":
+                made.append(Message(_role(role, where), _content(content, f"{where}.content")))
+            case _:
+                kind = item.get("type")
+                raise NotSupported(
+                    f"an item of type {kind!r:.80} is not taken, or lacks a field", where=where
+                )
+    return made
+
+
+def _role(role: Any, where: str) -> str:
+    found = _ROLES.get(role) if isinstance(role, str) else None
+    if found is None:
+        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{where}.role")
+    return found
+
+
+def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(f"is a text or a list of parts, got {json_type(content)}", where=where)
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        match part:
+            case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "refusal", "refusal": str(text)}:
+                parts.append({"type": "text", "text": text})
+            case {"type": str()}:
+                parts.append(dict(part))  # images and sound: what of them is taken, the front door says
+            case _:
+                raise BadRequest("is no part of a message", where=f"{where}[{index}]")
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def tools_for_chat(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Function tools, which stand flat here, in the nested shape of chat completions."""
+    if tools is None:
+        return None
+    made: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools):
+        if tool.get("type") != "function":
+            raise NotSupported(
+                f"the tool {str(tool.get('type'))[:80]!r} is not there; functions are",
+                where=f"tools[{index}]",
+            )
+        names = ("name", "description", "parameters", "strict")
+        made.append({"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}})
+    return made
