@@ -1,6 +1,6 @@
 """CPU of an HTTP worker per streamed token: `python benchmarks/streaming.py [--against FOLDER] [--write]`.
 
-The worker is the real one (its inbox, front end, routes and web server) in a process of its own; scheduler
+The worker is the real one (its inbox, client end, routes and web server) in a process of its own; scheduler
 and detokenizer are played here, so no model is measured. Every stream gets a token, and the next only when
 each client has the event of the last, so nothing is coalesced. `--against`: a checkout whose worker is
 measured in turn with this one, such as a git worktree of an earlier commit.
@@ -31,8 +31,8 @@ from runtime.config.server import ServerConfig  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.processes.checkpoint.model import Model, load_model  # noqa: E402
 from runtime.processes.supervise.channel import ChildSpec, Stop  # noqa: E402
-from runtime.processes.supervise.engine_client import Front  # noqa: E402
-from runtime.processes.supervise.names import SCHEDULER, front_name, mailbox_of  # noqa: E402
+from runtime.processes.supervise.engine_client import EngineClient  # noqa: E402
+from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,
@@ -87,13 +87,13 @@ def serve(folder: Path) -> None:
     from runtime.server.worker import Web
 
     spec = ChildSpec(
-        role="http", name=front_name(0), folder=str(folder), engine=EngineConfig(), server=ServerConfig()
+        role="http", name=frontend_name(0), folder=str(folder), engine=EngineConfig(), server=ServerConfig()
     )
-    front = Front(folder, front_name(0))
-    door = front.open(spec.engine, spec.server, long_model(), {"slots": CONTEXT * 64})
+    client = EngineClient(folder, frontend_name(0))
+    manager = client.open(spec.engine, spec.server, long_model(), {"slots": CONTEXT * 64})
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     print(listener.getsockname()[1], flush=True)
-    web = Web(build_app(door, spec.server), spec, front)
+    web = Web(build_app(manager, spec.server), spec, client)
     web.start(listener)
     sys.stdin.read()
     web.stop(Stop(), orphaned=False)
@@ -120,7 +120,7 @@ class Worker:
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
-        self.outbox = mailbox_of(folder, front_name(0)).outbox()
+        self.outbox = mailbox_of(folder, frontend_name(0)).outbox()
 
     @property
     def cpu(self) -> float:
@@ -182,7 +182,7 @@ class Words:
             ids, text = [*self.close, token], "</think>" + text
         finish = FinishReason("length") if at == tokens - 1 else None
         news = TokenOutput(
-            rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1, http_worker_ipc=front_name(0)
+            rid, ids, 0, finish, 20, at + 1, 0, 0, at + 1, first_token_s=0.1, http_worker_ipc=frontend_name(0)
         )
         return StrOutput(rid, text, news)
 

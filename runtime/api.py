@@ -81,16 +81,16 @@ class Engine:
 
     async def submit(self, request: GenerateReqInput) -> GenerateOutput:
         """The answer to one request. Cancelling the task aborts it. Raises RuntimeFault's kinds."""
-        return await self._pipeline.door.submit(request)
+        return await self._pipeline.manager.submit(request)
 
     def stream(self, request: GenerateReqInput) -> AsyncIterator[GenerateOutput]:
         """The text so far, growing; the last output has `finish_reason` in its meta. Leaving the iteration
         early aborts the request."""
-        return self._pipeline.door.stream(request, cumulative=True)
+        return self._pipeline.manager.stream(request, cumulative=True)
 
     def stream_deltas(self, request: GenerateReqInput) -> AsyncIterator[OutputDelta]:
         """The same as what is new each time: no token costs more for standing far behind."""
-        return self._pipeline.door.stream(request)
+        return self._pipeline.manager.stream(request)
 
     async def async_generate(
         self, prompt: Prompt, sampling_params: Params = None, *, stream: bool = False, **fields: Any
@@ -102,13 +102,13 @@ class Engine:
     async def submit_batch(self, request: GenerateReqInput) -> list[GenerateOutput | RuntimeFault]:
         """The answers to a request for several prompts or samples: p1, p2, ..., p1, p2, ... An item that
         failed has its error in its place. Cancelling the task aborts them all."""
-        return [*await self._pipeline.door.submit_batch(request)]
+        return [*await self._pipeline.manager.submit_batch(request)]
 
     def stream_batch(
         self, request: GenerateReqInput
     ) -> AsyncIterator[tuple[int, GenerateOutput | RuntimeFault]]:
         """The same as pairs (item, its text so far), as they come; see submit_batch and stream."""
-        return self._pipeline.door.stream_batch(request, cumulative=True)
+        return self._pipeline.manager.stream_batch(request, cumulative=True)
 
     async def embed_async(
         self, texts: Any, dimensions: int | None = None, *, on_error: OnError = "raise", **fields: Any
@@ -116,7 +116,7 @@ class Engine:
         """embed() for event loops. Cancelling the task aborts it."""
         request = _embedding(texts, dimensions, fields)
         try:
-            return _raised(await self._pipeline.door.embed(request), on_error)
+            return _raised(await self._pipeline.manager.embed(request), on_error)
         except RuntimeFault as fault:
             return [_returned(fault, request, on_error)]
 
@@ -180,14 +180,14 @@ class Engine:
         stream: for one prompt; an iterator of all so far, again and again.
         """
         if stream:
-            return self._pipeline.door.texts(_one(prompt, sampling_params, fields))
+            return self._pipeline.manager.texts(_one(prompt, sampling_params, fields))
         if on_error not in ("raise", "return"):
             raise BadRequest(f'must be "raise" or "return", got {on_error!r}', where="on_error")
-        door = self._pipeline.door
+        manager = self._pipeline.manager
         made = _requests(prompt, sampling_params, fields)
         if isinstance(made, GenerateReqInput) and _is_one(made):
-            return door.generate(made)
-        outcomes = door.batch(made)
+            return manager.generate(made)
+        outcomes = manager.batch(made)
         if on_error == "raise":
             for outcome in outcomes:
                 if isinstance(outcome, RuntimeFault):
@@ -222,14 +222,14 @@ class Engine:
         """
         request = _embedding(texts, dimensions, fields)
         try:
-            return _raised(self._pipeline.door.vectors(request), on_error)
+            return _raised(self._pipeline.manager.vectors(request), on_error)
         except RuntimeFault as fault:
             return [_returned(fault, request, on_error)]
 
     def abort(self, rid: str | None = None, prefix: bool = False) -> None:
         """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None); whoever
         waits for one gets Aborted."""
-        self._pipeline.door.abort(rid, prefix)
+        self._pipeline.manager.abort(rid, prefix)
 
     def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating until resume(): see PauseReq for what becomes of running requests. Raises
@@ -242,7 +242,7 @@ class Engine:
 
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """Ask the scheduler anything of runtime.protocol.control, and wait for its answer."""
-        return self._pipeline.door.control(request, timeout)
+        return self._pipeline.manager.control(request, timeout)
 
     def _ask(self, request: SingleReq) -> ControlOutput:
         answer = self.control(request)
@@ -256,20 +256,24 @@ class Engine:
         """Compile constraints ahead of their use; of each, how it is kept, or its error. What is not compiled
         after `timeout` seconds has DeadlineExceeded here, and goes on. Raises BadRequest for too many."""
         request = PrecompileReq(constraints=list(constraints), timeout_s=timeout)
-        answer = self._pipeline.door.control(request, timeout + CONTROL_TIMEOUT_S)
+        answer = self._pipeline.manager.control(request, timeout + CONTROL_TIMEOUT_S)
         if not answer.ok:
             raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
-        return [_info(told) for told in answer.data["constraints"]]
+        return [_info(one) for one in answer.data["constraints"]]
 
     def flush_cache(self) -> bool:
         """Drop all cached prefixes that no request uses now. False if some were in use."""
-        return self._pipeline.door.control(FlushCacheReq(), CONTROL_TIMEOUT_S).ok
+        return self._pipeline.manager.control(FlushCacheReq(), CONTROL_TIMEOUT_S).ok
 
     def state(self) -> dict[str, Any]:
-        """The scheduler's counters and slots, `live`: requests at the front door, and `chat_template`: which
+        """The scheduler's counters and slots, `live`: requests at the frontend, and `chat_template`: which
         one is used, why, and what holds of it."""
-        answer = self._pipeline.door.control(GetStateReq(), CONTROL_TIMEOUT_S)
-        return {**answer.data, "live": self._pipeline.door.live, "chat_template": self.template_choice.said()}
+        answer = self._pipeline.manager.control(GetStateReq(), CONTROL_TIMEOUT_S)
+        return {
+            **answer.data,
+            "live": self._pipeline.manager.live,
+            "chat_template": self.template_choice.describe(),
+        }
 
     @property
     def derivation(self) -> Derivation | None:
@@ -279,8 +283,8 @@ class Engine:
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The chat template as a prefix and a suffix per role, to look at; None where it cannot be said so.
-        What renders is the Jinja text itself, where there is one."""
+        """The chat template as a prefix and a suffix per role, to look at; None where they do not say all of
+        it. What renders is the Jinja text itself, where there is one."""
         return self.template_choice.chat_template
 
     # -- text and ids ----------------------------------------------------------------------------------------
@@ -291,7 +295,7 @@ class Engine:
 
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The ids the engine would see for a request's prompt, text or conversation. Raises BadRequest."""
-        return self._pipeline.door.prompt_ids(request)
+        return self._pipeline.manager.prompt_ids(request)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self._pipeline.model.tokenizer.decode(ids, skip_special_tokens)
@@ -321,10 +325,10 @@ class Engine:
         return f"Engine({self.model_path!r})"
 
 
-def _info(told: dict[str, Any]) -> GrammarInfo | RuntimeFault:
-    if not told["ok"]:
-        return from_dict(told["error"])
-    return GrammarInfo(**{name: value for name, value in told.items() if name != "ok"})
+def _info(found: dict[str, Any]) -> GrammarInfo | RuntimeFault:
+    if not found["ok"]:
+        return from_dict(found["error"])
+    return GrammarInfo(**{name: value for name, value in found.items() if name != "ok"})
 
 
 def _raised(outcomes: list[Any], on_error: OnError) -> list[Any]:

@@ -60,15 +60,15 @@ class MemoryMailbox:
 
     def __init__(self) -> None:
         self._items: deque[Any] = deque()
-        self._bell = threading.Lock()  # let go by whoever has something to tell, taken by the receiver
-        self._bell.acquire()
+        self._wakeup = threading.Lock()  # released by senders, acquired by the receiver
+        self._wakeup.acquire()
         self._closed = False
 
     def send(self, item: msgspec.Struct) -> None:
         if self._closed:
             raise MailboxClosed
         self._items.append(item)
-        self._ring()
+        self._wake()
 
     def receive(self, timeout: float | None) -> list[Any]:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -82,18 +82,18 @@ class MemoryMailbox:
             if timeout == 0:
                 return []
             left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._bell.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            if not self._wakeup.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                 return self._taken()
 
     def close(self) -> None:
         self._closed = True
-        self._ring()
+        self._wake()
 
     def _taken(self) -> list[Any]:
         """All there is, in order."""
         items = self._items
         return [items.popleft() for _ in range(len(items))]
 
-    def _ring(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it has been rung already
-            self._bell.release()
+    def _wake(self) -> None:
+        with contextlib.suppress(RuntimeError):  # released already
+            self._wakeup.release()

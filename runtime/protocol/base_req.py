@@ -13,7 +13,7 @@ def new_rid() -> str:
 
 class BaseReq(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     """Anything about one request, or, before it is normalised, about several. `http_worker_ipc` routes the
-    answer when there are several front doors."""
+    answer when there are several frontends."""
 
     rid: str | list[str] | None = None
     http_worker_ipc: str | None = None
@@ -33,7 +33,7 @@ class SingleReq(BaseReq, kw_only=True):
 
 class BaseBatchReq(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):
     """Anything about several requests at once; parallel lists, one entry per rid. `http_worker_ipcs`: where
-    each one's answer goes; None where the items say it themselves, or there is one front door."""
+    each one's answer goes; None where the items say it themselves, or there is one frontend."""
 
     rids: list[str] = []
     http_worker_ipcs: list[str | None] | None = None

@@ -94,7 +94,7 @@ class HealthReq(SingleReq):
 
 
 class GroupFailed(SingleReq):
-    """Supervisor -> front doors: a process of the group died, nothing more will be answered. where: which."""
+    """Supervisor -> frontends: a process of the group died, nothing more will be answered. where: which."""
 
     message: str
     where: str | None = None

@@ -1,4 +1,4 @@
-"""What travels between front door, scheduler and detokeniser: tagged msgspec structs.
+"""What travels between frontend, scheduler and detokeniser: tagged msgspec structs.
 
 Knows neither sockets nor tensors. The same structs pass through memory (Engine) and over ZMQ as msgpack.
 """
@@ -270,7 +270,7 @@ class StrOutput(msgspec.Struct, array_like=True):
 
 
 class BatchStrOutput(BatchOfDeltas):
-    """Detokeniser -> front door, once per step. See BatchTokenIDOutput."""
+    """Detokeniser -> frontend, once per step. See BatchTokenIDOutput."""
 
     outputs: list[StrOutput]
 
@@ -295,7 +295,7 @@ class EmbeddingOutput(msgspec.Struct, omit_defaults=True):
 
 
 class BatchEmbeddingOutput(BaseBatchReq):
-    """Scheduler -> detokeniser, which only passes it on -> front door, once per step."""
+    """Scheduler -> detokeniser, which only passes it on -> frontend, once per step."""
 
     outputs: list[EmbeddingOutput]
 
@@ -325,7 +325,7 @@ class ChoiceScores(msgspec.Struct):
 
 
 class GenerateOutput(msgspec.Struct, omit_defaults=True):
-    """What the front door answers: all of it, or (Engine.stream) all so far.
+    """What the frontend answers: all of it, or (Engine.stream) all so far.
 
     meta: id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...}; None while
     it goes on); prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, jumped_tokens,

@@ -1,4 +1,4 @@
-"""ModelInfo: what a front door tells about the model it serves. Plain facts; loads nothing."""
+"""ModelInfo: what a frontend tells about the model it serves. Plain facts; loads nothing."""
 
 from __future__ import annotations
 

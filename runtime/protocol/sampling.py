@@ -39,7 +39,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     `stop`.
     stop_regex: patterns, up to 32 of at most 256 bytes; logit_bias: id -> what is added to its logit;
     stream_interval: tokens between two pieces of a stream; custom_logit_processor: a registered name, which
-    is given custom_params. n: samples of one prompt; the front door makes one request of each.
+    is given custom_params. n: samples of one prompt; the frontend makes one request of each.
     spaces_between_special_tokens: some clients send it; the tokenizers used here put no spaces there,
     whatever it says.
     """

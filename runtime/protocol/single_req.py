@@ -1,4 +1,4 @@
-"""SingleGenerateReq: one prompt, one sample, every field of one type. What the front door works with.
+"""SingleGenerateReq: one prompt, one sample, every field of one type. What the frontend works with.
 
 `resolve` makes it of a GenerateReqInput (or of an item of one); a field that cannot be served is refused by
 name, not dropped. Knows no tokenizer and no model.

@@ -32,7 +32,7 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace   drop what followed that turn until now (without rid: every turn); what of it still runs is
               cancelled, the turn itself too if it runs
     drop_previous_output   leave out that turn's output
-    turn      what later turns call this one; None: the request's own id. Front doors give it, users do not
+    turn      what later turns call this one; None: the request's own id. Frontends give it, users do not
     room      lower max_new_tokens to the room there is, rather than refuse the turn; likewise
     """
 
@@ -60,7 +60,7 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Turn:
     """prompt = the first `kept` tokens of the parent's whole, then `part`; whole = prompt, then `output`.
-    `name`: what users call it; `rid`: the request's id here, which a front door may have made its own."""
+    `name`: what users call it; `rid`: the request's id here, which a frontend may have made its own."""
 
     __slots__ = ("children", "done", "kept", "name", "output", "parent", "part", "rid")
 

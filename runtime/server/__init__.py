@@ -1,1 +1,1 @@
-"""The HTTP face of the runtime: native, OpenAI and Anthropic routes over one front door."""
+"""The HTTP server of the runtime: native, OpenAI and Anthropic routes over one TokenizerManager."""

@@ -32,20 +32,20 @@ SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
 
 
 def build_app(
-    door: TokenizerManager,
+    manager: TokenizerManager,
     config: ServerConfig,
     *,
     worker: str = "0",
     info: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.time,
 ) -> ASGIApp:
-    """The application around `door`. `worker`: this process among several, for the metrics; `info`: the
+    """The application around `manager`. `worker`: this process among several, for the metrics; `info`: the
     options the server was started with, for /server_info (no secrets)."""
     config.verify()
-    model = door.model
+    model = manager.model
     metrics = Metrics(config.served_model_name or model.served_name, worker)
-    door.observe(metrics.requests)
-    ctx = ServerContext(door, model, config, metrics, clock, dict(info or {}))
+    manager.observe(metrics.requests)
+    ctx = ServerContext(manager, model, config, metrics, clock, dict(info or {}))
     routes = [route for module in MODULES for route in module.routes(ctx)]
     described = describe(secured=config.api_key is not None)
 

@@ -36,7 +36,7 @@ class RouteModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """door     the only way to the engine
+    """manager     the only way to the engine
     model    facts about the model that is served
     config   limits, and what is switched on
     metrics  counters of this process
@@ -44,7 +44,7 @@ class ServerContext:
     info     what /server_info tells of the options the server was started with; no secrets
     """
 
-    door: TokenizerManager
+    manager: TokenizerManager
     model: ModelInfo
     config: ServerConfig
     metrics: Metrics

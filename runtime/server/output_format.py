@@ -128,8 +128,8 @@ def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any
     where = "structured_outputs"
     found = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
     if len(found) != 1:
-        told = f"got {' and '.join(found)}" if found else "got none"
-        raise BadRequest(f"takes one of {', '.join(given.__struct_fields__)}; {told}", where=where)
+        got = f"got {' and '.join(found)}" if found else "got none"
+        raise BadRequest(f"takes one of {', '.join(given.__struct_fields__)}; {got}", where=where)
     [name] = found
     if name == "json_object":
         if not given.json_object:

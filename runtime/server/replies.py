@@ -33,7 +33,7 @@ def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> G
 
 def parsers(ctx: ServerContext, request: GenerateReqInput) -> list[ReplyParser]:
     """One for each item of a request whose replies keep reasoning apart."""
-    return [ReplyParser(ctx.door.reasoning) for _ in range(len(request))]
+    return [ReplyParser(ctx.manager.reasoning) for _ in range(len(request))]
 
 
 async def run(
@@ -47,7 +47,7 @@ async def run(
     """All items' outputs, fed to `replies`; the first one's error when there is one, after all are done.
     keep_aborted: what an operator cancelled is an answer as well, with the finish_reason "abort"."""
     with mapped_errors(names, ctx.model.max_prompt_length):
-        for reply, outcome in zip(replies, await ctx.door.submit_batch(request), strict=True):
+        for reply, outcome in zip(replies, await ctx.manager.submit_batch(request), strict=True):
             reply.feed(_output(outcome, keep_aborted))
 
 
@@ -62,7 +62,7 @@ async def follow(
     """(item, its reply) each time there was something to feed it. An item's error ends the stream.
     keep_aborted: see run."""
     with mapped_errors(names, ctx.model.max_prompt_length):
-        async with closing_stream(ctx.door.stream_batch(request)) as outputs:
+        async with closing_stream(ctx.manager.stream_batch(request)) as outputs:
             async for index, outcome in outputs:
                 reply = replies[index]
                 reply.feed(_output(outcome, keep_aborted))

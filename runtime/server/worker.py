@@ -1,7 +1,7 @@
-"""An HTTP worker: a child process with tokenizer, front door and web server, and no torch.
+"""An HTTP worker: a child process with tokenizer, TokenizerManager and web server, and no torch.
 
 It answers from the moment it listens: "being loaded" first, then what the application says, and when it is
-told to end, or something else died, every request in hand gets its answer or the reason why not.
+stopped, or something else died, every request in hand gets its answer or the reason why not.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from runtime.config.options import is_secret, options_of
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.supervise.channel import ChildSpec, Stop
-from runtime.processes.supervise.engine_client import Front
-from runtime.processes.supervise.lifecycle import Life
+from runtime.processes.supervise.engine_client import EngineClient
+from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.errors import EngineDead, InternalFault
 from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
@@ -42,27 +42,27 @@ FLUSH_S = 5.0
 """How long answers to requests that were given up may take to be sent: more than a machine stands still."""
 
 
-def run(spec: ChildSpec, life: Life) -> None:
+def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
     """Raises what loading raises, and EngineDead when the web server ends by itself."""
     if spec.listener is None:
         raise InternalFault("an HTTP worker needs a listening socket", where=spec.name)
-    front = Front(Path(spec.folder), spec.name)
+    client = EngineClient(Path(spec.folder), spec.name)
     entrance = Entrance()
-    web = Web(entrance, spec, front)
-    life.stalled_s = lambda: web.stalled_s
+    web = Web(entrance, spec, client)
+    lifecycle.stalled_s = lambda: web.stalled_s
     try:
         web.start(socket.socket(fileno=spec.listener))
-        life.on_stop(lambda order: web.stop(order, orphaned=life.orphaned))
+        lifecycle.on_stop(lambda order: web.stop(order, orphaned=lifecycle.orphaned))
         model = load_model(spec.engine)
-        facts = life.facts(spec.engine.load_timeout_s)
-        door = front.open(spec.engine, spec.server, model, facts)
-        entrance.app = build_app(door, spec.server, worker=spec.name, info=told_options(spec))
-        life.ready()
+        facts = lifecycle.facts(spec.engine.load_timeout_s)
+        manager = client.open(spec.engine, spec.server, model, facts)
+        entrance.app = build_app(manager, spec.server, worker=spec.name, info=told_options(spec))
+        lifecycle.ready()
         web.join()
     finally:
         web.stop(Stop(0.0), orphaned=False)
         web.join()
-        front.close()
+        client.close()
 
 
 class Entrance:
@@ -83,8 +83,8 @@ class Entrance:
 class Web:
     """uvicorn in a thread of its own, where it leaves the process's signals alone."""
 
-    def __init__(self, app: ASGIApp, spec: ChildSpec, front: Front) -> None:
-        self._front = front
+    def __init__(self, app: ASGIApp, spec: ChildSpec, client: EngineClient) -> None:
+        self._client = client
         self._server: uvicorn.Server = make_server(app, spec.server)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._sockets: list[socket.socket] = []
@@ -103,8 +103,8 @@ class Web:
         self._thread.start()
 
     def stop(self, order: Stop, *, orphaned: bool) -> None:
-        """Take no new connection; give requests in hand drain_s, then tell them why not. A second order
-        counts when it is shorter."""
+        """Take no new connection; give requests in hand drain_s, then an error with the reason. A second
+        order counts when it is shorter."""
         why = EngineDead(
             "the server's supervisor died"
             if orphaned
@@ -113,14 +113,14 @@ class Web:
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = threading.Timer(order.drain_s, self._front.give_up, [why])
+            self._timer = threading.Timer(order.drain_s, self._client.give_up, [why])
             self._timer.daemon = True
             self._timer.start()
             self._server.config.timeout_graceful_shutdown = math.ceil(order.drain_s + FLUSH_S)
             self._server.should_exit = True
 
     def join(self) -> None:
-        """Wait until it has ended. Raises what ended it before it was told to."""
+        """Wait until it has ended. Raises what ended it before it was stopped."""
         if self._thread.is_alive():
             self._thread.join()
         with self._lock:

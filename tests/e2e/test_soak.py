@@ -43,7 +43,7 @@ makes oneDNN keep a few MiB more. What leaks per request or per batch is hundred
 
 @dataclasses.dataclass
 class Tally:
-    """What the client saw. left: requests behind the door of clients that went after news of them, and
+    """What the client saw. left: requests in the engine of clients that went after news of them, and
     unsure: of those who may have gone before anybody read what they wanted. Either may have been at its end
     before the server saw its client go. left_tokens: how many they would have made at most, prompts
     included."""

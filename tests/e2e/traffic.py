@@ -46,7 +46,7 @@ Tokens: TypeAlias = tuple[int, int]
 
 @dataclasses.dataclass
 class Case:
-    """A request. items: how many it is behind the front door. check: raises AssertionError unless what came
+    """A request. items: how many it is behind the frontend. check: raises AssertionError unless what came
     (JSON, or a stream's events) is whole and is its own answer. leaves: the client goes midway."""
 
     name: str

@@ -63,7 +63,7 @@ def left_on(model: Model, marks: ReasoningMarks | None) -> Callable[[Mapping[str
         return marks.closed_by(off)
 
     def thinks(variables: Mapping[str, Any]) -> bool:
-        said = [variables[name] for name in SWITCHES if name in variables]
-        return bool(said[0]) if said else switchable()
+        given = [variables[name] for name in SWITCHES if name in variables]
+        return bool(given[0]) if given else switchable()
 
     return thinks

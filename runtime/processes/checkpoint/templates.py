@@ -77,25 +77,25 @@ class TemplateChoice:
         try:
             return derive_chat_template(self.template, name=self.name or "derived")
         except TemplateError:
-            return None  # requests with turns are told what is wrong with it
+            return None  # requests with turns get an error that says what is wrong with it
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The template as prefixes and suffixes, where it can be said so."""
+        """The template as prefixes and suffixes, where they say all of it."""
         if isinstance(self.template, ChatTemplate):
             return self.template
         return None if self.derivation is None else self.derivation.template
 
-    def said(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """Plain values for people and for the wire: who decided, and `why`; `shape` "prefixes" (prefixes and
         suffixes say all of it), "jinja" (only the Jinja text does) or None, and what holds of it."""
-        said: dict[str, Any] = {"source": self.source, "name": self.name, "reason": self.reason}
+        described: dict[str, Any] = {"source": self.source, "name": self.name, "reason": self.reason}
         found = self.derivation
         if found is not None:
-            return said | {"shape": "jinja" if found.template is None else "prefixes", **found.facts()}
+            return described | {"shape": "jinja" if found.template is None else "prefixes", **found.facts()}
         shape = "prefixes" if isinstance(self.template, ChatTemplate) else None
         holds = {"append_only": True, "keeps_reasoning": True, "reuses_replies": True} if shape else {}
-        return said | {"shape": shape, **holds}
+        return described | {"shape": shape, **holds}
 
 
 @dataclass(frozen=True)

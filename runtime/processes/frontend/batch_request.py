@@ -30,7 +30,7 @@ SEEDS = 2**63
 
 
 class Sender(Protocol):
-    """What a batch needs of the front door."""
+    """What a batch needs of the frontend."""
 
     def prepare(self, request: SingleGenerateReq) -> Job: ...
 
@@ -46,8 +46,10 @@ class Sender(Protocol):
 class BatchRequest:
     """The items of a normalised request. begin() once, then take() until `done`, and leave() in any case."""
 
-    def __init__(self, door: Sender, items: Sequence[SingleGenerateReq | RuntimeFault], prompts: int) -> None:
-        self._door, self._items, self._prompts = door, list(items), prompts
+    def __init__(
+        self, manager: Sender, items: Sequence[SingleGenerateReq | RuntimeFault], prompts: int
+    ) -> None:
+        self._manager, self._items, self._prompts = manager, list(items), prompts
         self._notify: Callable[[], None] = lambda: None
         self._states: dict[int, RequestState] = {}
         self._commits: dict[int, RequestState] = {}
@@ -62,7 +64,7 @@ class BatchRequest:
     @classmethod
     def of(
         cls,
-        door: Sender,
+        manager: Sender,
         requests: Sequence[GenerateReqInput],
         prompts: int,
         stream: bool,
@@ -70,7 +72,7 @@ class BatchRequest:
     ) -> BatchRequest:
         """`requests`: items of `prompts` prompts. What is wrong with one of them is its own answer."""
         items = [_resolved(one, stream, cumulative, index // prompts) for index, one in enumerate(requests)]
-        return cls(door, items, prompts)
+        return cls(manager, items, prompts)
 
     @property
     def done(self) -> bool:
@@ -85,7 +87,7 @@ class BatchRequest:
             if isinstance(item, RuntimeFault):
                 continue
             try:
-                self._jobs[index] = self._door.prepare(item)
+                self._jobs[index] = self._manager.prepare(item)
             except RuntimeFault as fault:
                 self._refuse(index, fault)
 
@@ -123,7 +125,7 @@ class BatchRequest:
         """Answer those that are overdue."""
         for index, state in list(self._commits.items()):
             if state.time_left() == 0:
-                self._door.leave(self._commits.pop(index))
+                self._manager.leave(self._commits.pop(index))
                 self._samples_fail(index, state.overdue())
         for index, state in list(self._states.items()):
             if state.time_left() == 0:
@@ -139,7 +141,7 @@ class BatchRequest:
     def leave(self) -> None:
         """Nobody waits any more: cancel what is not finished."""
         for state in (*self._states.values(), *self._commits.values()):
-            self._door.leave(state)
+            self._manager.leave(state)
         self._states.clear()
         self._commits.clear()
         self._waiting.clear()
@@ -158,7 +160,7 @@ class BatchRequest:
         )
         tokens = msgspec.structs.replace(
             job.requests[0],
-            rid=self._door.wire_rid(request),
+            rid=self._manager.wire_rid(request),
             sampling_params=COMMIT,
             constraint=None,
             return_logprob=False,
@@ -170,7 +172,7 @@ class BatchRequest:
             stream=False,
         )
         try:
-            state = self._door.open(
+            state = self._manager.open(
                 request, Job((tokens,), deadline=job.deadline), self._teller(True, prompt)
             )
         except RuntimeFault as fault:
@@ -187,10 +189,10 @@ class BatchRequest:
             if state.take() is None:
                 return
         except RuntimeFault as fault:
-            self._door.leave(self._commits.pop(prompt))
+            self._manager.leave(self._commits.pop(prompt))
             self._samples_fail(prompt, fault)
             return
-        self._door.leave(self._commits.pop(prompt))
+        self._manager.leave(self._commits.pop(prompt))
         for index in self._samples(prompt):
             self._send(index)
 
@@ -202,9 +204,9 @@ class BatchRequest:
             return
         job = self._jobs[index % self._prompts]
         if index >= self._prompts:
-            job = self._door.another(job, item)
+            job = self._manager.another(job, item)
         try:
-            state = self._door.open(item, job, self._teller(False, index))
+            state = self._manager.open(item, job, self._teller(False, index))
         except RuntimeFault as fault:
             self._settle(index, fault)
             return
@@ -232,7 +234,7 @@ class BatchRequest:
         """The item's last word."""
         state = self._states.pop(index, None)
         if state is not None:
-            self._door.leave(state)
+            self._manager.leave(state)
         self._made.append((index, outcome))
         self.left -= 1
 
@@ -255,7 +257,7 @@ class BatchRequest:
 def _resolved(
     one: GenerateReqInput, stream: bool, cumulative: bool, sample: int
 ) -> SingleGenerateReq | RuntimeFault:
-    """The item for the front door; a sample has a seed of its own, made of the one that was given."""
+    """The item for the frontend; a sample has a seed of its own, made of the one that was given."""
     try:
         made = resolve(one)
     except RuntimeFault as fault:

@@ -1,4 +1,4 @@
-"""A front door for a loaded checkpoint: what it accepts and what it tells of the model.
+"""A frontend for a loaded checkpoint: what it accepts and what it tells of the model.
 
 The same for an engine in this process and for a process of its own.
 """
@@ -22,7 +22,7 @@ from runtime.protocol.model_info import ModelInfo
 SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-def make_door(
+def build_tokenizer_manager(
     config: EngineConfig,
     model: Model,
     slots: int,
@@ -31,7 +31,7 @@ def make_door(
     name: str | None = None,
     served_name: str | None = None,
 ) -> TokenizerManager:
-    """slots: size of the KV pool. name: of this front door among several. served_name: the model's for
+    """slots: size of the KV pool. name: of this frontend among several. served_name: the model's for
     clients; None: its directory's, or the bundled checkpoint's."""
     limits = Limits(
         model.spec.vocab_size,

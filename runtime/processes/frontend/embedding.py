@@ -1,4 +1,4 @@
-"""Texts whose vectors are wanted, at the front door: checked and turned into ids, then waited for together.
+"""Texts whose vectors are wanted, at the frontend: checked and turned into ids, then waited for together.
 
 It knows the tokenizer and the limits, not how vectors are made.
 """
@@ -163,7 +163,7 @@ class Embeddings:
             observer.on_begin(begun)
 
     def leave(self) -> list[str]:
-        """Nobody waits any more: the ids behind the front door of those that did not come."""
+        """Nobody waits any more: the ids behind the frontend of those that did not come."""
         with self._lock:
             gone, self.open = sorted(self.open), set()
         for rid in gone:
@@ -193,7 +193,7 @@ class Embeddings:
         self._settle({rid: fault})
 
     def expire(self) -> list[str]:
-        """Those that did not come in time fail; their ids behind the front door."""
+        """Those that did not come in time fail; their ids behind the frontend."""
         with self._lock:
             late = sorted(self.open)
         self.fail(DeadlineExceeded("no answer within the time allowed", where="timeout_s"))
@@ -252,9 +252,9 @@ def _told(outcome: Embedded, elapsed: float) -> Embedded:
             return again(outcome)
 
 
-class EmbeddingDesk:
-    """The part of a front door that waits for vectors. `post` sends to the scheduler, `abort` cancels there,
-    `check` raises when nothing can be answered any more; name: the front door's among several."""
+class EmbeddingFrontend:
+    """The part of a frontend that waits for vectors. `post` sends to the scheduler, `abort` cancels there,
+    `check` raises when nothing can be answered any more; name: the frontend's among several."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class EmbeddingDesk:
             self._abort(waiting.leave())
 
     def matching(self, matches: Callable[[str], bool]) -> list[str]:
-        """The ids behind the front door of the items whose own ids match."""
+        """The ids behind the frontend of the items whose own ids match."""
         with self._lock:
             return [rid for rid in self._waiting if matches(rid.partition(RID_END)[0])]
 

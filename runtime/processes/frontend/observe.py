@@ -1,4 +1,4 @@
-"""What the front door tells those who count: one call per event of a request. Counts nothing itself."""
+"""What the frontend tells those who count: one call per event of a request. Counts nothing itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Begun:
 
 class Observer(Protocol):
     """Called by the thread that reads the engine's answers, or by the caller's: every method is quick, safe
-    from any thread, and raises nothing. Seconds are the front door's."""
+    from any thread, and raises nothing. Seconds are the frontend's."""
 
     def on_begin(self, request: Begun) -> None: ...
 

@@ -1,4 +1,4 @@
-"""SingleGenerateReq -> TokenizedGenerateReqInput: what can be wrong with a request is found and said here.
+"""SingleGenerateReq -> TokenizedGenerateReqInput: what can be wrong with a request is reported here.
 
 Pure: it knows the tokenizer, the template and the limits, and neither threads nor mailboxes.
 """
@@ -30,7 +30,7 @@ COUNTED = 1 << 20
 _TAIL = 64
 """Ids at a prompt's end that may hold a mark of the reasoning and blanks after it."""
 RID_END = "\x1f"
-"""Between a request's own id and what makes it unique behind the front door; no id of a user has it."""
+"""Between a request's own id and what makes it unique behind the frontend; no id of a user has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +201,8 @@ class Preparer:
     # -- room ------------------------------------------------------------------------------------------------
 
     def _fitting(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        """Prompt and output within the room there is. Who asks for more than that is told; who leaves the
-        output's length to the default gets what room there is (finish reason "length")."""
+        """Prompt and output within the room there is. Who asks for more gets an error; who leaves the length
+        of the output to the default gets what room there is (finish reason "length")."""
         wanted, limit = params.max_new_tokens, self._limits.prompt
         if self._limits.auto_truncate:
             ids = ids[: limit - min(wanted, 1)]
@@ -299,7 +299,7 @@ class Preparer:
         return not any(self._tokenizer.text_table.bytes_of(ids, skip_special_tokens=True))
 
     def wire_rid(self, request: SingleGenerateReq) -> str:
-        """The id behind the front door: never used twice, so that the last news of a cancelled request cannot
+        """The id in the engine: never used twice, so that the last delta of a cancelled request cannot
         be taken for those of a later one with the same id."""
         return f"{request.rid}{RID_END}{request.http_worker_ipc or ''}.{next(self._count)}"
 

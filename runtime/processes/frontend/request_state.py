@@ -1,4 +1,4 @@
-"""RequestState: one request at the front door, what came of its parts so far, and the answer made of that.
+"""RequestState: one request at the frontend, what came of its parts so far, and the answer made of that.
 
 Threads put, the caller takes. It knows no mailboxes.
 """
@@ -19,15 +19,15 @@ from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput
 from runtime.protocol.single_req import SingleGenerateReq
 
 GRACE_S = 10.0
-"""How much later than the request's own deadline the front door gives up on the scheduler's answer."""
+"""How much later than the request's own deadline the frontend gives up on the scheduler's answer."""
 _SUMMED = (
     "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps", "num_retractions",
 )  # fmt: skip
 
 
 class RequestState:
-    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: told of
-    each part of its life, once."""
+    """`notify` is called, from any thread, whenever there may be something new to `take`. observer: called
+    once for each part of its life."""
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ def again(fault: RuntimeFault) -> RuntimeFault:
 
 
 def _fault_of(output: StrOutput, rid: str) -> RuntimeFault:
-    """`rid`: what the caller calls the request; behind the door it has another id, which stays there."""
+    """`rid`: what the caller calls the request; in the engine it has another id, which stays there."""
     error = output.finish.error if output.finish is not None else None
     if not error:
         return InternalFault(f"request {rid} failed without a reason")

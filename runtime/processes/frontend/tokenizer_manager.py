@@ -1,8 +1,8 @@
-"""TokenizerManager: the front door. A request comes in, deltas of its text go out; in between it is a
+"""TokenizerManager: the frontend. A request comes in, deltas of its text go out; in between it is a
 RequestState.
 
 Usable from any thread and any event loop. A caller that goes away takes its request with it; when the engine
-dies, everybody who waits is told why. It knows mailboxes, not what is behind them.
+dies, everybody who waits gets the reason. It knows mailboxes, not what is behind them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
 from runtime.processes.frontend.batch_request import BatchRequest, Outcome
-from runtime.processes.frontend.embedding import Embedded, EmbeddingDesk
+from runtime.processes.frontend.embedding import Embedded, EmbeddingFrontend
 from runtime.processes.frontend.observe import Observer, Observers
 from runtime.processes.frontend.output_accumulator import Facts
 from runtime.processes.frontend.prepare import RID_END, Job, Preparer
@@ -54,7 +54,7 @@ CONTROL_TIMEOUT_S = 120.0
 class TokenizerManager:
     """`outbox` leads to the scheduler; `handle` takes what comes back from the detokeniser.
 
-    name: of this front door among several, by which answers find it. model: what is served, where that
+    name: of this frontend among several, by which answers find it. model: what is served, where that
     matters to callers.
     """
 
@@ -77,7 +77,7 @@ class TokenizerManager:
         self._batches: dict[int, BatchRequest] = {}
         self._controls: dict[str, Answer] = {}
         self._observers = Observers(observers)
-        self._desk = EmbeddingDesk(
+        self._embeddings = EmbeddingFrontend(
             preparer,
             post=self._post,
             abort=self._abort_all,
@@ -87,12 +87,12 @@ class TokenizerManager:
             observer=self._observers,
         )
         self._dead: RuntimeFault | None = None
-        self._heard = 0
+        self._messages = 0
 
     @property
     def live(self) -> int:
         """Requests that are being waited for."""
-        return len(self._requests) + len(self._desk)
+        return len(self._requests) + len(self._embeddings)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -107,7 +107,7 @@ class TokenizerManager:
     def model(self) -> ModelInfo:
         """Facts about what is served. Raises EngineDead where none were given."""
         if self._model is None:
-            raise EngineDead("this front door was not told what it serves")
+            raise EngineDead("this TokenizerManager was not given the model's facts")
         return self._model
 
     @property
@@ -116,9 +116,9 @@ class TokenizerManager:
         return self._dead
 
     @property
-    def heard(self) -> int:
-        """How often the engine was heard of: a number that grows while it lives and works."""
-        return self._heard
+    def messages(self) -> int:
+        """Messages received from the engine: a number that grows while it lives and works."""
+        return self._messages
 
     def prompt_ids(self, request: GenerateReqInput) -> list[int]:
         """The ids of a request's prompt, however many. Raises BadRequest and its kinds."""
@@ -236,11 +236,11 @@ class TokenizerManager:
     async def embed(self, request: EmbeddingReqInput) -> list[Embedded]:
         """One vector per item, in order. Of several, one that failed has its error in its place; a single one
         raises it. Cancelling the task aborts."""
-        return await self._desk.embed(request)
+        return await self._embeddings.embed(request)
 
     def vectors(self, request: EmbeddingReqInput) -> list[Embedded]:
         """embed() for threads: blocks."""
-        return self._desk.wait(request)
+        return self._embeddings.wait(request)
 
     # -- orders ----------------------------------------------------------------------------------------------
 
@@ -258,9 +258,9 @@ class TokenizerManager:
             batch.abort(matches)
         for state in states:
             self._cancel(state)
-        self._abort_all(self._desk.matching(matches))
+        self._abort_all(self._embeddings.matching(matches))
         if self._name is not None:
-            # Requests of other front doors.
+            # Requests of other frontends.
             wire = "" if rid is None else rid if prefix else rid + RID_END
             self._try_post(AbortReq(rid=wire, abort_all=rid is None, prefix=rid is not None))
 
@@ -295,12 +295,12 @@ class TokenizerManager:
     def handle(self, item: BatchStrOutput | BatchEmbeddingOutput | ControlOutput | GroupFailed) -> None:
         """What comes from behind. Outputs of rids that nobody waits for are dropped."""
         if not isinstance(item, GroupFailed):
-            self._heard += 1
+            self._messages += 1
         match item:
             case BatchStrOutput():
                 self._handle_texts(item)
             case BatchEmbeddingOutput():
-                self._desk.handle(item)
+                self._embeddings.handle(item)
             case ControlOutput():
                 with self._lock:
                     answer = self._controls.get(item.rid)
@@ -321,7 +321,7 @@ class TokenizerManager:
             state.notify()
 
     def fail_all(self, fault: RuntimeFault) -> None:
-        """The engine is gone: tell everybody who waits, and everybody who comes."""
+        """The engine is gone: all requests, waiting and to come, fail with `fault`."""
         with self._lock:
             self._dead = self._dead or fault
             states = list(self._requests.values())
@@ -329,7 +329,7 @@ class TokenizerManager:
         for state in states:
             state.fail(fault)
             state.notify()
-        self._desk.fail_all(fault)
+        self._embeddings.fail_all(fault)
         for answer in answers:
             answer.give(None)
 

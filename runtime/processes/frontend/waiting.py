@@ -1,4 +1,4 @@
-"""How callers of the front door wait: coroutines for outputs, and both kinds for the answer to a question."""
+"""How callers of the frontend wait: coroutines for outputs, and both kinds for the answer to a question."""
 
 from __future__ import annotations
 

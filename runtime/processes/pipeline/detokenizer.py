@@ -26,7 +26,7 @@ PATTERNS = 256
 
 
 class _State:
-    """One request: its text so far, and what is not told of it yet."""
+    """One request: its text so far, and what was not sent of it yet."""
 
     __slots__ = ("request", "text", "untold")
 
@@ -43,7 +43,7 @@ class _State:
         )
 
     def feed(self, delta: TokenOutput) -> StrOutput | None:
-        """What there is to tell now; a request that does not stream tells all at its end. Raises
+        """What there is to send now; a request that does not stream gets all at its end. Raises
         InternalFault."""
         text = self.text.feed(
             delta.new_ids,
@@ -78,7 +78,7 @@ class DetokenizerManager:
         return len(self._states)
 
     def handle(self, batches: Sequence[BatchTokenIDOutput]) -> BatchStrOutput | None:
-        """The text of all these deltas: one StrOutput per request that has something to tell; None when there
+        """The text of all these deltas: one StrOutput per request that has something new; None when there
         is none. Deltas of requests that never began, or ended, are dropped."""
         ready: dict[str, StrOutput] = {}
         for batch in batches:

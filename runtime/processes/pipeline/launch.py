@@ -1,4 +1,4 @@
-"""Builds the pipeline in this process: front door, scheduler thread, detokeniser thread, mailboxes between
+"""Builds the pipeline in this process: frontend, scheduler thread, detokeniser thread, mailboxes between
 them.
 
     caller -> TokenizerManager -> [mailbox] -> SchedulerProcess -> [mailbox] -> DetokenizerManager -> caller
@@ -18,7 +18,7 @@ from runtime.config.engine import EngineConfig
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.processes.checkpoint.model import Model, load_model
-from runtime.processes.frontend.build import make_door
+from runtime.processes.frontend.build import build_tokenizer_manager
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.assemble import assemble
 from runtime.processes.pipeline.component_names import check_names
@@ -36,9 +36,9 @@ class Pipeline:
     """A running pipeline. `close` ends it; nothing else does, save a defect."""
 
     def __init__(
-        self, config: EngineConfig, model: Model, door: TokenizerManager, stop: Callable[[], None]
+        self, config: EngineConfig, model: Model, manager: TokenizerManager, stop: Callable[[], None]
     ) -> None:
-        self.config, self.model, self.door = config, model, door
+        self.config, self.model, self.manager = config, model, manager
         self._stop = stop
 
     def close(self) -> None:
@@ -62,9 +62,9 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
     worker = _Worker(config, model, load_runner, requests.inbox(), outputs.outbox())
     worker.start()
     slots = worker.wait_ready(config.load_timeout_s)
-    door = make_door(config, model, slots, requests.outbox())
+    manager = build_tokenizer_manager(config, model, slots, requests.outbox())
     detokenizer = DetokenizerManager(model.tokenizer.text_table)
-    reader = _Reader(detokenizer, door, worker, outputs.inbox(), config.step_timeout_s)
+    reader = _Reader(detokenizer, manager, worker, outputs.inbox(), config.step_timeout_s)
     reader.start()
 
     def stop() -> None:
@@ -74,11 +74,11 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
         for thread in (worker.thread, reader.thread):
             thread.join(max(0.0, deadline - time.monotonic()))
         # Whoever still waits (a thread that hangs gave no answer) hears it now.
-        door.fail_all(EngineDead("the engine was closed"))
+        manager.fail_all(EngineDead("the engine was closed"))
 
     # An interpreter that ends while a thread is inside the tensor library ends with a crash.
     atexit.register(stop)
-    return Pipeline(config, model, door, stop)
+    return Pipeline(config, model, manager, stop)
 
 
 class _Worker:
@@ -145,19 +145,19 @@ class _Worker:
 
 
 class _Reader:
-    """The detokeniser's thread: ids in, text to the front door. Also notices when the scheduler stops or
+    """The detokeniser's thread: ids in, text to the frontend. Also notices when the scheduler stops or
     hangs.
     """
 
     def __init__(
         self,
-        manager: DetokenizerManager,
-        door: TokenizerManager,
+        detokenizer: DetokenizerManager,
+        manager: TokenizerManager,
         worker: _Worker,
         inbox: Inbox,
         step_timeout_s: float,
     ) -> None:
-        self._manager, self._door, self._worker, self._inbox = manager, door, worker, inbox
+        self._detokenizer, self._manager, self._worker, self._inbox = detokenizer, manager, worker, inbox
         self._step_timeout_s = step_timeout_s
         self.thread = threading.Thread(target=self._run, name="sglang-dsl-detokenizer", daemon=True)
 
@@ -173,19 +173,19 @@ class _Reader:
                     if isinstance(item, BatchTokenIDOutput):
                         batches.append(item)
                     else:
-                        self._door.handle(item)
-                made = self._manager.handle(batches)
+                        self._manager.handle(item)
+                made = self._detokenizer.handle(batches)
                 if made is not None:
-                    self._door.handle(made)
+                    self._manager.handle(made)
                 if not items and self._worker.stalled_s > self._step_timeout_s:
                     raise EngineDead(
                         f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s"
                     )
         except MailboxClosed:
             cause = self._worker.cause
-            self._door.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
+            self._manager.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
         except Exception as error:  # noqa: BLE001 - told to all who wait; without this thread nothing goes on
-            self._door.fail_all(_dead_of(error))
+            self._manager.fail_all(_dead_of(error))
         finally:
             self._worker.stop()
 

@@ -1,4 +1,4 @@
-"""RunnerProcess: a Runner whose model is in a process of its own. It starts it, sends plans, hears of its end
+"""RunnerProcess: a Runner whose model is in a process of its own. It starts it, sends plans, notices its end
 and leaves none behind. Loads no torch; it knows no requests, grammars or policies.
 
 Scheduler and model each have an interpreter to themselves then: what is computed in Python for constraints
@@ -68,7 +68,7 @@ class RunnerProcess:
     """Implements runtime.plan.Runner and the scheduler's Profiler. One thread calls it; on_death() may be
     called by any.
 
-    A plan that is not whole is told by finish(), where TorchRunner's launch() tells it: launch() does not
+    A plan that is not whole is an error of finish(), with TorchRunner of launch(): launch() does not
     wait for an answer. When the process ends or hangs, every verb raises from then on.
     """
 
@@ -138,7 +138,7 @@ class RunnerProcess:
         return self._process.pid
 
     def on_death(self, act: Callable[[RuntimeFault], None]) -> None:
-        """Call `act` from another thread when the process ends without having been told to; at once when it
+        """Call `act` from another thread when the process ends by itself; at once when it
         has already."""
         with self._lock:
             dead = self._dead
@@ -367,7 +367,7 @@ class RunnerProcess:
         return f"the model's process was killed by {name}"
 
     def _watch(self) -> None:
-        """Pass on what it logs until it ends; then tell those who asked for it."""
+        """Pass on what it logs until it ends; then call the death callbacks."""
         pipe = self._process.stdout
         assert pipe is not None
         left = b""

@@ -1,8 +1,8 @@
-"""SchedulerProcess: joins the two wings. One thread owns the scheduler, the runner and the grammars.
+"""SchedulerProcess: joins control and compute. One thread owns the scheduler, the runner and the grammars.
 
-Takes requests from a mailbox, steps, and posts news to another. What goes wrong with one request ends that
-request; what goes wrong with a step ends the requests that were running; only when even that fails does the
-process end, and then its cause is in `run`'s exception.
+Takes requests from a mailbox, steps, and posts output deltas to another. What goes wrong with one request
+ends that request; what goes wrong with a step ends the requests that were running; only when even that fails
+does the process end, and then its cause is in `run`'s exception.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class SchedulerProcess:
         self._loop = loop_of(scheduler, runner)
         self._vectors = vectors or Vectors()
         self._begun: list[TextRequest] = []
-        self._live: dict[str, str | None] = {}  # rid -> its front door
+        self._live: dict[str, str | None] = {}  # rid -> its frontend
         self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
         self._precompiles = Precompiles(grammar)
         self._faults = 0
@@ -115,7 +115,7 @@ class SchedulerProcess:
 
     def give_up(self, fault: RuntimeFault) -> None:
         """From any thread: nothing can be computed any more. `run` answers everybody with `fault`, and raises
-        it, within LOST_S. Until then mail is still taken: whoever sends some is to hear why."""
+        it, within LOST_S. Until then mail is still taken: whoever sends some gets the reason."""
         self._lost = fault
 
     @property
@@ -201,11 +201,11 @@ class SchedulerProcess:
                 log.error("the scheduler got mail it does not know: %s", type(item).__name__)
 
     def _add(self, request: TokenizedGenerateReqInput) -> None:
-        rid, door, params = request.rid, request.http_worker_ipc, request.sampling_params
+        rid, frontend, params = request.rid, request.http_worker_ipc, request.sampling_params
         if rid in self._live:
-            # The detokeniser could not tell the news of the two apart, so it only passes this answer on.
+            # The detokeniser could not tell the deltas of the two apart, so it only passes this answer on.
             taken = _failed(
-                rid, door, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
+                rid, frontend, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
             )
             self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
             return
@@ -218,28 +218,28 @@ class SchedulerProcess:
                 no_stop_trim=params.no_stop_trim,
                 at_start=request.at_start,
                 stream=request.stream,
-                http_worker_ipc=door,
+                http_worker_ipc=frontend,
             )
         )
-        self._live[rid] = door
+        self._live[rid] = frontend
         try:
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
-            self._post([_failed(rid, door, _as_fault(error, "the request could not be taken in"))])
+            self._post([_failed(rid, frontend, _as_fault(error, "the request could not be taken in"))])
 
     def _embed(self, request: TokenizedEmbeddingReqInput) -> None:
-        rid, door = request.rid, request.http_worker_ipc
+        rid, frontend = request.rid, request.http_worker_ipc
         if rid in self._live:
             fault = BadRequest(f"a request with the id {rid!r} is still running", where="rid")
             self._post_vectors([failed_vector(request, failure(fault))])
             return
-        self._live[rid] = door
+        self._live[rid] = frontend
         try:
             self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
-            self._post([_failed(rid, door, _as_fault(error, "the request could not be taken in"))])
+            self._post([_failed(rid, frontend, _as_fault(error, "the request could not be taken in"))])
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -269,19 +269,19 @@ class SchedulerProcess:
             return LOOK_S if self._precompiles else IDLE_S
         if self._scheduler.paused is not None:
             return LOOK_S if self._precompiles else PAUSED_S
-        # Without news, either a step brought none (a part of a prompt), or all wait for their grammars.
+        # Without deltas, either a step brought none (a part of a prompt), or all wait for their grammars.
         return 0.0 if self._scheduler.running else BLOCKED_S
 
     def _fail_all(self, fault: RuntimeFault) -> None:
         """Answer every live request with `fault` and empty the scheduler."""
         try:
-            told = self._loop.stop(fault)
+            outputs = self._loop.stop(fault)
         except Exception:
             log.exception("the scheduler cannot be emptied in order")
-            told = []
-        ended = {output.rid for output in told if output.finish is not None}
-        told += [_failed(rid, door, fault) for rid, door in sorted(self._live.items()) if rid not in ended]
-        self._post(told)
+            outputs = []
+        ended = {output.rid for output in outputs if output.finish is not None}
+        left = [(rid, frontend) for rid, frontend in sorted(self._live.items()) if rid not in ended]
+        self._post(outputs + [_failed(rid, frontend, fault) for rid, frontend in left])
 
     def _post(self, outputs: Sequence[TokenOutput]) -> None:
         if not outputs and not self._begun:
@@ -297,8 +297,8 @@ class SchedulerProcess:
         try:
             self._outbox.send(_batch(outputs, begun))
         except WireError as error:
-            # One by one; the news that cannot travel becomes an error that can.
-            log.error("news cannot travel: %s", error)
+            # One by one; the delta that cannot travel becomes an error that can.
+            log.error("outputs cannot travel: %s", error)
             self._outbox.send(_batch([], begun))
             for output in outputs:
                 self._post_alone(output)
@@ -314,8 +314,8 @@ class SchedulerProcess:
                 for vector in vectors:
                     self._post_vectors([vector])
                 return
-            told = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
-            self._outbox.send(_vector_batch([told]))
+            failed = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
+            self._outbox.send(_vector_batch([failed]))
 
     def _post_alone(self, output: TokenOutput) -> None:
         try:
@@ -412,18 +412,18 @@ class SchedulerProcess:
     def _grammar_state(self) -> dict[str, Any]:
         if self._grammar is None:
             return {}
-        told = self._grammar.state()
+        state = self._grammar.state()
         return {
-            "num_grammar_kept": told["cached"],
-            "num_grammar_total": told["hits"] + told["misses"],
-            "num_grammar_cache_hit_total": told["hits"],
-            "num_grammar_cache_miss_total": told["misses"],
-            "num_grammar_timeout_total": told["timeouts"],
-            "num_grammar_refused_total": told["refused"],
-            "num_grammar_compiling": told["compiling"],
-            "num_grammar_stuck": told["stuck"],
-            "grammar_kept_bytes": told["cached_bytes"],
-            "grammar_compile_seconds": told["seconds"],
+            "num_grammar_kept": state["cached"],
+            "num_grammar_total": state["hits"] + state["misses"],
+            "num_grammar_cache_hit_total": state["hits"],
+            "num_grammar_cache_miss_total": state["misses"],
+            "num_grammar_timeout_total": state["timeouts"],
+            "num_grammar_refused_total": state["refused"],
+            "num_grammar_compiling": state["compiling"],
+            "num_grammar_stuck": state["stuck"],
+            "grammar_kept_bytes": state["cached_bytes"],
+            "grammar_compile_seconds": state["seconds"],
         }
 
 
@@ -435,9 +435,9 @@ def _vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:
     return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=list(outputs))
 
 
-def _failed(rid: str, door: str | None, fault: RuntimeFault) -> TokenOutput:
+def _failed(rid: str, frontend: str | None, fault: RuntimeFault) -> TokenOutput:
     reason = FinishReason(type="abort", error=fault.to_dict())
-    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=door)
+    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=frontend)
 
 
 def _as_fault(error: Exception, what: str) -> RuntimeFault:

@@ -1,4 +1,4 @@
-"""What supervisor and child say to each other, over the child's stdin and stdout: small messages.
+"""Messages between supervisor and child, over the child's stdin and stdout: small messages.
 
 The pipe is also the lifeline: when the supervisor is gone the child reads its end, when the child is gone the
 supervisor does. It knows no requests.
@@ -23,21 +23,21 @@ MAX_BYTES = 16 << 20
 
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """All a child is told. folder: of the sockets. fronts: names of the front doors, which are their sockets'
-    names. listener: the inherited file descriptor of the listening socket."""
+    """A child's configuration. folder: of the sockets. frontends: names of the HTTP workers, which are their
+    sockets' names. listener: the inherited file descriptor of the listening socket."""
 
     role: Role
     name: str
     folder: str
     engine: EngineConfig
     server: ServerConfig
-    fronts: tuple[str, ...] = ()
+    frontends: tuple[str, ...] = ()
     listener: int | None = None
     parent: int = 0
 
 
 class Go(msgspec.Struct, frozen=True):
-    """The scheduler is ready; facts: what it told of itself (slots: size of the KV pool)."""
+    """The scheduler is ready; facts: what it reported (slots: size of the KV pool)."""
 
     facts: dict[str, Any]
 
@@ -54,7 +54,7 @@ class Ready(msgspec.Struct, frozen=True):
     facts: dict[str, Any] = {}
 
 
-class Beat(msgspec.Struct, frozen=True):
+class Heartbeat(msgspec.Struct, frozen=True):
     """The child is alive; stalled_s: how long its work in hand has taken."""
 
     stalled_s: float = 0.0
@@ -67,9 +67,9 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 Order: TypeAlias = Go | Stop
-Report: TypeAlias = Ready | Beat | Failed
+Report: TypeAlias = Ready | Heartbeat | Failed
 TO_CHILD = Wire((ChildSpec, Go, Stop), MAX_BYTES)
-FROM_CHILD = Wire((Ready, Beat, Failed), MAX_BYTES)
+FROM_CHILD = Wire((Ready, Heartbeat, Failed), MAX_BYTES)
 
 
 class ChildEnd:

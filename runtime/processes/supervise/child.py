@@ -16,13 +16,13 @@ from collections.abc import Callable
 
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Failed
-from runtime.processes.supervise.lifecycle import Life
+from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.registry import MissingExtra, Registry
 
 log = logging.getLogger(__name__)
 
-ROLES: Registry[Callable[[ChildSpec, Life], None]] = Registry(
+ROLES: Registry[Callable[[ChildSpec, Lifecycle], None]] = Registry(
     "child role",
     {
         "scheduler": "runtime.processes.supervise.child_scheduler:run",
@@ -51,21 +51,21 @@ def main() -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     logs.set_up(spec.server, spec.name)
-    life = Life(end, spec)
-    life.start()
+    lifecycle = Lifecycle(end, spec)
+    lifecycle.start()
     try:
-        ROLES.load(spec.role)(spec, life)
+        ROLES.load(spec.role)(spec, lifecycle)
     except BaseException as error:
-        if life.stopping is None:
+        if lifecycle.stopping is None:
             # The supervisor tells the user. A defect's traceback is for the log.
-            told = fault_of(error)
-            if isinstance(told, InternalFault):
+            found = fault_of(error)
+            if isinstance(found, InternalFault):
                 log.error("ends: %s", error, exc_info=error)
-            end.report(Failed(told.to_dict()))
+            end.report(Failed(found.to_dict()))
             return 1
         log.debug("ended while stopping: %s", error)
-    life.tidy()
-    return 0 if life.stopping is not None and not life.orphaned else 1
+    lifecycle.tidy()
+    return 0 if lifecycle.stopping is not None and not lifecycle.orphaned else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The detokeniser's process: deltas in ids in, text out, each to the front door that its request came from.
+"""The detokeniser's process: deltas in ids in, text out, each to the frontend that its request came from.
 
-It loads the tokenizer and no torch. What travels to a door that is not one of the group's is dropped.
+It loads the tokenizer and no torch. What travels to a frontend that is not one of the group's is dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.processes.checkpoint.model import load_tokenizer
 from runtime.processes.pipeline.detokenizer import DetokenizerManager
 from runtime.processes.supervise.channel import ChildSpec
-from runtime.processes.supervise.lifecycle import Life
+from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
@@ -38,38 +38,38 @@ IDLE_S = 5.0
 T = TypeVar("T", StrOutput, EmbeddingOutput)
 
 
-def run(spec: ChildSpec, life: Life) -> None:
-    """Raises what loading raises, and MailboxClosed when a front door takes nothing."""
+def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
+    """Raises what loading raises, and MailboxClosed when a frontend takes nothing."""
     folder = Path(spec.folder)
     inbox = mailbox_of(folder, DETOKENIZER).inbox()
-    doors = {name: mailbox_of(folder, name).outbox() for name in spec.fronts}
-    life.on_stop(lambda _: inbox.close())
+    frontends = {name: mailbox_of(folder, name).outbox() for name in spec.frontends}
+    lifecycle.on_stop(lambda _: inbox.close())
     try:
         path, shape = spec.engine.locate()
         tokenizer = load_tokenizer(path, shape)
-        process = DetokenizerProcess(DetokenizerManager(tokenizer.text_table), inbox, doors)
-        life.stalled_s = lambda: process.stalled_s
-        life.ready()
+        process = DetokenizerProcess(DetokenizerManager(tokenizer.text_table), inbox, frontends)
+        lifecycle.stalled_s = lambda: process.stalled_s
+        lifecycle.ready()
         process.run()
     finally:
         inbox.close()
-        for door in doors.values():
-            door.close()
+        for frontend in frontends.values():
+            frontend.close()
 
 
 class DetokenizerProcess:
-    """`run()` until the inbox is closed. doors: name -> mailbox of each front door; a request without
+    """`run()` until the inbox is closed. frontends: name -> mailbox of each frontend; a request without
     `http_worker_ipc` belongs to the only one there is."""
 
     def __init__(
         self,
         manager: DetokenizerManager,
         inbox: Inbox,
-        doors: Mapping[str, Outbox],
+        frontends: Mapping[str, Outbox],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._manager, self._inbox, self._doors, self._clock = manager, inbox, dict(doors), clock
-        self._only = next(iter(self._doors)) if len(self._doors) == 1 else None
+        self._manager, self._inbox, self._frontends, self._clock = manager, inbox, dict(frontends), clock
+        self._only = next(iter(self._frontends)) if len(self._frontends) == 1 else None
         self._working_since: float | None = None
         self.lost = 0
 
@@ -113,11 +113,11 @@ class DetokenizerProcess:
         pack: Callable[[list[T]], msgspec.Struct],
         failed: Callable[[T, WireError], T],
     ) -> None:
-        """Each door's own outputs, in one message."""
-        by_door: dict[str | None, list[T]] = {}
+        """Each frontend's own outputs, in one message."""
+        by_frontend: dict[str | None, list[T]] = {}
         for output in outputs:
-            by_door.setdefault(output.http_worker_ipc, []).append(output)
-        for name, own in by_door.items():
+            by_frontend.setdefault(output.http_worker_ipc, []).append(output)
+        for name, own in by_frontend.items():
             try:
                 self._send(name, pack(own))
                 continue
@@ -131,18 +131,18 @@ class DetokenizerProcess:
                     self._send(name, pack([failed(output, error)]))
 
     def _send(self, name: str | None, item: Any) -> None:
-        door = self._doors.get(name or self._only or "")
-        if door is None:
+        frontend = self._frontends.get(name or self._only or "")
+        if frontend is None:
             self.lost += 1
             if self.lost == 1 or self.lost % 1000 == 0:
-                log.warning("outputs for a front door that is not there: %r (%d so far)", name, self.lost)
+                log.warning("outputs for a frontend that is not there: %r (%d so far)", name, self.lost)
             return
         try:
-            door.send(item)
+            frontend.send(item)
         except WireError as error:
             if not isinstance(item, ControlOutput):
                 raise
-            door.send(
+            frontend.send(
                 ControlOutput(
                     rid=item.rid,
                     http_worker_ipc=item.http_worker_ipc,

@@ -10,7 +10,7 @@ from runtime.processes.checkpoint.model import load_model
 from runtime.processes.pipeline.assemble import assemble
 from runtime.processes.pipeline.loading import load_runner
 from runtime.processes.supervise.channel import ChildSpec, Stop
-from runtime.processes.supervise.lifecycle import Life
+from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, mailbox_of
 
 YOUNG = 20_000
@@ -18,7 +18,7 @@ YOUNG = 20_000
 that are gone by the next one; with Python's own 700 it looks at them again and again."""
 
 
-def run(spec: ChildSpec, life: Life) -> None:
+def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
     """Raises what loading raises, and what ends the process."""
     folder = Path(spec.folder)
     inbox = mailbox_of(folder, SCHEDULER).inbox()
@@ -26,18 +26,18 @@ def run(spec: ChildSpec, life: Life) -> None:
     try:
         model = load_model(spec.engine, turns=False)
         process, slots = assemble(spec.engine, model, lambda: load_runner(spec.engine, model), inbox, outbox)
-        life.stalled_s = lambda: process.stalled_s
+        lifecycle.stalled_s = lambda: process.stalled_s
 
         def say_why(_: Stop) -> None:
-            if life.orphaned:
+            if lifecycle.orphaned:
                 process.closed_because = "the server's supervisor died"
             inbox.close()
 
-        life.on_stop(say_why)
+        lifecycle.on_stop(say_why)
         gc.collect()
         gc.freeze()  # what is loaded stays: it need not be looked at any more
         gc.set_threshold(YOUNG)
-        life.ready({"slots": slots})
+        lifecycle.ready({"slots": slots})
         process.run()
     finally:
         inbox.close()

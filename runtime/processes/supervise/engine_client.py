@@ -1,6 +1,6 @@
-"""Front: a front door whose scheduler and detokeniser are other processes.
+"""EngineClient: connects a TokenizerManager to a scheduler and a detokeniser in other processes.
 
-It has the mailboxes and the thread that reads; requests are the door's business.
+It has the mailboxes and the thread that reads; requests are the manager's business.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from runtime.config.engine import EngineConfig
 from runtime.config.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
 from runtime.processes.checkpoint.model import Model
-from runtime.processes.frontend.build import make_door
+from runtime.processes.frontend.build import build_tokenizer_manager
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.supervise.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import GroupFailed
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 5.0
 SEND_TIMEOUT_S = 0.5
-"""The event loop of a front door must not wait longer for a scheduler that takes nothing."""
+"""The event loop of a frontend must not wait longer for a scheduler that takes nothing."""
 
 
-class Front:
-    """`name`: of this front door among the group's, and of its socket."""
+class EngineClient:
+    """`name`: of this HTTP worker among the group's, and of its socket."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Raises InternalFault when the sockets cannot be made."""
@@ -37,7 +37,7 @@ class Front:
         self._inbox = mailbox_of(folder, name).inbox()
         self._outbox = mailbox_of(folder, SCHEDULER).outbox(timeout_s=SEND_TIMEOUT_S)
         self._lock = threading.Lock()
-        self._door: TokenizerManager | None = None
+        self._manager: TokenizerManager | None = None
         self._fault: RuntimeFault | None = None
         self._thread = threading.Thread(target=self._read, name="outputs", daemon=True)
         self._thread.start()
@@ -45,8 +45,8 @@ class Front:
     def open(
         self, engine: EngineConfig, server: ServerConfig, model: Model, facts: Mapping[str, Any]
     ) -> TokenizerManager:
-        """The door, once the scheduler has told its facts."""
-        door = make_door(
+        """The TokenizerManager, once the scheduler has reported its facts."""
+        manager = build_tokenizer_manager(
             engine,
             model,
             int(facts["slots"]),
@@ -55,19 +55,19 @@ class Front:
             served_name=server.served_model_name,
         )
         with self._lock:
-            self._door = door
+            self._manager = manager
             fault = self._fault
         if fault is not None:
-            door.fail_all(fault)
-        return door
+            manager.fail_all(fault)
+        return manager
 
     def give_up(self, fault: RuntimeFault) -> None:
-        """Whoever waits, and whoever comes, is told `fault`. The first one given stands."""
+        """Answer all requests, waiting and to come, with `fault`. The first one given stands."""
         with self._lock:
             self._fault = self._fault or fault
-            door = self._door
-        if door is not None:
-            door.fail_all(fault)
+            manager = self._manager
+        if manager is not None:
+            manager.fail_all(fault)
 
     def close(self) -> None:
         self._inbox.close()
@@ -89,5 +89,5 @@ class Front:
     def _take(self, item: Any) -> None:
         if isinstance(item, GroupFailed):
             self.give_up(EngineDead(item.message, where=item.where, hint="send the request again"))
-        elif self._door is not None:
-            self._door.handle(item)
+        elif self._manager is not None:
+            self._manager.handle(item)

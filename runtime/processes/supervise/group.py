@@ -1,5 +1,6 @@
-"""Group: one generation of child processes, from their start to their end. It starts them, hears them, says
-what went wrong with which, and leaves none behind. Whether there is a next generation is not its business.
+"""Group: one generation of child processes, from their start to their end. It starts them, takes their
+reports, says what went wrong with which, and leaves none behind. Whether there is a next generation is not
+its business.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ from runtime.ipc.zmq_mailbox import make_folder
 from runtime.processes.supervise.channel import (
     FROM_CHILD,
     TO_CHILD,
-    Beat,
     ChildSpec,
     Failed,
     Go,
+    Heartbeat,
     Order,
     Ready,
     Role,
     Stop,
 )
-from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, front_name, mailbox_of
+from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, frontend_name, mailbox_of
 from runtime.protocol.control import GroupFailed
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
 log = logging.getLogger(__name__)
 
-TELL_S = 10.0
+PASS_ON_S = 10.0
 """How long HTTP workers may take to pass on why the group failed: more than a machine stands still."""
-HEAR_S = 8.0
-"""How long one that lives may take to hear of it."""
+NOTIFY_S = 8.0
+"""How long one that lives may take to receive it."""
 STOP_S = 5.0
 """How long a child may take to end when nothing is left to do."""
 READ_BYTES = 1 << 16
 
 
 class Child:
-    """One process. `fault`: what it said of its end."""
+    """One process. `fault`: why it ended, as it reported."""
 
     def __init__(self, spec: ChildSpec, environment: Mapping[str, str]) -> None:
         self.spec, self.name = spec, spec.name
@@ -58,7 +59,7 @@ class Child:
         self.facts: dict[str, Any] = {}
         self.fault: RuntimeFault | None = None
         self.stalled_s = 0.0
-        self.heard = time.monotonic()
+        self.reported_at = time.monotonic()
         self._frames = Frames(FROM_CHILD.max_bytes)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
@@ -82,7 +83,7 @@ class Child:
         with contextlib.suppress(OSError, ValueError):  # it is gone, as its end will say
             self._stdin.write(frame(TO_CHILD.encode(item)))
 
-    def hear(self) -> None:
+    def read_reports(self) -> None:
         """Take in what it reported. Raises InternalFault when that makes no sense."""
         while True:
             try:
@@ -91,7 +92,7 @@ class Child:
                 return
             if not data:
                 return
-            self.heard = time.monotonic()
+            self.reported_at = time.monotonic()
             try:
                 for one in self._frames.feed(data):
                     self._take(FROM_CHILD.decode(one))
@@ -104,7 +105,7 @@ class Child:
         match report:
             case Ready(facts):
                 self.ready, self.facts = True, facts
-            case Beat(stalled_s):
+            case Heartbeat(stalled_s):
                 self.stalled_s = stalled_s
             case Failed(error):
                 self.fault = from_dict(error)
@@ -132,8 +133,8 @@ class Child:
 
 
 class Group:
-    """scheduler, detokeniser and HTTP workers (or, without a listener, none: then `fronts` names front doors
-    that somebody else keeps).
+    """scheduler, detokeniser and HTTP workers (or, without a listener, none: then `frontends` names frontends
+    that somebody else runs).
 
     The one who made it calls `wait` again and again; it raises when the group cannot go on.
     """
@@ -145,13 +146,13 @@ class Group:
         folder: Path,
         listener: socket.socket | None,
         environment: Mapping[str, str],
-        fronts: tuple[str, ...] = (),
+        frontends: tuple[str, ...] = (),
     ) -> None:
         self.engine, self.folder = engine, make_folder(folder)
         self.began = self._looked = time.monotonic()
-        workers = () if listener is None else tuple(front_name(n) for n in range(server.http_workers))
-        self._fronts = (*workers, *fronts)
-        self._told = False
+        workers = () if listener is None else tuple(frontend_name(n) for n in range(server.http_workers))
+        self._frontends = (*workers, *frontends)
+        self._released = False
         self._selector = selectors.DefaultSelector()
         self.children: list[Child] = []
         roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
@@ -164,7 +165,7 @@ class Group:
                     folder=str(folder),
                     engine=engine,
                     server=server,
-                    fronts=self._fronts,
+                    frontends=self._frontends,
                     listener=listener.fileno() if listener is not None and role == "http" else None,
                     parent=os.getpid(),
                 )
@@ -181,33 +182,33 @@ class Group:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the scheduler told of itself."""
+        """What the scheduler reported when it was ready."""
         return self.children[0].facts
 
     def wait(self, timeout: float) -> None:
-        """Hear the children for at most `timeout` seconds. Raises EngineDead naming the process that ended,
-        hangs, or was not ready in time, and what it said itself when it could not start."""
-        self._hear(timeout)
+        """Read the children's reports for at most `timeout` seconds. Raises EngineDead naming the process
+        that ended, hangs, or was not ready in time, and its own reason when it could not start."""
+        self._read_reports(timeout)
         for child in self.children:
             fault = child.ended()
             if fault is not None:
                 # One that cannot start says so in its own words: a model that is not there is no dead engine.
                 raise child.fault if child.fault is not None and not self.ready else fault
-        if self.children[0].ready and not self._told:
-            self._told = True
+        if self.children[0].ready and not self._released:
+            self._released = True
             for child in self.children[1:]:
                 child.order(Go(self.facts))
         self._check_progress()
 
     def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
-        """Tell the HTTP workers to take no more and to finish what they have, and wait for them. False as
+        """Stop the HTTP workers: they take no more and finish what they have, and wait for them. False as
         soon as `hurry` says so. Raises EngineDead when what they need dies meanwhile."""
         workers = self._workers()
         for child in workers:
             child.order(Stop(seconds))
         deadline = time.monotonic() + seconds + STOP_S
         while any(child.alive for child in workers) and time.monotonic() < deadline:
-            self._hear(0.1)
+            self._read_reports(0.1)
             if hurry():
                 return False
             for child in self.children:
@@ -216,23 +217,23 @@ class Group:
         return True
 
     def fail(self, fault: RuntimeFault) -> None:
-        """Tell all front doors at once that nothing more will be answered, and let them pass it on."""
-        told = GroupFailed(message=fault.message, where=fault.where)
+        """Notify all frontends at once that nothing more will be answered, and let them pass it on."""
+        notice = GroupFailed(message=fault.message, where=fault.where)
         gone = {child.name for child in self.children if not child.alive}
         boxes = [
-            mailbox_of(self.folder, name).outbox(timeout_s=0.2, linger_s=HEAR_S)
-            for name in self._fronts
+            mailbox_of(self.folder, name).outbox(timeout_s=0.2, linger_s=NOTIFY_S)
+            for name in self._frontends
             if name not in gone
         ]
         for box in boxes:
             with contextlib.suppress(MailboxClosed):
-                box.send(told)
+                box.send(notice)
         for box in boxes:
             box.close()
         workers = [child for child in self._workers() if child.alive]
         for child in workers:
-            child.order(Stop(TELL_S))
-        self._until_gone(workers, TELL_S + 1.0)
+            child.order(Stop(PASS_ON_S))
+        self._until_gone(workers, PASS_ON_S + 1.0)
 
     def end(self) -> None:
         """End what still runs, by force where it must be, and release everything."""
@@ -251,19 +252,19 @@ class Group:
     def _workers(self) -> list[Child]:
         return [child for child in self.children if child.spec.role == "http"]
 
-    def _hear(self, timeout: float) -> None:
-        # Before it looks: however long this process stands still from here on, that is no silence of theirs.
+    def _read_reports(self, timeout: float) -> None:
+        # Before it looks: however long this process is suspended from here on, they are not to blame for it.
         self._looked = time.monotonic()
         for key, _ in self._selector.select(timeout):
             child: Child = key.data
-            child.hear()
+            child.read_reports()
             if not child.alive:
                 self._selector.unregister(child.stdout)
 
     def _until_gone(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while any(child.alive for child in children) and time.monotonic() < deadline:
-            self._hear(0.05)
+            self._read_reports(0.05)
 
     def _check_progress(self) -> None:
         """Raise EngineDead for a child that does not get on."""
@@ -278,11 +279,11 @@ class Group:
             return
         limit = self.engine.step_timeout_s
         for child in self.children:
-            silent = self._looked - child.heard
+            silent = self._looked - child.reported_at
             if max(silent, child.stalled_s) > limit:
                 child.kill()  # it would not end by itself
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(STOP_S)  # nobody is to wait for it to hear anything
+                    child.process.wait(STOP_S)  # nobody is to wait until it receives anything
                 raise EngineDead(
                     f"the {child.name} process made no progress for {limit:g} s",
                     where=child.name,

@@ -1,5 +1,5 @@
-"""Life: a child process's tie to its supervisor. It hears orders, beats, and ends the process when the
-supervisor is gone. It knows no roles.
+"""Lifecycle of a child process: it takes the supervisor's orders, sends heartbeats, and ends the process when
+the supervisor is gone. It knows no roles.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.processes.supervise.channel import Beat, ChildEnd, ChildSpec, Go, Order, Ready, Stop
+from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Go, Heartbeat, Order, Ready, Stop
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.5
+HEARTBEAT_S = 0.5
 ORPHAN_S = 10.0
-"""How long a child may go on after its supervisor is gone, to tell whoever waits: more than a machine stands
-still."""
+"""How long a child may go on after its supervisor is gone, to answer whoever waits: more than a machine may
+be suspended."""
 EARLY_S = 0.5
-"""How long one may go on that is told to end while it still loads."""
+"""How long one that is stopped while it still loads may go on."""
 EXIT_S = 10.0
 """How much longer than it was given to drain a child may take to end."""
 
 
-class Life:
-    """A child's tie to its supervisor. `stalled_s` may be replaced: how long the work in hand has taken."""
+class Lifecycle:
+    """`stalled_s` may be replaced: how long the work in hand has taken."""
 
     def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
         self._end, self._spec = end, spec
@@ -43,19 +43,19 @@ class Life:
         self._on_stop: list[Callable[[Stop], None]] = []
 
     def start(self) -> None:
-        for name, work in (("lifeline", self._listen), ("heartbeat", self._beat)):
+        for name, work in (("lifeline", self._listen), ("heartbeat", self._send_heartbeats)):
             threading.Thread(target=work, name=name, daemon=True).start()
 
     # -- for the role ----------------------------------------------------------------------------------------
 
     def ready(self, facts: dict[str, Any] | None = None) -> None:
-        """Tell the supervisor that the work can begin."""
+        """Report to the supervisor that the work can begin."""
         self._ready = True
         self._end.report(Ready(facts or {}))
 
     def facts(self, timeout: float) -> dict[str, Any]:
-        """What the scheduler told of itself, once it is ready. Raises DeadlineExceeded; EngineDead when told
-        to stop first."""
+        """What the scheduler reported when it was ready. Raises DeadlineExceeded; EngineDead when stopped
+        first."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._facts is not None or self.stopping, timeout):
                 raise DeadlineExceeded(
@@ -66,7 +66,7 @@ class Life:
             return self._facts
 
     def on_stop(self, act: Callable[[Stop], None]) -> None:
-        """Call `act`, from another thread, when the child is to end; at once when it was told already."""
+        """Call `act`, from another thread, when the child is to end; at once when it was stopped already."""
         with self._changed:
             self._on_stop.append(act)
             stopping = self.stopping
@@ -93,13 +93,13 @@ class Life:
                     self._orphan()
                     return
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while True:
-            self._end.report(Beat(self.stalled_s()))
+            self._end.report(Heartbeat(self.stalled_s()))
             if self._spec.parent and os.getppid() != self._spec.parent:
                 self._orphan()
                 return
-            time.sleep(BEAT_S)
+            time.sleep(HEARTBEAT_S)
 
     def _stop(self, order: Stop) -> None:
         with self._changed:
@@ -117,9 +117,9 @@ class Life:
             if self.orphaned:
                 return
             self.orphaned = True
-            told = self.stopping is not None
+            stopping = self.stopping is not None
         end_after(ORPHAN_S, self.tidy)
-        if not told:
+        if not stopping:
             log.error("the supervisor is gone; ending")
             self._stop(Stop(0.0))
 

@@ -10,7 +10,7 @@ SCHEDULER = "scheduler"
 DETOKENIZER = "detokenizer"
 
 
-def front_name(index: int) -> str:
+def frontend_name(index: int) -> str:
     """The name of an HTTP worker, and the `http_worker_ipc` of its requests."""
     return f"worker-{index}"
 

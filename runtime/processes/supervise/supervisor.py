@@ -73,7 +73,7 @@ class Supervisor:
                     return 0
 
     def _serve(self, folder: Path, listener: socket.socket) -> None:
-        """One group, until it is told to end. Raises what it died of."""
+        """One group, until it is stopped. Raises what it died of."""
         group = Group(self._engine, self._server, folder, listener, self._environment)
         ready_at: float | None = None
         try:
@@ -96,10 +96,10 @@ class Supervisor:
             group.end()
 
     def _drain(self, group: Group, listener: socket.socket) -> None:
-        told = self._signals
+        before = self._signals
         log.info("ending; requests in hand may take %g s", self._server.drain_timeout_s)
         listener.close()
-        if not group.drain(self._server.drain_timeout_s, lambda: self._signals > told):
+        if not group.drain(self._server.drain_timeout_s, lambda: self._signals > before):
             log.warning("told again, ending at once")
             group.fail(EngineDead("the server was told to end at once"))
 
@@ -107,11 +107,11 @@ class Supervisor:
         """For whoever started this and waits. A file that cannot be written is his loss."""
         if self._server.ready_file is None:
             return
-        told = json.dumps({"url": _url(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
+        ready = json.dumps({"url": _url(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
         path = Path(self._server.ready_file)
         part = path.with_name(f"{path.name}.{os.getpid()}")
         try:
-            part.write_text(told, encoding="utf-8")
+            part.write_text(ready, encoding="utf-8")
             part.replace(path)
         except OSError as error:
             log.warning("the ready file %s cannot be written: %s", path, error.strerror or error)
@@ -125,7 +125,7 @@ class Supervisor:
         return wanted
 
     def _pause(self) -> bool:
-        """Wait before the next start, longer after each failure. True when told to end meanwhile."""
+        """Wait before the next start, longer after each failure. True when stopped meanwhile."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (self._failures - 1))
         deadline = time.monotonic() + pause
         while not self._signals and time.monotonic() < deadline:

@@ -38,12 +38,12 @@ def messages_of(
                 made.append(_assistant(one.get("content"), where))
             case "system":
                 content = one.get("content")
-                told = (
+                note = (
                     content
                     if isinstance(content, str)
                     else _joined(_listed(content, where), f"{where}.content")
                 )
-                made.append(Message("system", told))
+                made.append(Message("system", note))
             case other:
                 raise BadRequest(
                     f'must be "user", "assistant" or "system", got {other!r:.80}', where=f"{where}.role"

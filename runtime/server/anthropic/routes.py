@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface, streamed or whole.
 
-It knows messages and content blocks; prompts, templates and tokens are the front door's. Source of the
+It knows messages and content blocks; prompts, templates and tokens are the frontend's. Source of the
 shapes: Anthropic's API reference, version 2023-06-01.
 """
 
@@ -172,7 +172,7 @@ def routes(ctx: ServerContext) -> list[Route]:
             made = GenerateReqInput(**_prompt(ctx, body))
         size = sum(len(str(message)) for message in body.messages)
         with mapped_errors(_NAMES):
-            ids = await beside(size, ctx.door.prompt_ids, made)
+            ids = await beside(size, ctx.manager.prompt_ids, made)
         return json_response(TokenCount(len(ids)))
 
     return [
@@ -209,7 +209,7 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
         case {"type": "enabled", "budget_tokens": int(budget)} if len(given) == 2 and budget is not True:
             if budget < 1:
                 raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
-            if ctx.door.reasoning is None:
+            if ctx.manager.reasoning is None:
                 raise NotSupported(
                     "it is not known how this model marks its thoughts",
                     where="thinking",
@@ -335,8 +335,8 @@ class _Job:
     def _usage(self) -> Usage:
         meta = self._reply.meta
         prompt = int(meta.get("prompt_tokens") or 0)
-        told = self._ctx.config.enable_cache_report
-        cached = int(meta.get("cached_tokens") or 0) if told else 0
+        shown = self._ctx.config.enable_cache_report
+        cached = int(meta.get("cached_tokens") or 0) if shown else 0
         made = int(meta.get("completion_tokens") or 0)
         return Usage(prompt - cached, made, 0, cached)
 

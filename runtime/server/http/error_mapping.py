@@ -28,8 +28,8 @@ def mapped(fault: RuntimeFault, words: FieldNames, context: int | None = None) -
     hint = None if fault.hint is None else _renamed(fault.hint, words)
     message = _renamed(message, words)
     if isinstance(fault, PromptTooLong) and context is not None:
-        told = f"This model's maximum context length is {context} tokens: {message}"
-        return ContextExceeded(told, where=where, hint=hint)
+        text = f"This model's maximum context length is {context} tokens: {message}"
+        return ContextExceeded(text, where=where, hint=hint)
     return type(fault)(message, where=where, hint=hint)
 
 
@@ -40,7 +40,7 @@ def _renamed(text: str, words: FieldNames) -> str:
 
 @contextmanager
 def mapped_errors(words: FieldNames, context: int | None = None) -> Iterator[None]:
-    """Faults that leave the block are told in the client's names (see `mapped`)."""
+    """Faults that leave the block are reported in the client's names (see `mapped`)."""
     try:
         yield
     except RuntimeFault as fault:

@@ -55,7 +55,7 @@ __all__ = [
 ]
 
 RETRY_AFTER_S = 1
-"""What a client is told to wait when the server is full."""
+"""How long a client is asked to wait when the server is full."""
 
 
 _TYPES = {

@@ -84,7 +84,7 @@ class Gate:
         except RuntimeFault as fault:
             await self._refuse(fault, scope, receive, sent)
         except Exception as error:
-            # A defect: the client is told without details of the inside, the log has all.
+            # A defect: the client gets no details of the inside, the log has all.
             logger.exception("%s %s failed", scope["method"], path)
             defect = InternalFault(
                 f"the server failed to answer: {type(error).__name__}", hint="a defect; see the server's log"

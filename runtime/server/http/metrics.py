@@ -114,7 +114,7 @@ class HttpMetrics:
 
 
 class RequestMetrics:
-    """An observer of the front door: what becomes of the requests it carries. Safe from any thread."""
+    """An observer of the frontend: what becomes of the requests it carries. Safe from any thread."""
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
         def counter(name: str, help: str) -> Counter:
@@ -206,13 +206,13 @@ class Latencies(Collector):
 
 
 class SchedulerState(Collector):
-    """The scheduler's state as it was told last."""
+    """The scheduler's state as it was reported last."""
 
     def __init__(self, labels: Mapping[str, str]) -> None:
         self._names, self._values = tuple(labels), tuple(labels.values())
         self._state: Mapping[str, Any] | None = None
 
-    def tell(self, state: Mapping[str, Any] | None) -> None:
+    def update(self, state: Mapping[str, Any] | None) -> None:
         """None: the scheduler did not answer."""
         self._state = state
 
@@ -226,18 +226,18 @@ class SchedulerState(Collector):
                 if value is not None:
                     yield self._metric(kind, name, help, value)
         for name, help in _HISTOGRAMS.items():
-            if (told := (self._state or {}).get(name)) is not None:
-                yield self._histogram(name, help, told)
+            if (state := (self._state or {}).get(name)) is not None:
+                yield self._histogram(name, help, state)
         name, help = _REFUSALS
         refused = CounterMetricFamily(PREFIX + name, help, labels=(*self._names, "kind", "code"))
         for what, count in ((self._state or {}).get(name) or {}).items():
             refused.add_metric([*self._values, *what.split("/", 1)], float(count))
         yield refused
 
-    def _histogram(self, name: str, help: str, told: Mapping[str, Any]) -> Metric:
+    def _histogram(self, name: str, help: str, state: Mapping[str, Any]) -> Metric:
         made = HistogramMetricFamily(PREFIX + name, help, labels=self._names)
-        buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in told["buckets"]]
-        made.add_metric(self._values, buckets, told["sum"])
+        buckets = [("+Inf" if bound is None else str(bound), count) for bound, count in state["buckets"]]
+        made.add_metric(self._values, buckets, state["sum"])
         return made
 
     def _metric(self, kind: Any, name: str, help: str, value: float) -> Metric:
@@ -247,7 +247,7 @@ class SchedulerState(Collector):
 
 
 class Metrics:
-    """Everything that one HTTP process counts. `requests` is an observer for its front door."""
+    """Everything that one HTTP process counts. `requests` is an observer for its frontend."""
 
     def __init__(self, model: str, worker: str = "0") -> None:
         self.registry = CollectorRegistry()
@@ -259,5 +259,5 @@ class Metrics:
 
     def render(self, state: Mapping[str, Any] | None) -> tuple[bytes, str]:
         """The exposition and its content type. state: the scheduler's, None where it did not answer."""
-        self._scheduler.tell(state)
+        self._scheduler.update(state)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST

@@ -105,7 +105,7 @@ class EventStream(Response):
                 raise
             await self._piece(send, self._on_fault(fault))
         except Exception as error:
-            # A defect: whoever reads the stream is told, and so is the log.
+            # A defect: whoever reads the stream gets an error, and so does the log.
             if not self._started:
                 raise
             logger.exception("a stream failed")
@@ -135,8 +135,8 @@ class EventStream(Response):
 async def closing_stream(
     events: AsyncGenerator[T, None],
 ) -> AsyncGenerator[AsyncGenerator[T, None], None]:
-    """`async with closing_stream(door.stream(...)) as outputs:` closes the door's stream at once when the
-    block is left, rather than when the garbage collector comes by."""
+    """`async with closing_stream(manager.stream(...)) as outputs:` closes the manager's stream at once when
+    the block is left, rather than when the garbage collector comes by."""
     try:
         yield events
     finally:

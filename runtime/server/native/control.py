@@ -213,19 +213,19 @@ class Control:
 
     async def abort(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Abort)
-        door = self._ctx.door
+        manager = self._ctx.manager
         if asked.abort_all:
-            door.abort(None)
+            manager.abort(None)
             return json_response(Done(True))
         rids = [asked.rid] if isinstance(asked.rid, str) else asked.rid or []
         if not rids or not all(rids):
             raise BadRequest("an id is needed, or abort_all", where="rid")
         for rid in rids:
             if asked.prefix:
-                door.abort(rid, prefix=True)
+                manager.abort(rid, prefix=True)
             else:
-                door.abort(rid)
-                door.abort(f"{rid}_", prefix=True)
+                manager.abort(rid)
+                manager.abort(f"{rid}_", prefix=True)
         return json_response(Done(True))
 
     async def pause(self, request: Request) -> Response:
@@ -295,9 +295,9 @@ class Control:
             raise BadRequest(f"must be more than 0 and at most {MAX_WAIT_S:g} s, got {wait}", where="timeout")
         answer = await self._ask(PrecompileReq(constraints=asked.constraints, timeout_s=wait), wait)
         raise_if_refused(answer)
-        for told in answer.data["constraints"]:
-            if not told["ok"]:
-                told["error"] = error_body(from_dict(told["error"]))["error"]
+        for one in answer.data["constraints"]:
+            if not one["ok"]:
+                one["error"] = error_body(from_dict(one["error"]))["error"]
         return json_response(answer.data)
 
     async def not_here(self, request: Request) -> Response:
@@ -309,7 +309,7 @@ class Control:
         return json_response(Done(True, answer.message, answer.data))
 
     async def _ask(self, order: SingleReq, longer: float = 0.0) -> ControlOutput:
-        return await self._ctx.door.control_async(order, self._ctx.config.control_timeout_s + longer)
+        return await self._ctx.manager.control_async(order, self._ctx.config.control_timeout_s + longer)
 
 
 def raise_if_refused(answer: ControlOutput) -> None:

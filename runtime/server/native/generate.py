@@ -113,7 +113,7 @@ class Native:
             return self._ctx.event_stream(self._events(made, incremental))
         if made.is_single:
             return json_response(await self._ctx.while_connected(request, self._one(made)))
-        outcomes = await self._ctx.while_connected(request, self._ctx.door.submit_batch(made))
+        outcomes = await self._ctx.while_connected(request, self._ctx.manager.submit_batch(made))
         raise_if_all_failed([outcome for outcome in outcomes if not isinstance(outcome, Aborted)])
         rids = [made[index].rid for index in range(len(made))]
         return json_response(
@@ -125,7 +125,7 @@ class Native:
 
     async def _one(self, made: GenerateReqInput) -> GenerateAnswer:
         try:
-            return answer_of(await self._ctx.door.submit(made))
+            return answer_of(await self._ctx.manager.submit(made))
         except Aborted as fault:
             if fault.partial is None:
                 raise
@@ -143,7 +143,7 @@ class Native:
         made = self._ctx.with_deadline(to_struct(data, EmbeddingReqInput))
         made.normalize_batch_and_arguments()
         check_items(made, self._ctx)
-        outputs = await self._ctx.while_connected(request, self._ctx.door.embed(made))
+        outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(made))
         raise_if_all_failed(outputs)
         answers = [_vector(output) for output in outputs]
         return json_response(answers[0] if made.is_single else answers)
@@ -161,7 +161,7 @@ class Native:
     async def _events(self, made: GenerateReqInput, incremental: bool) -> AsyncGenerator[bytes, None]:
         so_far = [None if incremental else SoFar() for _ in range(len(made))]
         single = made.is_single
-        async with closing_stream(self._ctx.door.stream_batch(made)) as outputs:
+        async with closing_stream(self._ctx.manager.stream_batch(made)) as outputs:
             async for index, outcome in outputs:
                 place = None if single else index
                 match outcome:
@@ -179,7 +179,7 @@ class Native:
 
 
 class SoFar:
-    """All that one stream has told, as JSON: an event adds to it, and what was told is not encoded again."""
+    """All that one stream has sent, as JSON: an event adds to it, and what was sent is not encoded again."""
 
     def __init__(self) -> None:
         self._text = bytearray(b'"')

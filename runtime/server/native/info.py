@@ -1,6 +1,6 @@
-"""The native routes that tell: is the server alive, which model is it, how busy is it, what has it counted.
+"""The native routes for information: health, model, load, metrics.
 
-GET /health_generate asks for a sign of life: one generated token, or any other news of the engine in the
+GET /health_generate asks for a sign of life: one generated token, or any other message from the engine in the
 meantime, so that a busy server is a healthy one. GET /health only tells whether the engine is known to be
 gone, unless health_generates is on.
 """
@@ -28,7 +28,7 @@ from runtime.server.http.openapi import Operation
 
 HEALTH_PREFIX = "HEALTH_CHECK"
 LOOK_S = 0.05
-"""How often a health check looks whether there was any news."""
+"""How often a health check looks whether any message came."""
 SCRAPE_S = 2.0
 """How long a scrape waits for the scheduler's state."""
 
@@ -84,11 +84,11 @@ class Info:
     async def health(self, request: Request) -> Response:
         if self._ctx.config.health_generates:
             return await self.health_generate(request)
-        fault = self._ctx.door.fault
+        fault = self._ctx.manager.fault
         return PlainTextResponse("healthy\n") if fault is None else _unwell(fault)
 
     async def ready(self, request: Request) -> Response:
-        fault = self._ctx.door.fault
+        fault = self._ctx.manager.fault
         return PlainTextResponse("ready\n") if fault is None else _unwell(fault)
 
     async def health_generate(self, request: Request) -> Response:
@@ -107,17 +107,17 @@ class Info:
         await asyncio.shield(self._check)
 
     async def _sign_of_life(self) -> None:
-        """Return when one token was made, or anything else was heard of the engine, or it is paused. Raises
+        """Return when one token was made, or any other message came from the engine, or it is paused. Raises
         DeadlineExceeded, EngineDead."""
-        door, patience = self._ctx.door, self._ctx.config.health_timeout_s
+        manager, patience = self._ctx.manager, self._ctx.config.health_timeout_s
         try:
             async with asyncio.timeout(patience):
                 if (await self._state(patience)).get("paused"):
                     return
-                before = door.heard
+                before = manager.messages
                 probe = asyncio.create_task(self._probe(patience), name="sglang-dsl-health-probe")
                 try:
-                    while door.heard == before:
+                    while manager.messages == before:
                         done, _ = await asyncio.wait({probe}, timeout=LOOK_S)
                         if done:
                             probe.result()
@@ -131,7 +131,7 @@ class Info:
     async def _probe(self, patience: float) -> None:
         rid = f"{HEALTH_PREFIX}_{uuid.uuid4().hex}"
         if self._ctx.model.is_generation:
-            await self._ctx.door.submit(
+            await self._ctx.manager.submit(
                 GenerateReqInput(
                     rid=rid,
                     input_ids=[0],
@@ -142,7 +142,7 @@ class Info:
                 )
             )
         else:
-            await self._ctx.door.embed(EmbeddingReqInput(rid=rid, input_ids=[0], timeout_s=patience))
+            await self._ctx.manager.embed(EmbeddingReqInput(rid=rid, input_ids=[0], timeout_s=patience))
 
     # -- what is it? -----------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class Info:
                 "max_running_requests": self._ctx.model.max_running_requests,
                 "max_req_input_len": self._ctx.model.max_prompt_length,
                 "internal_states": [state],
-                "live_requests": self._ctx.door.live,
+                "live_requests": self._ctx.manager.live,
                 "version": version(),
                 "python_version": platform.python_version(),
             }
@@ -194,12 +194,12 @@ class Info:
         try:
             state = await self._state(min(SCRAPE_S, self._ctx.config.control_timeout_s))
         except (DeadlineExceeded, EngineDead):
-            state = None  # this process's own counters can be told all the same
+            state = None  # this process's own counters are still shown
         body, kind = self._ctx.metrics.render(state)
         return Response(body, headers={"content-type": kind})
 
     async def _state(self, patience: float) -> dict[str, Any]:
-        answer = await self._ctx.door.control_async(GetStateReq(), patience)
+        answer = await self._ctx.manager.control_async(GetStateReq(), patience)
         return answer.data
 
 

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: OpenAI's chat completions, streamed or whole.
 
-It knows messages and choices; prompts, templates and tokens are the front door's.
+It knows messages and choices; prompts, templates and tokens are the frontend's.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
     name = "separate_reasoning" if body.separate_reasoning else "stream_reasoning"
-    if getattr(body, name) and ctx.door.reasoning is None:
+    if getattr(body, name) and ctx.manager.reasoning is None:
         raise NotSupported(
             "this model marks no reasoning that could be kept apart",
             where=name,
@@ -268,7 +268,7 @@ class ChatJob:
         """Of the tokens of the reply's last delta."""
         if not self._body.logprobs or reply.output is None:
             return None
-        content = token_entries(reply.output, self._ctx.door.tokenizer.vocabulary)
+        content = token_entries(reply.output, self._ctx.manager.tokenizer.vocabulary)
         return {"content": content, "refusal": None}
 
     def _chunk(

@@ -124,7 +124,7 @@ class _Job:
         made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
         self._request = ready(ctx, made, self._names)
         self._replies = [ReplyParser() for _ in range(len(self._request))]
-        vocabulary = ctx.door.tokenizer.vocabulary
+        vocabulary = ctx.manager.tokenizer.vocabulary
         self._logprobs = {reply: _Logprobs(vocabulary, body.logprobs or 0) for reply in self._replies}
         self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
         self._id = f"cmpl-{body.rid or new_rid()}"
@@ -142,7 +142,7 @@ class _Job:
 
     def _texts(self, prompt: dict[str, Any]) -> list[str]:
         """The prompts' texts, for echo."""
-        tokenizer = self._ctx.door.tokenizer
+        tokenizer = self._ctx.manager.tokenizer
         if "text" in prompt:
             text = prompt["text"]
             return [text] if isinstance(text, str) else list(text)

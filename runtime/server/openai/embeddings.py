@@ -86,7 +86,7 @@ async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
         made = ctx.with_deadline(EmbeddingReqInput(**prompts_of(body.input, "input"), **fields))
         made.normalize_batch_and_arguments()
         check_items(made, ctx)
-        outputs = [_whole(outcome) for outcome in await ctx.door.embed(made)]
+        outputs = [_whole(outcome) for outcome in await ctx.manager.embed(made)]
     data = [
         Embedding(index, _encoded(output.embedding, body.encoding_format))
         for index, output in enumerate(outputs)

@@ -1,5 +1,5 @@
 """OpenAI's messages and tools as the runtime's own. Checks their shape and nothing of their meaning: which
-roles and parts a model takes, its template and the front door say.
+roles and parts a model takes, its template and the frontend say.
 """
 
 from __future__ import annotations

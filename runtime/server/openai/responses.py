@@ -2,7 +2,7 @@
 cancel, delete.
 
 Responses are kept in this process's memory, the newest MAX_KEPT of them; with several HTTP workers each knows
-its own only. It knows items and events; prompts, templates and tokens are the front door's.
+its own only. It knows items and events; prompts, templates and tokens are the frontend's.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ class _Job:
     def _blank(self) -> ResponseObject:
         body = self._body
         form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
-        said = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
+        asked = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
         reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
         return ResponseObject(
             id=f"resp_{new_rid()}",
@@ -345,7 +345,7 @@ class _Job:
             background=bool(body.background),
             store=body.store is not False,
             temperature=body.temperature,
-            text={"format": said},
+            text={"format": asked},
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
             top_p=body.top_p,
@@ -376,7 +376,7 @@ class _Job:
             raise
         except RuntimeFault as fault:
             self._fail(fault)
-        except Exception as error:  # noqa: BLE001 - told to whoever reads the response
+        except Exception as error:  # noqa: BLE001 - sent to whoever reads the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
 
     def _fail(self, fault: RuntimeFault) -> None:
@@ -458,7 +458,7 @@ class _Job:
         return self._event("response.output_item.added", output_index=index, item=item)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
-        """How an error in the middle of the stream is told."""
+        """How an error in the middle of the stream is sent."""
         self._fail(fault)
         self._keep(None)
         return self._event("response.failed", response=self.response)
@@ -466,7 +466,7 @@ class _Job:
     def _new_logprobs(self) -> list[dict[str, Any]]:
         """Of the tokens of the last delta, which are added to all."""
         assert self._reply.output is not None
-        new = token_entries(self._reply.output, self._ctx.door.tokenizer.vocabulary)
+        new = token_entries(self._reply.output, self._ctx.manager.tokenizer.vocabulary)
         self._logprobs += new
         return new
 

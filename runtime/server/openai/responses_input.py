@@ -69,7 +69,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
             case {"type": "refusal", "refusal": str(text)}:
                 parts.append({"type": "text", "text": text})
             case {"type": str()}:
-                parts.append(dict(part))  # images and sound: what of them is taken, the front door says
+                parts.append(dict(part))  # images and sound: what of them is taken, the frontend says
             case _:
                 raise BadRequest("is no part of a message", where=f"{where}[{index}]")
     if all(part["type"] == "text" for part in parts):

@@ -27,5 +27,5 @@ def reasoning_item(identity: str, text: str, status: str) -> dict[str, Any]:
 
 def text_of(output: Sequence[Mapping[str, Any]]) -> str:
     """What the messages among the items say."""
-    said = [item for item in output if item["type"] == "message"]
-    return "".join(part["text"] for item in said for part in item["content"])
+    messages = [item for item in output if item["type"] == "message"]
+    return "".join(part["text"] for item in messages for part in item["content"])

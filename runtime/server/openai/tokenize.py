@@ -108,7 +108,7 @@ class TokenRoutes:
         return json_response(await beside(len(asked.tokens), self._to_text, asked))
 
     def _of_texts(self, asked: Tokenize, texts: list[str]) -> Tokens:
-        found = [self._ctx.door.tokenizer.encode(text, asked.add_special_tokens) for text in texts]
+        found = [self._ctx.manager.tokenizer.encode(text, asked.add_special_tokens) for text in texts]
         return self._tokens(asked, found if isinstance(asked.prompt, list) else found[0])
 
     def _of_messages(self, asked: Tokenize, messages: list[dict[str, Any]]) -> Tokens:
@@ -117,7 +117,7 @@ class TokenRoutes:
             add_generation_prompt=asked.add_generation_prompt,
             continue_final_message=asked.continue_final_message,
         )
-        ids = self._ctx.door.prompt_ids(
+        ids = self._ctx.manager.prompt_ids(
             GenerateReqInput(
                 messages=made,
                 tools=tools_of(asked.tools, asked.tool_choice),
@@ -129,7 +129,7 @@ class TokenRoutes:
     def _tokens(self, asked: Tokenize, found: Any) -> Tokens:
         many = bool(found) and isinstance(found[0], list)
         many = many or isinstance(asked.prompt, list)
-        tokenizer = self._ctx.door.tokenizer
+        tokenizer = self._ctx.manager.tokenizer
         strings: Any = msgspec.UNSET
         if asked.return_token_strs:
             strings = (
@@ -150,7 +150,7 @@ class TokenRoutes:
                         f"must be a token id from 0 to {vocab - 1}, got {str(token)[:40]}",
                         where=f"{where}[{index}]",
                     )
-            return self._ctx.door.tokenizer.decode(ids, asked.skip_special_tokens)
+            return self._ctx.manager.tokenizer.decode(ids, asked.skip_special_tokens)
 
         tokens = asked.tokens
         if tokens and all(isinstance(ids, list) for ids in tokens):

@@ -33,7 +33,7 @@ def pipeline(tiny: Callable[[str], Any]) -> Iterator[Pipeline]:
 
 class Client:
     def __init__(self, pipeline: Pipeline) -> None:
-        self._app = build_app(pipeline.door, ServerConfig(served_model_name="tiny"))
+        self._app = build_app(pipeline.manager, ServerConfig(served_model_name="tiny"))
 
     def __call__(self, method: str, path: str, body: Any = None) -> httpx.Response:
         async def ask() -> httpx.Response:

@@ -16,11 +16,11 @@ from runtime.processes.supervise.channel import (
     FROM_CHILD,
     MAX_BYTES,
     TO_CHILD,
-    Beat,
     ChildEnd,
     ChildSpec,
     Failed,
     Go,
+    Heartbeat,
     Order,
     Ready,
     Report,
@@ -28,7 +28,7 @@ from runtime.processes.supervise.channel import (
 )
 from runtime.protocol.errors import BadRequest, InternalFault, WireError
 
-REPORTS: list[Report] = [Ready({"slots": 5}), Beat(1.5), Failed(BadRequest("no", where="x").to_dict())]
+REPORTS: list[Report] = [Ready({"slots": 5}), Heartbeat(1.5), Failed(BadRequest("no", where="x").to_dict())]
 ORDERS: list[Order] = [Go({"slots": 5}), Stop(2.0)]
 SPEC = ChildSpec(
     role="http",
@@ -36,7 +36,7 @@ SPEC = ChildSpec(
     folder="/tmp/x",
     engine=EngineConfig(chat_template={"default": "x"}, seed=None),
     server=ServerConfig(api_key="secret", cors_origins=("a", "b")),
-    fronts=("worker-0",),
+    frontends=("worker-0",),
     listener=5,
 )
 
@@ -80,21 +80,21 @@ def test_the_childs_end(pipes: tuple[ChildEnd, int, int]) -> None:
     os.close(write)
     assert end.order() is None
     os.close(read)
-    end.report(Beat())  # nobody reads: no error
+    end.report(Heartbeat())  # nobody reads: no error
     end.close()
 
 
 def test_a_supervisor_that_does_not_read_stops_no_child(pipes: tuple[ChildEnd, int, int]) -> None:
     end, write, read = pipes
     for _ in range(20_000):
-        end.report(Beat(1.0))
+        end.report(Heartbeat(1.0))
     os.close(write)
     os.close(read)
     end.close()
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00", b"\x00\x00\x00\x01x", b"hello there, child", frame(FROM_CHILD.encode(Beat()))]
+    "data", [b"", b"\x00", b"\x00\x00\x00\x01x", b"hello there, child", frame(FROM_CHILD.encode(Heartbeat()))]
 )
 def test_a_stdin_without_a_configuration_is_an_error(pipes: tuple[ChildEnd, int, int], data: bytes) -> None:
     end, write, read = pipes

@@ -168,7 +168,7 @@ def test_no_field_is_lost_when_two_outputs_become_one(name: str) -> None:
     }  # fmt: skip
     full = TokenOutput(
         "r", [1, 2], 1, None, 9, 8, 7, 6, 5, [-1.0, -2.0], [[(1, -1.0)], []], [[(2, -1.0)], []], [None, -3.0],
-        [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "door", GrammarInfo("x", True), 1,
+        [[], [(1, -1.0)]], [[], [(2, -1.0)]], [[0.5]], 4, 3.0, 2.0, "frontend", GrammarInfo("x", True), 1,
     )  # fmt: skip
     joined = join(StrOutput("r", "a", full), StrOutput("r", "b", TokenOutput("r", []))).delta
     assert (getattr(joined, name) == getattr(full, name)) != (name in told_anew - {"rid", "finish"})
@@ -200,7 +200,7 @@ def streams(draw: st.DrawFn) -> list[StrOutput]:
             input_top_logprobs=_lists(draw, 2) if scored else None,
             input_token_ids_logprobs=_lists(draw, 2) if scored else None,
             hidden_states=[[float(part)]] if draw(st.booleans()) else None,
-            retractions=counters[5], queue_s=float(part), first_token_s=part / 2, http_worker_ipc="door",
+            retractions=counters[5], queue_s=float(part), first_token_s=part / 2, http_worker_ipc="frontend",
             grammar=grammar, healed=int(part == 0),
         )  # fmt: skip
         made.append(StrOutput("r", draw(st.text("ab", max_size=3)), one))

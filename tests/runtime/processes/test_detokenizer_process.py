@@ -1,4 +1,4 @@
-"""DetokenizerProcess: every front door gets its own news, and nobody else's; what cannot travel is told."""
+"""DetokenizerProcess: every frontend gets its own news, and nobody else's; what cannot travel is told."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def tokenizer(tokenizer_files: dict[str, dict[str, Any]]) -> Tokenizer:
 
 
 def news(tokenizer: Tokenizer, *requests: tuple[str, str | None, str]) -> BatchTokenIDOutput:
-    """Whole answers: (rid, front door, text)."""
+    """Whole answers: (rid, frontend, text)."""
     return BatchTokenIDOutput(
         rids=[rid for rid, _, _ in requests],
-        begun=[TextRequest(rid=rid, http_worker_ipc=door) for rid, door, _ in requests],
+        begun=[TextRequest(rid=rid, http_worker_ipc=frontend) for rid, frontend, _ in requests],
         outputs=[
             TokenOutput(
-                rid=rid, new_ids=tokenizer.encode_plain(text), http_worker_ipc=door,
+                rid=rid, new_ids=tokenizer.encode_plain(text), http_worker_ipc=frontend,
                 finish=FinishReason(type="length"),
             )
-            for rid, door, text in requests
+            for rid, frontend, text in requests
         ],
     )  # fmt: skip
 
@@ -76,46 +76,46 @@ def texts(box: MemoryMailbox) -> dict[str, str]:
 def make(
     tokenizer: Tokenizer, *names: str, kind: type[MemoryMailbox] = MemoryMailbox
 ) -> tuple[DetokenizerProcess, dict[str, MemoryMailbox]]:
-    doors = {name: kind() for name in names}
-    return DetokenizerProcess(DetokenizerManager(tokenizer.text_table), MemoryMailbox(), doors), doors
+    frontends = {name: kind() for name in names}
+    return DetokenizerProcess(DetokenizerManager(tokenizer.text_table), MemoryMailbox(), frontends), frontends
 
 
 def test_news_go_to_the_door_their_request_came_from(tokenizer: Tokenizer) -> None:
-    process, doors = make(tokenizer, "a", "b")
+    process, frontends = make(tokenizer, "a", "b")
     process.handle([news(tokenizer, ("1", "a", "the fox"), ("2", "b", "the dog"), ("3", "a", "well"))])
-    assert texts(doors["a"]) == {"1": "the fox", "3": "well"}
-    assert texts(doors["b"]) == {"2": "the dog"}
+    assert texts(frontends["a"]) == {"1": "the fox", "3": "well"}
+    assert texts(frontends["b"]) == {"2": "the dog"}
 
 
 def test_other_mail_is_passed_on_as_it_is(tokenizer: Tokenizer) -> None:
-    process, doors = make(tokenizer, "a", "b")
+    process, frontends = make(tokenizer, "a", "b")
     answer = ControlOutput(rid="q", http_worker_ipc="b", ok=True)
     vectors = [
-        EmbeddingOutput(rid=rid, embedding=[1.0], http_worker_ipc=door)
-        for rid, door in (("1", "a"), ("2", "b"))
+        EmbeddingOutput(rid=rid, embedding=[1.0], http_worker_ipc=frontend)
+        for rid, frontend in (("1", "a"), ("2", "b"))
     ]
     process.handle([answer, BatchEmbeddingOutput(rids=["1", "2"], outputs=vectors)])
-    assert doors["a"].receive(0) == [BatchEmbeddingOutput(rids=["1"], outputs=vectors[:1])]
-    assert doors["b"].receive(0) == [answer, BatchEmbeddingOutput(rids=["2"], outputs=vectors[1:])]
+    assert frontends["a"].receive(0) == [BatchEmbeddingOutput(rids=["1"], outputs=vectors[:1])]
+    assert frontends["b"].receive(0) == [answer, BatchEmbeddingOutput(rids=["2"], outputs=vectors[1:])]
 
 
 def test_a_single_door_gets_what_names_none(tokenizer: Tokenizer) -> None:
-    process, doors = make(tokenizer, "only")
+    process, frontends = make(tokenizer, "only")
     process.handle([news(tokenizer, ("1", None, "fox")), ControlOutput(rid="q", ok=True)])
-    assert len(doors["only"].receive(0)) == 2
+    assert len(frontends["only"].receive(0)) == 2
     assert process.lost == 0
 
 
 def test_news_for_nobody_are_dropped_and_counted(tokenizer: Tokenizer) -> None:
-    process, doors = make(tokenizer, "a", "b")
+    process, frontends = make(tokenizer, "a", "b")
     process.handle([news(tokenizer, ("1", "../../elsewhere", "fox"), ("2", None, "fox"), ("3", "a", "dog"))])
     assert process.lost == 2
-    assert texts(doors["a"]) == {"3": "dog"}
-    assert texts(doors["b"]) == {}
+    assert texts(frontends["a"]) == {"3": "dog"}
+    assert texts(frontends["b"]) == {}
 
 
 def test_what_cannot_travel_is_told_and_the_rest_arrives(tokenizer: Tokenizer) -> None:
-    process, doors = make(tokenizer, "a", kind=Narrow)
+    process, frontends = make(tokenizer, "a", kind=Narrow)
     vectors = [EmbeddingOutput(rid="w", embedding=[1.0] * 9), EmbeddingOutput(rid="s", embedding=[1.0])]
     process.handle(
         [
@@ -126,7 +126,7 @@ def test_what_cannot_travel_is_told_and_the_rest_arrives(tokenizer: Tokenizer) -
     )
     ends: dict[str, FinishReason | None] = {}
     answers: dict[str, ControlOutput] = {}
-    for item in doors["a"].receive(0):
+    for item in frontends["a"].receive(0):
         match item:
             case ControlOutput():
                 answers[item.rid] = item
@@ -143,12 +143,12 @@ def test_what_cannot_travel_is_told_and_the_rest_arrives(tokenizer: Tokenizer) -
 
 
 def test_it_runs_until_its_mailbox_is_closed(tokenizer: Tokenizer) -> None:
-    inbox, door = MemoryMailbox(), MemoryMailbox()
-    process = DetokenizerProcess(DetokenizerManager(tokenizer.text_table), inbox, {"a": door})
+    inbox, frontend = MemoryMailbox(), MemoryMailbox()
+    process = DetokenizerProcess(DetokenizerManager(tokenizer.text_table), inbox, {"a": frontend})
     thread = threading.Thread(target=process.run)
     thread.start()
     inbox.send(news(tokenizer, ("1", "a", "fox")))
-    [item] = door.receive(30)
+    [item] = frontend.receive(30)
     assert item.outputs[0].text == "fox"
     inbox.close()
     thread.join(30)

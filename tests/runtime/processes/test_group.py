@@ -1,4 +1,4 @@
-"""A group of real processes without HTTP: the front door is in this one."""
+"""A group of real processes without HTTP: the frontend is in this one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runtime.config.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import launch
-from runtime.processes.supervise.engine_client import Front
+from runtime.processes.supervise.engine_client import EngineClient
 from runtime.processes.supervise.group import Group
 from runtime.processes.supervise.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
@@ -36,8 +36,8 @@ PROMPTS = ["The capital of France is", "3 + 4 =", "서울은", "🦊 and", "One,
 @dataclass
 class Running:
     group: Group
-    front: Front
-    door: TokenizerManager
+    front: EngineClient
+    manager: TokenizerManager
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def start() -> Iterator[Callable[..., Running]]:
         def make(engine: EngineConfig = ENGINE) -> Running:
             place = Path(folder) / str(len(started))
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            group = Group(engine, ServerConfig(), place, None, environment, fronts=("test",))
-            front = Front(place, "test")
+            group = Group(engine, ServerConfig(), place, None, environment, frontends=("test",))
+            front = EngineClient(place, "test")
             while not group.ready:
                 group.wait(0.2)
-            door = front.open(engine, ServerConfig(), load_model(engine), group.facts)
-            started.append(Running(group, front, door))
+            manager = front.open(engine, ServerConfig(), load_model(engine), group.facts)
+            started.append(Running(group, front, manager))
             return started[-1]
 
         yield make
@@ -77,14 +77,14 @@ def requests() -> list[GenerateReqInput]:
     return made
 
 
-async def whole(door: TokenizerManager) -> list[GenerateOutput]:
-    return list(await asyncio.gather(*(door.submit(request) for request in requests())))
+async def whole(manager: TokenizerManager) -> list[GenerateOutput]:
+    return list(await asyncio.gather(*(manager.submit(request) for request in requests())))
 
 
-async def streamed(door: TokenizerManager) -> list[GenerateOutput]:
+async def streamed(manager: TokenizerManager) -> list[GenerateOutput]:
     async def last(request: GenerateReqInput) -> GenerateOutput:
         seen = ""
-        async for output in door.stream(request, cumulative=True):
+        async for output in manager.stream(request, cumulative=True):
             assert output.text.startswith(seen)
             seen = output.text
         return output
@@ -127,15 +127,15 @@ def test_processes_answer_as_threads_do(
     strangers_mail(running)
     mine = launch(ENGINE)
     try:
-        expected = told(asyncio.run(whole(mine.door)))
+        expected = told(asyncio.run(whole(mine.manager)))
     finally:
         mine.close()
-    assert told(asyncio.run(whole(running.door))) == expected
-    assert told(asyncio.run(streamed(running.door))) == expected
-    state = running.door.control(GetStateReq(), 60).data
+    assert told(asyncio.run(whole(running.manager))) == expected
+    assert told(asyncio.run(streamed(running.manager))) == expected
+    state = running.manager.control(GetStateReq(), 60).data
     assert state["live"] == state["running"] == 0
-    assert running.door.control(FlushCacheReq(), 60).ok
-    assert running.door.control(GetStateReq(), 60).data["free"] == running.group.facts["slots"]
+    assert running.manager.control(FlushCacheReq(), 60).ok
+    assert running.manager.control(GetStateReq(), 60).data["free"] == running.group.facts["slots"]
     # One that watches them and stands still for long is not to blame them for it.
     running.group.wait(0.0)
     still = LooksAndStandsStill(running.group._selector)
@@ -155,10 +155,10 @@ def test_all_who_wait_hear_which_process_died(start: Callable[..., Running], vic
     async def ask() -> list[Any]:
         params = SamplingParams(max_new_tokens=1500, ignore_eos=True)
         tasks = [
-            asyncio.ensure_future(running.door.submit(GenerateReqInput(text=text, sampling_params=params)))
+            asyncio.ensure_future(running.manager.submit(GenerateReqInput(text=text, sampling_params=params)))
             for text in PROMPTS
         ]
-        while running.door.live < len(PROMPTS):
+        while running.manager.live < len(PROMPTS):
             await asyncio.sleep(0.01)
         running.group.children[victim].kill()
         with pytest.raises(EngineDead, match=f"the {name} process was killed by SIGKILL") as caught:
@@ -176,7 +176,7 @@ def test_all_who_wait_hear_which_process_died(start: Callable[..., Running], vic
         assert isinstance(outcome, EngineDead)
         assert f"the {name} process was killed by SIGKILL" in str(outcome)
     with pytest.raises(RuntimeFault, match=name):
-        running.door.control(GetStateReq(), 60)
+        running.manager.control(GetStateReq(), 60)
 
 
 def _watch(group: Group) -> None:

@@ -54,7 +54,7 @@ ENDLESS = SamplingParams(max_new_tokens=4000)
 
 
 class Troubled(FakeRunner):
-    """A fake runner with a door that can be shut (but for some steps to come; the next one hangs) and errors
+    """A fake runner with a gate that can be shut (but for some steps to come; the next one hangs) and errors
     that can be ordered. Steps of ENDLESS requests are so slow that 80 s pass until they end."""
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ def pipeline(model: Model, runner: Troubled) -> Iterator[Pipeline]:
 
 
 def blocking(pipeline: Pipeline, request: GenerateReqInput) -> GenerateOutput:
-    return pipeline.door.generate(request)
+    return pipeline.manager.generate(request)
 
 
 def settled(pipeline: Pipeline) -> dict[str, Any]:
     """The scheduler's state once nothing lives in it any more."""
     for _ in range(6000):
-        state = pipeline.door.control(GetStateReq(), 60.0).data
+        state = pipeline.manager.control(GetStateReq(), 60.0).data
         if not (state["running"] or state["waiting"] or state["compiling"]):
             return state
         time.sleep(0.01)
@@ -124,11 +124,11 @@ def test_blocking_async_and_streamed_answers_agree(pipeline: Pipeline, runner: T
     first = blocking(pipeline, request)
 
     async def ask() -> tuple[GenerateOutput, list[GenerateOutput]]:
-        whole = await pipeline.door.submit(request)
+        whole = await pipeline.manager.submit(request)
         runner.free_steps = 10  # no more than that before something was read
         runner.open.clear()
         parts = []
-        async for part in pipeline.door.stream(request, cumulative=True):
+        async for part in pipeline.manager.stream(request, cumulative=True):
             parts.append(part)
             runner.open.set()
         return whole, parts
@@ -155,7 +155,7 @@ def test_many_loops_and_threads_at_once(pipeline: Pipeline) -> None:
         ]
 
     async def gather(seed: int) -> list[GenerateOutput]:
-        return list(await asyncio.gather(*(pipeline.door.submit(request) for request in requests(seed))))
+        return list(await asyncio.gather(*(pipeline.manager.submit(request) for request in requests(seed))))
 
     def by_loop(seed: int) -> list[GenerateOutput]:
         return asyncio.run(gather(seed))
@@ -169,13 +169,13 @@ def test_many_loops_and_threads_at_once(pipeline: Pipeline) -> None:
     assert answers[0] == answers[3]
     assert answers[1] == answers[4]
     assert answers[2] == answers[5]
-    assert pipeline.door.live == 0
+    assert pipeline.manager.live == 0
 
 
 def test_a_cancelled_task_frees_its_request(pipeline: Pipeline, runner: Troubled) -> None:
     async def leave() -> None:
         task = asyncio.create_task(
-            pipeline.door.submit(GenerateReqInput(rid="again", text="the dog", sampling_params=ENDLESS))
+            pipeline.manager.submit(GenerateReqInput(rid="again", text="the dog", sampling_params=ENDLESS))
         )
         await asyncio.sleep(0.05)
         task.cancel()
@@ -183,7 +183,7 @@ def test_a_cancelled_task_frees_its_request(pipeline: Pipeline, runner: Troubled
             await task
 
     asyncio.run(leave())
-    assert pipeline.door.live == 0
+    assert pipeline.manager.live == 0
     state = settled(pipeline)
     assert (state["failed"], state["finished"]) == (1, 0)
     assert state["free"] + state["evictable"] == state["slots"]
@@ -194,14 +194,14 @@ def test_a_cancelled_task_frees_its_request(pipeline: Pipeline, runner: Troubled
 
 def test_leaving_a_stream_aborts(pipeline: Pipeline) -> None:
     async def peek() -> None:
-        stream = pipeline.door.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+        stream = pipeline.manager.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
         async for _ in stream:
             break
         await stream.aclose()
 
     asyncio.run(peek())
     assert settled(pipeline)["failed"] == 1
-    assert pipeline.door.live == 0
+    assert pipeline.manager.live == 0
 
 
 def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
@@ -210,14 +210,14 @@ def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
 
     with ThreadPoolExecutor(3) as pool:
         jobs = {rid: pool.submit(ask, rid) for rid in ("a", "b", "c")}
-        while pipeline.door.live < 3:
+        while pipeline.manager.live < 3:
             time.sleep(0.005)
-        pipeline.door.abort("no such id")
-        pipeline.door.abort("b")
+        pipeline.manager.abort("no such id")
+        pipeline.manager.abort("b")
         with pytest.raises(Aborted):
             jobs["b"].result(60)
         assert not jobs["a"].done()
-        pipeline.door.abort(None)
+        pipeline.manager.abort(None)
         for rid in "ac":
             with pytest.raises(Aborted):
                 jobs[rid].result(60)
@@ -225,19 +225,19 @@ def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
 
 def test_a_loop_that_closed_is_not_waited_for(pipeline: Pipeline) -> None:
     loop = asyncio.new_event_loop()
-    stream = pipeline.door.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
+    stream = pipeline.manager.stream(GenerateReqInput(text="the dog", sampling_params=ENDLESS))
     loop.run_until_complete(anext(stream))
     loop.close()
     assert settled(pipeline)["failed"] == 1
     # What asyncio would do with a generator nobody iterates any more.
     with pytest.raises(StopIteration):
         stream.aclose().send(None)
-    assert pipeline.door.live == 0
+    assert pipeline.manager.live == 0
 
 
 def test_two_live_requests_with_one_id(pipeline: Pipeline) -> None:
     with closing(
-        pipeline.door.texts(GenerateReqInput(rid="x", text="a", sampling_params=ENDLESS))
+        pipeline.manager.texts(GenerateReqInput(rid="x", text="a", sampling_params=ENDLESS))
     ) as outputs:
         next(outputs)
         with pytest.raises(BadRequest) as caught:
@@ -284,7 +284,7 @@ def test_a_bad_constraint_is_told_and_forgotten(pipeline: Pipeline) -> None:
 def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Troubled) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(blocking, pipeline, GenerateReqInput(text="the dog", sampling_params=ENDLESS))
-        while not pipeline.door.live:
+        while not pipeline.manager.live:
             time.sleep(0.005)
         pipeline.close()
         with pytest.raises(EngineDead, match="closed"):
@@ -294,7 +294,7 @@ def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Tro
     with pytest.raises(EngineDead, match="closed"):
         blocking(pipeline, GenerateReqInput(text="the dog"))
     with pytest.raises(EngineDead):
-        pipeline.door.control(FlushCacheReq(), 1.0)
+        pipeline.manager.control(FlushCacheReq(), 1.0)
 
 
 def test_a_hanging_step_is_noticed(model: Model, runner: Troubled) -> None:
@@ -323,7 +323,7 @@ def test_a_dead_scheduler_is_everybodys_error(
     runner.open.clear()
     pool = ThreadPoolExecutor(1)
     asked = pool.submit(blocking, made, GenerateReqInput(text="the dog", sampling_params=ENDLESS))
-    while made.door.live < 1:
+    while made.manager.live < 1:
         time.sleep(0.002)
     monkeypatch.setattr(Loop, "step", broken)
     runner.open.set()
@@ -367,6 +367,6 @@ def test_loading_has_a_deadline(model: Model, runner: Troubled) -> None:
 
 def test_flush_and_state(pipeline: Pipeline) -> None:
     blocking(pipeline, GenerateReqInput(text="the dog"))
-    assert pipeline.door.control(GetStateReq(), 60.0).data["evictable"] > 0
-    assert pipeline.door.control(FlushCacheReq(), 60.0).ok
-    assert pipeline.door.control(GetStateReq(), 60.0).data["evictable"] == 0
+    assert pipeline.manager.control(GetStateReq(), 60.0).data["evictable"] > 0
+    assert pipeline.manager.control(FlushCacheReq(), 60.0).ok
+    assert pipeline.manager.control(GetStateReq(), 60.0).data["evictable"] == 0

@@ -1,4 +1,4 @@
-"""Prompts around a hole, and messages with media, at the front door."""
+"""Prompts around a hole, and messages with media, at the frontend."""
 
 # ruff: noqa: E501 - tables
 

@@ -294,23 +294,23 @@ def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 def test_what_is_said_of_a_choice(tmp_path: Path) -> None:
     folder = write(tmp_path / "x", tokenizer_config={"chat_template": OWN})
-    said = choose(folder).said()
-    assert said["source"] == "checkpoint jinja"
-    assert said["shape"] == "prefixes"
-    assert said["append_only"] is said["keeps_reasoning"] is said["reuses_replies"] is True
-    assert json.loads(json.dumps(said)) == said
+    described = choose(folder).describe()
+    assert described["source"] == "checkpoint jinja"
+    assert described["shape"] == "prefixes"
+    assert described["append_only"] is described["keeps_reasoning"] is described["reuses_replies"] is True
+    assert json.loads(json.dumps(described)) == described
     upper = choose(folder, OWN.replace("m.content", "m.content | upper"))
     assert upper.chat_template is None
-    assert upper.said()["shape"] == "jinja"
-    assert upper.said()["reasons"]
+    assert upper.describe()["shape"] == "jinja"
+    assert upper.describe()["reasons"]
     named = choose(folder, "chatml")
     assert named.chat_template is get_chat_template("chatml")
     assert named.derivation is None
-    assert named.said()["shape"] == "prefixes"
+    assert named.describe()["shape"] == "prefixes"
     broken = choose(folder, "{% for %}")
     assert isinstance(broken.template, JinjaChatTemplate)
     assert broken.chat_template is None
-    assert broken.said()["shape"] is None
+    assert broken.describe()["shape"] is None
 
 
 def test_derivation_is_done_once_and_only_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,5 +331,5 @@ def test_derivation_is_done_once_and_only_when_asked(tmp_path: Path, monkeypatch
     assert first is not None
     assert looked > 10
     assert found.derivation is first
-    assert found.said()["append_only"]
+    assert found.describe()["append_only"]
     assert rendered == looked

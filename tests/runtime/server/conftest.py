@@ -91,7 +91,7 @@ def server(pipeline: Pipeline) -> Iterator[Listening]:
         control_timeout_s=100,
         health_timeout_s=100,
     )
-    with listening(build_app(pipeline.door, config), config) as made:
+    with listening(build_app(pipeline.manager, config), config) as made:
         yield made
 
 
@@ -102,7 +102,7 @@ def paced(pace: Any) -> Any:
 
 
 def idle(pipeline: Pipeline) -> bool:
-    return bool(pipeline.door.live == pipeline.door.control(GetStateReq(), 60).data["live"] == 0)
+    return bool(pipeline.manager.live == pipeline.manager.control(GetStateReq(), 60).data["live"] == 0)
 
 
 @pytest.fixture

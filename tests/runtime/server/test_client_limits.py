@@ -22,7 +22,7 @@ def hurried(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
     """A server that gives requests a minute, and takes four prompts at most."""
     config = ServerConfig(max_batch_items=4, served_model_name="pocket", request_timeout_s=60.0)
     with (
-        serving(build_app(pipeline.door, config), config) as made,
+        serving(build_app(pipeline.manager, config), config) as made,
         httpx.Client(base_url=made.url, timeout=90) as client,
     ):
         yield client
@@ -49,7 +49,7 @@ def test_a_deadline_changes_nothing_else(hurried: httpx.Client) -> None:
 def test_the_deadline_holds(pipeline: Pipeline, serving: Serving, path: str, body: dict[str, Any]) -> None:
     config = ServerConfig(served_model_name="pocket", request_timeout_s=0.002)
     limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
-    with serving(build_app(pipeline.door, config), config) as made:
+    with serving(build_app(pipeline.manager, config), config) as made:
         answer = httpx.post(made.url + path, json={**body, limit: 400, "temperature": 0}, timeout=30)
     assert answer.status_code == 504, answer.text
     assert "error" in answer.json()
@@ -84,7 +84,7 @@ def roomy(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
     """A server with the limits it has by itself."""
     config = ServerConfig(served_model_name="pocket")
     with (
-        serving(build_app(pipeline.door, config), config) as made,
+        serving(build_app(pipeline.manager, config), config) as made,
         httpx.Client(base_url=made.url, timeout=90) as client,
     ):
         yield client

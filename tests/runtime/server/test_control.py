@@ -336,10 +336,10 @@ def test_health_generates_only_where_it_is_wanted(
     pipeline: Pipeline, serving: Callable[..., Any], options: dict[str, Any], asked: int
 ) -> None:
     def requests() -> int:
-        return int(pipeline.door.control(GetStateReq(), 60).data["num_requests_total"])
+        return int(pipeline.manager.control(GetStateReq(), 60).data["num_requests_total"])
 
     config, before = ServerConfig(**options), requests()
-    with serving(build_app(pipeline.door, config), config) as server:
+    with serving(build_app(pipeline.manager, config), config) as server:
         assert httpx.get(f"{server.url}/health", timeout=100).text == "healthy\n"
         assert requests() - before == asked
         assert httpx.get(f"{server.url}/health_generate", timeout=100).text == "healthy\n"
@@ -356,12 +356,12 @@ def test_what_gives_orders_takes_no_get(client: httpx.Client) -> None:
 def test_those_who_ask_for_its_health_at_once_share_one_answer(
     client: httpx.Client, pipeline: Pipeline, pace: Any
 ) -> None:
-    before = pipeline.door.control(GetStateReq(), 60).data["num_requests_total"]
+    before = pipeline.manager.control(GetStateReq(), 60).data["num_requests_total"]
     pace.hold()
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: client.get("/health_generate"), range(64)))
     assert {answer.status_code for answer in answers} == {200}
-    assert pipeline.door.control(GetStateReq(), 60).data["num_requests_total"] - before < 64
+    assert pipeline.manager.control(GetStateReq(), 60).data["num_requests_total"] - before < 64
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
@@ -443,7 +443,7 @@ def test_what_is_counted_is_what_happened(
         *_, last = [line for line in more.iter_lines() if line and "DONE" not in line]
     with running(client, "counted"):
         pass
-    wait_until(lambda: pipeline.door.live == 0)  # until it was seen that the client has gone
+    wait_until(lambda: pipeline.manager.live == 0)  # until it was seen that the client has gone
     made = [answer["meta_info"] for answer in answers] + [json.loads(last[6:])["meta_info"]]
     client.get("/health_generate")
     after = scrape()
@@ -472,11 +472,11 @@ def test_a_dead_engine_is_told_everywhere(serving: Callable[..., Any]) -> None:
     )
     config = ServerConfig(api_key="key")
     try:
-        with serving(build_app(pipeline.door, config), config) as server:
+        with serving(build_app(pipeline.manager, config), config) as server:
             key = {"authorization": "Bearer key"}
             with httpx.Client(base_url=server.url, headers=key, timeout=100) as client:
                 with running(client, "victim") as lines:
-                    pipeline.door.fail_all(EngineDead("the scheduler died", where="scheduler"))
+                    pipeline.manager.fail_all(EngineDead("the scheduler died", where="scheduler"))
                     assert last_error(lines)["code"] == "engine_dead"
                 for path in ("/health", "/health_generate", "/ready"):
                     answer = client.get(path, headers={"authorization": ""})

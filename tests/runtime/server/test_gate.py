@@ -270,7 +270,7 @@ def test_other_origins_may_ask_only_when_the_config_says_so(pipeline: Pipeline) 
     preflight = {"origin": "https://a.example", "access-control-request-method": "POST",
                  "access-control-request-headers": "authorization"}  # fmt: skip
     for origins, allowed in (((), None), (("https://a.example",), "https://a.example"), (("*",), "*")):
-        app = build_app(pipeline.door, ServerConfig(cors_origins=origins, api_key=KEY))
+        app = build_app(pipeline.manager, ServerConfig(cors_origins=origins, api_key=KEY))
         before, plain = ask(
             app,
             ("OPTIONS", "/generate", {"headers": preflight}),
@@ -333,7 +333,7 @@ def test_default_ports_are_the_same_place_and_all_origins_may_be_allowed() -> No
     if method in ("POST", "PUT", "DELETE")
 ])  # fmt: skip
 def test_every_route_that_changes_something_is_guarded(pipeline: Pipeline, path: str) -> None:
-    app = build_app(pipeline.door, ServerConfig())
+    app = build_app(pipeline.manager, ServerConfig())
     headers = {"origin": "https://b.example", "sec-fetch-site": "cross-site"}
     methods = ("POST", "PUT", "DELETE")
     answers = ask(app, *((method, path, {"headers": headers}) for method in methods))  # type: ignore[arg-type]

@@ -55,11 +55,11 @@ def whole(server: Any) -> Any:
 
 
 def engine_says(pipeline: Pipeline, **fields: Any) -> Any:
-    return asyncio.run(pipeline.door.submit(GenerateReqInput(**fields)))
+    return asyncio.run(pipeline.manager.submit(GenerateReqInput(**fields)))
 
 
 def idle(pipeline: Pipeline) -> bool:
-    state = pipeline.door.control(GetStateReq(), 60).data
+    state = pipeline.manager.control(GetStateReq(), 60).data
     return bool(state["running"] == state["waiting"] == 0 and state["protected"] == 0)
 
 
@@ -300,7 +300,7 @@ def test_a_client_that_leaves_a_stream_takes_its_request_along(
         "POST", "/generate", json={"text": "a", "sampling_params": ENDLESS, "stream": True}
     ) as r:
         next(r.iter_lines())
-    wait_until(lambda: pipeline.door.live == 0)
+    wait_until(lambda: pipeline.manager.live == 0)
     wait_until(lambda: idle(pipeline))
 
 
@@ -313,8 +313,8 @@ def test_a_client_that_leaves_an_answer_takes_its_request_along(
     )
     with server.connect() as link:
         link.sendall(head.encode() + b"\r\n\r\n" + body)
-        wait_until(lambda: pipeline.door.live >= 4)
-    wait_until(lambda: pipeline.door.live == 0)
+        wait_until(lambda: pipeline.manager.live >= 4)
+    wait_until(lambda: pipeline.manager.live == 0)
     wait_until(lambda: idle(pipeline))
 
 
@@ -369,7 +369,7 @@ def test_an_aborted_request_answers_with_what_there_is(
         held = pool.submit(
             client.post, "/generate", json={"text": "a", "sampling_params": ENDLESS, "rid": "doomed"}
         )
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 0)
+        wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 0)
         client.post("/abort_request", json={"rid": "doomed"})
         answer = held.result(100)
     assert answer.status_code == 200
@@ -379,7 +379,7 @@ def test_an_aborted_request_answers_with_what_there_is(
     assert told["meta_info"]["id"] == "doomed"
     shared = min(len(told["output_ids"]), 200)
     assert told["output_ids"][:shared] == whole["output_ids"][:shared]
-    assert "\\u001f" not in answer.text, "ids behind the front door stay there"
+    assert "\\u001f" not in answer.text, "ids behind the frontend stay there"
 
 
 def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
@@ -392,7 +392,7 @@ def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
     }
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(client.post, "/generate", json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 1)
+        wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two_0"})
         first, second = held.result(100).json()
         assert [first["meta_info"]["id"], second["meta_info"]["id"]] == ["two_0", "two_1"]
@@ -400,7 +400,7 @@ def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
         assert second["meta_info"]["finish_reason"] == {"type": "length", "length": 300}
         pace.hold()
         held = pool.submit(client.post, "/generate", json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 1)
+        wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two"})
         answer = held.result(100)
     assert answer.status_code == 200

@@ -40,7 +40,7 @@ def test_a_cancelled_request_ends_with_what_there_is(
     body = {**prompt, "temperature": 0, "max_tokens": 1500, "ignore_eos": True, "rid": "long"}
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(client.post, path, json=body)
-        wait_until(lambda: pipeline.door.control(GetStateReq(), 60).data["running"] > 0)
+        wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 0)
         client.post("/abort_request", json={"rid": "long"})
         answer = held.result(100)
     assert answer.status_code == 200, answer.text
@@ -129,7 +129,7 @@ def test_reasoning_that_nobody_can_keep_apart_is_refused(
     pipeline, config = launch(engine), ServerConfig(served_model_name="pocket")
     try:
         with (
-            serving(build_app(pipeline.door, config), config) as made,
+            serving(build_app(pipeline.manager, config), config) as made,
             httpx.Client(base_url=made.url, timeout=60) as silent,
         ):
             for name in ("separate_reasoning", "stream_reasoning"):

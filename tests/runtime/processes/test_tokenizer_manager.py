@@ -1,4 +1,4 @@
-"""The front door around a runner of ints: batches, samples, orders, limits, and who is told of what."""
+"""The frontend around a runner of ints: batches, samples, orders, limits, and who is told of what."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def state(pipeline: Pipeline) -> dict[str, Any]:
-    return pipeline.door.control(GetStateReq(), 60.0).data
+    return pipeline.manager.control(GetStateReq(), 60.0).data
 
 
 def idle(pipeline: Pipeline) -> bool:
     found = state(pipeline)
-    return not (found["running"] or found["waiting"]) and pipeline.door.live == 0
+    return not (found["running"] or found["waiting"]) and pipeline.manager.live == 0
 
 
 def texts(outcomes: list[GenerateOutput | RuntimeFault]) -> list[str]:
@@ -147,13 +147,13 @@ def test_a_batch_gives_what_single_requests_give_blocking_or_not_streamed_or_not
 
     async def ask() -> tuple[list[str], list[str], list[str]]:
         singles = [
-            (await pipeline.door.submit(GenerateReqInput(text=text, sampling_params=own))).text
+            (await pipeline.manager.submit(GenerateReqInput(text=text, sampling_params=own))).text
             for text, own in zip(prompts, params, strict=True)
         ]
-        whole = texts(await pipeline.door.submit_batch(request()))
+        whole = texts(await pipeline.manager.submit_batch(request()))
         last: dict[int, GenerateOutput] = {}
         pieces = [""] * 4
-        async for index, output in pipeline.door.stream_batch(request()):
+        async for index, output in pipeline.manager.stream_batch(request()):
             assert isinstance(output, GenerateOutput)
             assert index not in last or last[index].meta["finish_reason"] is None
             last[index] = output
@@ -161,7 +161,7 @@ def test_a_batch_gives_what_single_requests_give_blocking_or_not_streamed_or_not
         return singles, whole, pieces
 
     singles, whole, streamed = asyncio.run(ask())
-    assert singles == whole == streamed == texts(pipeline.door.batch(request()))
+    assert singles == whole == streamed == texts(pipeline.manager.batch(request()))
     assert idle(pipeline)
 
 
@@ -172,7 +172,7 @@ def test_items_that_fail_report_themselves(pipeline: Pipeline) -> None:
         logprob_start_len=[-1, -1, -1, -1, 99],
         rid=["ra", "rb", "rc", "rd", "re"],
     )
-    outcomes = pipeline.door.batch(request)
+    outcomes = pipeline.manager.batch(request)
     assert isinstance(outcomes[0], GenerateOutput)
     assert outcomes[0].meta["id"] == "ra"
     assert [type(outcome) for outcome in outcomes[1:]] == [BadRequest, BadRequest, PromptTooLong, BadRequest]
@@ -182,7 +182,7 @@ def test_items_that_fail_report_themselves(pipeline: Pipeline) -> None:
 
     async def stream() -> dict[int, Any]:
         request = GenerateReqInput(text=["a", "b"], sampling_params=[{"max_new_tokens": 2}, {"top_k": -7}])
-        return {index: outcome async for index, outcome in pipeline.door.stream_batch(request)}
+        return {index: outcome async for index, outcome in pipeline.manager.stream_batch(request)}
 
     found = asyncio.run(stream())
     assert found[0].meta["finish_reason"]["type"] == "length"
@@ -192,9 +192,9 @@ def test_items_that_fail_report_themselves(pipeline: Pipeline) -> None:
 
 def test_a_request_that_is_wrong_as_a_whole_is_one_error(pipeline: Pipeline) -> None:
     with pytest.raises(ValueError, match="Duplicate request IDs"):
-        pipeline.door.batch(GenerateReqInput(text=["a", "b"], rid=["x", "x"]))
+        pipeline.manager.batch(GenerateReqInput(text=["a", "b"], rid=["x", "x"]))
     with pytest.raises(BadRequest, match="one prompt with one sample"):
-        pipeline.door.generate(GenerateReqInput(text=["a", "b"]))
+        pipeline.manager.generate(GenerateReqInput(text=["a", "b"]))
     assert idle(pipeline)
 
 
@@ -202,7 +202,7 @@ def test_samples_share_one_prefill_and_come_in_rounds(pipeline: Pipeline, runner
     prompts = [LONG + "one", LONG[::-1] + "two"]
     length = [len(pipeline.model.tokenizer.encode(prompt)) for prompt in prompts]
     request = GenerateReqInput(text=prompts, sampling_params={"n": 5, "max_new_tokens": 4}, rid="b")
-    outcomes = pipeline.door.batch(request)
+    outcomes = pipeline.manager.batch(request)
     assert [outcome.meta["id"] for outcome in outcomes if isinstance(outcome, GenerateOutput)] == [
         f"b_{index}" for index in range(10)
     ]
@@ -216,7 +216,7 @@ def test_samples_share_one_prefill_and_come_in_rounds(pipeline: Pipeline, runner
 
 def test_a_prompt_that_cannot_be_taken_fails_all_its_samples(pipeline: Pipeline) -> None:
     request = GenerateReqInput(text=["ok", "x " * 5000], sampling_params={"n": 3, "max_new_tokens": 2})
-    outcomes = pipeline.door.batch(request)
+    outcomes = pipeline.manager.batch(request)
     assert [isinstance(outcome, PromptTooLong) for outcome in outcomes] == [False, True] * 3
 
 
@@ -229,25 +229,25 @@ def test_samples_of_messages_go_through_the_template_once(tokenizer: Tokenizer) 
             calls.append(1)
             return super().prepare(given)
 
-    door = TokenizerManager(Counting(tokenizer, None, Limits(VOCAB, 64, 64)), sent)
+    manager = TokenizerManager(Counting(tokenizer, None, Limits(VOCAB, 64, 64)), sent)
     thread = threading.Thread(
-        target=lambda: door.batch(GenerateReqInput(text="the dog", sampling_params={"n": 3, "seed": 1}))
+        target=lambda: manager.batch(GenerateReqInput(text="the dog", sampling_params={"n": 3, "seed": 1}))
     )
     thread.start()
     wait_for(lambda: len(sent.items) == 1)
     (commit,) = sent.requests()
     assert (commit.sampling_params.max_new_tokens, commit.stream) == (0, False)
-    door.handle(answer(commit.rid))
+    manager.handle(answer(commit.rid))
     wait_for(lambda: len(sent.items) == 4)
     samples = sent.requests()[1:]
     assert [one.sampling_params.seed for one in samples] == [1, 2, 3]
     assert len({one.rid for one in samples}) == 3
     for one in samples:
-        door.handle(answer(one.rid))
+        manager.handle(answer(one.rid))
     thread.join(60)
     assert not thread.is_alive()
     assert len(calls) == 1
-    assert door.live == 0
+    assert manager.live == 0
 
 
 # -- leaving -------------------------------------------------------------------------------------------------
@@ -255,21 +255,21 @@ def test_samples_of_messages_go_through_the_template_once(tokenizer: Tokenizer) 
 
 def test_cancelling_frees_the_scheduler_at_once(pipeline: Pipeline) -> None:
     async def go() -> None:
-        door = pipeline.door
+        manager = pipeline.manager
         endless = GenerateReqInput(text="the dog", sampling_params=ENDLESS)
         batch = GenerateReqInput(text=["a", "b", "c"], sampling_params=ENDLESS)
         samples = GenerateReqInput(text="fox", sampling_params={**ENDLESS, "n": 3})
-        work = (door.submit(endless), door.submit_batch(batch), door.submit_batch(samples))
+        work = (manager.submit(endless), manager.submit_batch(batch), manager.submit_batch(samples))
         tasks = [asyncio.create_task(one) for one in work]
-        while (await door.control_async(GetStateReq(), 60.0)).data["running"] < 7:
+        while (await manager.control_async(GetStateReq(), 60.0)).data["running"] < 7:
             await asyncio.sleep(0.002)
         for task in tasks:
             task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(one, asyncio.CancelledError) for one in done)
         # The next answer of the scheduler comes after it has read the orders to abort.
-        await door.control_async(GetStateReq(), 60.0)
-        assert (await door.control_async(GetStateReq(), 60.0)).data["running"] == 0
+        await manager.control_async(GetStateReq(), 60.0)
+        assert (await manager.control_async(GetStateReq(), 60.0)).data["running"] == 0
 
     asyncio.run(go())
     assert idle(pipeline)
@@ -278,7 +278,7 @@ def test_cancelling_frees_the_scheduler_at_once(pipeline: Pipeline) -> None:
 def test_closing_a_stream_of_a_batch_aborts_the_rest(pipeline: Pipeline) -> None:
     async def go() -> None:
         request = GenerateReqInput(text=["a", "b"], sampling_params=[{"max_new_tokens": 1}, ENDLESS])
-        async with aclosing(pipeline.door.stream_batch(request)) as outputs:
+        async with aclosing(pipeline.manager.stream_batch(request)) as outputs:
             async for _, output in outputs:
                 assert isinstance(output, GenerateOutput)
                 if output.meta["finish_reason"]:
@@ -290,7 +290,7 @@ def test_closing_a_stream_of_a_batch_aborts_the_rest(pipeline: Pipeline) -> None
 
 def test_a_batch_on_a_loop_that_closed_is_given_up(pipeline: Pipeline) -> None:
     loop = asyncio.new_event_loop()
-    outputs = pipeline.door.stream_batch(GenerateReqInput(text=["a", "b"], sampling_params=ENDLESS))
+    outputs = pipeline.manager.stream_batch(GenerateReqInput(text=["a", "b"], sampling_params=ENDLESS))
     loop.run_until_complete(anext(outputs))
     loop.close()
     wait_for(lambda: idle(pipeline))
@@ -304,35 +304,35 @@ def test_a_batch_on_a_loop_that_closed_is_given_up(pipeline: Pipeline) -> None:
 
 def test_aborting_by_id_prefix_and_all(pipeline: Pipeline) -> None:
     async def go() -> None:
-        door = pipeline.door
+        manager = pipeline.manager
 
         def start(rid: str) -> asyncio.Task[GenerateOutput]:
             return asyncio.create_task(
-                door.submit(GenerateReqInput(text="a", rid=rid, sampling_params=ENDLESS))
+                manager.submit(GenerateReqInput(text="a", rid=rid, sampling_params=ENDLESS))
             )
 
         rids = ("job/1", "job/2", "job", "jobs", "other")
         tasks = {rid: start(rid) for rid in rids}
-        while door.live < 5:
+        while manager.live < 5:
             await asyncio.sleep(0.002)
-        door.abort("job")
+        manager.abort("job")
         with pytest.raises(Aborted) as caught:
             await tasks.pop("job")
-        assert caught.value.where == "job", "its own id, not that behind the door"
+        assert caught.value.where == "job", "its own id, not that in the engine"
         partial = caught.value.partial
         assert isinstance(partial, GenerateOutput)
         assert partial.meta["id"] == "job"
         assert partial.meta["finish_reason"] == {"type": "abort"}
         assert len(partial.output_ids) == partial.meta["completion_tokens"]
-        assert door.live == 4
-        door.abort("job/", prefix=True)
+        assert manager.live == 4
+        manager.abort("job/", prefix=True)
         for rid in ("job/1", "job/2"):
             with pytest.raises(Aborted):
                 await tasks.pop(rid)
         assert sorted(tasks) == ["jobs", "other"]
         assert not any(task.done() for task in tasks.values())
-        door.abort("nobody")
-        door.abort(None)
+        manager.abort("nobody")
+        manager.abort(None)
         for task in tasks.values():
             with pytest.raises(Aborted):
                 await task
@@ -345,10 +345,10 @@ def test_samples_that_were_not_sent_yet_can_be_aborted(pipeline: Pipeline, runne
     runner.open.clear()
     found: list[Any] = []
     request = GenerateReqInput(text="the dog", sampling_params={"n": 3, "max_new_tokens": 2}, rid="s")
-    thread = threading.Thread(target=lambda: found.extend(pipeline.door.batch(request)))
+    thread = threading.Thread(target=lambda: found.extend(pipeline.manager.batch(request)))
     thread.start()
-    wait_for(lambda: pipeline.door.live == 1)
-    pipeline.door.abort("s_1")
+    wait_for(lambda: pipeline.manager.live == 1)
+    pipeline.manager.abort("s_1")
     runner.open.set()
     thread.join(60)
     assert [isinstance(one, Aborted) for one in found] == [False, True, False]
@@ -357,13 +357,13 @@ def test_samples_that_were_not_sent_yet_can_be_aborted(pipeline: Pipeline, runne
 def test_two_live_requests_with_one_id(pipeline: Pipeline) -> None:
     async def go() -> None:
         first = asyncio.create_task(
-            pipeline.door.submit(GenerateReqInput(text="a", rid="same", sampling_params=ENDLESS))
+            pipeline.manager.submit(GenerateReqInput(text="a", rid="same", sampling_params=ENDLESS))
         )
-        while pipeline.door.live < 1:
+        while pipeline.manager.live < 1:
             await asyncio.sleep(0.002)
         with pytest.raises(BadRequest, match="'same' is still running"):
-            await pipeline.door.submit(GenerateReqInput(text="b", rid="same"))
-        outcomes = await pipeline.door.submit_batch(
+            await pipeline.manager.submit(GenerateReqInput(text="b", rid="same"))
+        outcomes = await pipeline.manager.submit_batch(
             GenerateReqInput(text=["a", "b"], rid=["same", "new"], sampling_params={"max_new_tokens": 1})
         )
         assert isinstance(outcomes[0], BadRequest)
@@ -405,14 +405,14 @@ def answer(rid: str, text: str = "x", finish: FinishReason | None = END, **more:
     return BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, text, delta)])
 
 
-def ask(door: TokenizerManager, sent: Sent, **fields: Any) -> Future[GenerateOutput]:
+def ask(manager: TokenizerManager, sent: Sent, **fields: Any) -> Future[GenerateOutput]:
     """The answer to a request that has been sent and is waited for in a thread."""
     before = len(sent.items)
     found: Future[GenerateOutput] = Future()
 
     def wait() -> None:
         try:
-            found.set_result(door.generate(GenerateReqInput(**fields)))
+            found.set_result(manager.generate(GenerateReqInput(**fields)))
         except RuntimeFault as fault:
             found.set_exception(fault)
 
@@ -427,134 +427,136 @@ def sent() -> Sent:
 
 
 @pytest.fixture
-def door(tokenizer: Tokenizer, sent: Sent) -> TokenizerManager:
+def manager(tokenizer: Tokenizer, sent: Sent) -> TokenizerManager:
     return TokenizerManager(
         Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent, name="worker-1", max_live=2
     )
 
 
-def test_answers_find_their_way_back_by_name(door: TokenizerManager, sent: Sent) -> None:
-    ask(door, sent, text="a", rid="r")
-    ask(door, sent, text="a", choices=["b"])
+def test_answers_find_their_way_back_by_name(manager: TokenizerManager, sent: Sent) -> None:
+    ask(manager, sent, text="a", rid="r")
+    ask(manager, sent, text="a", choices=["b"])
     assert {one.http_worker_ipc for one in sent.requests()} == {"worker-1"}
     assert "worker-1" in sent.requests()[0].rid
     with pytest.raises(BadRequest, match="x1f"):
-        door.generate(GenerateReqInput(text="a", rid="r\x1fs"))
+        manager.generate(GenerateReqInput(text="a", rid="r\x1fs"))
 
 
-def test_more_requests_than_are_taken(door: TokenizerManager, sent: Sent) -> None:
-    first, _ = [ask(door, sent, text="a") for _ in range(2)]
+def test_more_requests_than_are_taken(manager: TokenizerManager, sent: Sent) -> None:
+    first, _ = [ask(manager, sent, text="a") for _ in range(2)]
     with pytest.raises(QueueFull, match="The request queue is full") as caught:
-        door.generate(GenerateReqInput(text="a"))
+        manager.generate(GenerateReqInput(text="a"))
     assert caught.value.status == 503
-    door.handle(answer(sent.requests()[0].rid))
+    manager.handle(answer(sent.requests()[0].rid))
     assert first.result(60).text == "x"
-    ask(door, sent, text="a")
+    ask(manager, sent, text="a")
 
 
-def test_orders_reach_requests_of_other_front_doors(door: TokenizerManager, sent: Sent) -> None:
-    door.abort("r")
-    door.abort("job", prefix=True)
-    door.abort(None)
+def test_orders_reach_requests_of_other_frontends(manager: TokenizerManager, sent: Sent) -> None:
+    manager.abort("r")
+    manager.abort("job", prefix=True)
+    manager.abort(None)
     assert [(one.rid, one.prefix, one.abort_all) for one in sent.items if isinstance(one, AbortReq)] == [
         ("r\x1f", True, False), ("job", True, False), ("", False, True),
     ]  # fmt: skip
 
 
-def test_what_failed_here_is_cancelled_there(door: TokenizerManager, sent: Sent) -> None:
-    asked = ask(door, sent, text="a")
+def test_what_failed_here_is_cancelled_there(manager: TokenizerManager, sent: Sent) -> None:
+    asked = ask(manager, sent, text="a")
     (request,) = sent.requests()
     fault = InternalFault("the detokeniser dropped it")
-    door.handle(answer(request.rid, "", FinishReason("abort", error=fault.to_dict())))
+    manager.handle(answer(request.rid, "", FinishReason("abort", error=fault.to_dict())))
     with pytest.raises(InternalFault, match="dropped it"):
         asked.result(60)
     assert AbortReq(rid=request.rid) in sent.items
 
 
-def test_a_failed_group_is_everybodys_error(door: TokenizerManager, sent: Sent) -> None:
+def test_a_failed_group_is_everybodys_error(manager: TokenizerManager, sent: Sent) -> None:
     async def go() -> None:
         tasks = [
-            asyncio.create_task(door.submit(GenerateReqInput(text="a"))),
-            asyncio.create_task(door.submit_batch(GenerateReqInput(text=["b"]))),
-            asyncio.create_task(door.control_async(GetStateReq(), 10.0)),
-            asyncio.create_task(door.embed(EmbeddingReqInput(text="c"))),
+            asyncio.create_task(manager.submit(GenerateReqInput(text="a"))),
+            asyncio.create_task(manager.submit_batch(GenerateReqInput(text=["b"]))),
+            asyncio.create_task(manager.control_async(GetStateReq(), 10.0)),
+            asyncio.create_task(manager.embed(EmbeddingReqInput(text="c"))),
         ]
         while len(sent.items) < 4:
             await asyncio.sleep(0.002)
-        door.handle(GroupFailed(message="the scheduler was killed by signal 9", where="scheduler"))
+        manager.handle(GroupFailed(message="the scheduler was killed by signal 9", where="scheduler"))
         done = await asyncio.gather(*tasks, return_exceptions=True)
         faults: list[Any] = [one[0] if isinstance(one, list) else one for one in done]
         assert [type(fault) for fault in faults] == [EngineDead] * 4
         assert all("signal 9" in str(fault) and fault.where == "scheduler" for fault in faults)
         with pytest.raises(EngineDead, match="signal 9"):
-            await door.submit(GenerateReqInput(text="a"))
+            await manager.submit(GenerateReqInput(text="a"))
         with pytest.raises(EngineDead, match="signal 9"):
-            door.batch(GenerateReqInput(text=["a"]))
+            manager.batch(GenerateReqInput(text=["a"]))
 
     asyncio.run(go())
-    assert door.live == 0
+    assert manager.live == 0
 
 
-def test_questions_have_a_deadline(door: TokenizerManager, sent: Sent) -> None:
+def test_questions_have_a_deadline(manager: TokenizerManager, sent: Sent) -> None:
     with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
-        door.control(GetStateReq(), 0.01)
+        manager.control(GetStateReq(), 0.01)
     late = sent.items[-1]
-    door.handle(ControlOutput(rid=late.rid, ok=True))
+    manager.handle(ControlOutput(rid=late.rid, ok=True))
 
     async def go() -> None:
         with pytest.raises(DeadlineExceeded):
-            await door.control_async(GetStateReq(), 0.01)
+            await manager.control_async(GetStateReq(), 0.01)
 
     asyncio.run(go())
 
 
 def test_a_request_nobody_answers_ends_after_its_deadline(
-    door: TokenizerManager, sent: Sent, monkeypatch: pytest.MonkeyPatch
+    manager: TokenizerManager, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.processes.frontend.request_state.GRACE_S", 0.01)
-    outcomes = door.batch(GenerateReqInput(text=["a"], timeout_s=0.01))
+    outcomes = manager.batch(GenerateReqInput(text=["a"], timeout_s=0.01))
     assert isinstance(outcomes[0], DeadlineExceeded)
     assert isinstance(sent.items[-1], AbortReq)
 
     async def go() -> None:
         with pytest.raises(DeadlineExceeded):
-            await door.submit(GenerateReqInput(text="a", timeout_s=0.01))
+            await manager.submit(GenerateReqInput(text="a", timeout_s=0.01))
 
     asyncio.run(go())
-    assert door.live == 0
+    assert manager.live == 0
 
 
 def test_encoders_do_not_generate(tokenizer: Tokenizer, sent: Sent) -> None:
     info = ModelInfo(path="x", served_name="bert", is_generation=False)
-    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent, model=info)
-    for wrong in (lambda: door.generate(GenerateReqInput(text="a")),
-                  lambda: door.batch(GenerateReqInput(text=["a"]))):  # fmt: skip
+    manager = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent, model=info)
+    for wrong in (lambda: manager.generate(GenerateReqInput(text="a")),
+                  lambda: manager.batch(GenerateReqInput(text=["a"]))):  # fmt: skip
         with pytest.raises(BadRequest, match="bert gives vectors"):
             wrong()
-    assert door.model is info
+    assert manager.model is info
     assert not sent.items
 
 
 # -- vectors -------------------------------------------------------------------------------------------------
 
 
-def test_vectors_come_in_order_with_the_users_ids(door: TokenizerManager, sent: Sent) -> None:
+def test_vectors_come_in_order_with_the_users_ids(manager: TokenizerManager, sent: Sent) -> None:
     async def go() -> list[EmbeddingOutput]:
         task = asyncio.create_task(
-            door.embed(EmbeddingReqInput(text=["a", "the dog"], rid="e", dimensions=2))
+            manager.embed(EmbeddingReqInput(text=["a", "the dog"], rid="e", dimensions=2))
         )
         while len(sent.items) < 2:
             await asyncio.sleep(0.002)
         requests: list[TokenizedEmbeddingReqInput] = list(sent.items)
         assert all(one.dimensions == 2 and one.http_worker_ipc == "worker-1" for one in requests)
-        assert requests[1].input_ids == door.tokenizer.encode("the dog")
+        assert requests[1].input_ids == manager.tokenizer.encode("the dog")
         for one, vector in zip(reversed(requests), ([0.5], [0.25]), strict=True):
-            door.handle(BatchEmbeddingOutput(rids=[one.rid], outputs=[EmbeddingOutput(one.rid, vector, 3)]))
+            manager.handle(
+                BatchEmbeddingOutput(rids=[one.rid], outputs=[EmbeddingOutput(one.rid, vector, 3)])
+            )
         return await task
 
     found = asyncio.run(go())
     assert [(one.rid, one.embedding) for one in found] == [("e_0", [0.25]), ("e_1", [0.5])]
-    assert door.live == 0
+    assert manager.live == 0
 
 
 @pytest.mark.parametrize(
@@ -571,37 +573,37 @@ def test_vectors_come_in_order_with_the_users_ids(door: TokenizerManager, sent: 
     ],
 )
 def test_wrong_requests_for_vectors(
-    door: TokenizerManager, sent: Sent, fields: dict[str, Any], where: str
+    manager: TokenizerManager, sent: Sent, fields: dict[str, Any], where: str
 ) -> None:
     with pytest.raises(BadRequest) as caught:
-        asyncio.run(door.embed(EmbeddingReqInput(**fields)))
+        asyncio.run(manager.embed(EmbeddingReqInput(**fields)))
     assert caught.value.where == where
     assert not sent.items
 
 
-def test_a_vector_that_fails_and_one_that_is_not_waited_for(door: TokenizerManager, sent: Sent) -> None:
+def test_a_vector_that_fails_and_one_that_is_not_waited_for(manager: TokenizerManager, sent: Sent) -> None:
     async def go() -> None:
-        task = asyncio.create_task(door.embed(EmbeddingReqInput(text=["a", "b"])))
+        task = asyncio.create_task(manager.embed(EmbeddingReqInput(text=["a", "b"])))
         while len(sent.items) < 2:
             await asyncio.sleep(0.002)
         rid = sent.items[0].rid
         reason = FinishReason("abort", error=InternalFault("no numbers").to_dict())
-        door.handle(BatchEmbeddingOutput(rids=[rid], outputs=[EmbeddingOutput(rid, [], finish=reason)]))
+        manager.handle(BatchEmbeddingOutput(rids=[rid], outputs=[EmbeddingOutput(rid, [], finish=reason)]))
         rid = sent.items[1].rid
-        door.handle(BatchEmbeddingOutput(rids=[rid], outputs=[EmbeddingOutput(rid, [1.0])]))
+        manager.handle(BatchEmbeddingOutput(rids=[rid], outputs=[EmbeddingOutput(rid, [1.0])]))
         failed, well = await task
         assert isinstance(failed, InternalFault)
         assert "no numbers" in str(failed)
         assert isinstance(well, EmbeddingOutput)
         assert well.embedding == [1.0]
-        task = asyncio.create_task(door.embed(EmbeddingReqInput(text="c")))
+        task = asyncio.create_task(manager.embed(EmbeddingReqInput(text="c")))
         await asyncio.sleep(0.02)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(go())
-    assert door.live == 0
+    assert manager.live == 0
 
 
 # -- what is told --------------------------------------------------------------------------------------------
@@ -631,27 +633,27 @@ class Diary:
 
 def test_observers_hear_each_event_once(pipeline: Pipeline) -> None:
     diary = Diary()
-    pipeline.door.observe(diary)
+    pipeline.manager.observe(diary)
 
     async def go() -> None:
         request = GenerateReqInput(
             text="the dog", rid="r", sampling_params={"max_new_tokens": 3}, custom_labels={"team": "x"}
         )
-        _ = [output async for output in pipeline.door.stream(request)]
-        await pipeline.door.submit(GenerateReqInput(text="a", log_metrics=False))
+        _ = [output async for output in pipeline.manager.stream(request)]
+        await pipeline.manager.submit(GenerateReqInput(text="a", log_metrics=False))
         task = asyncio.create_task(
-            pipeline.door.submit(GenerateReqInput(text="b", rid="left", sampling_params=ENDLESS))
+            pipeline.manager.submit(GenerateReqInput(text="b", rid="left", sampling_params=ENDLESS))
         )
-        while pipeline.door.live < 1:
+        while pipeline.manager.live < 1:
             await asyncio.sleep(0.002)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         doomed = asyncio.create_task(
-            pipeline.door.submit(GenerateReqInput(text="b", rid="doomed", sampling_params=ENDLESS))
+            pipeline.manager.submit(GenerateReqInput(text="b", rid="doomed", sampling_params=ENDLESS))
         )
-        while pipeline.door.live < 1:
+        while pipeline.manager.live < 1:
             await asyncio.sleep(0.002)
-        pipeline.door.abort("doomed")
+        pipeline.manager.abort("doomed")
         await asyncio.gather(doomed, return_exceptions=True)
 
     asyncio.run(go())
@@ -675,7 +677,7 @@ def test_meta_has_the_public_names(pipeline: Pipeline) -> None:
         text="the dog sleeps", rid="m", sampling_params={"max_new_tokens": 2, "seed": 1}, return_logprob=True,
         logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True, return_prompt_token_ids=True,
     )  # fmt: skip
-    output = asyncio.run(pipeline.door.submit(request))
+    output = asyncio.run(pipeline.manager.submit(request))
     ids, meta = pipeline.model.tokenizer.encode("the dog sleeps"), output.meta
     assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"]) == ("m", len(ids), 2)
     assert meta["finish_reason"] == {"type": "length", "length": 2}
@@ -690,7 +692,7 @@ def test_meta_has_the_public_names(pipeline: Pipeline) -> None:
                  "first_token_latency", "jumped_tokens", "decode_steps", "weight_version"):  # fmt: skip
         assert name in meta
     plain = asyncio.run(
-        pipeline.door.submit(GenerateReqInput(text="a", sampling_params={"max_new_tokens": 1}))
+        pipeline.manager.submit(GenerateReqInput(text="a", sampling_params={"max_new_tokens": 1}))
     )
     assert not any("logprob" in name for name in plain.meta)
 
@@ -708,31 +710,33 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
     assert opening is not None
     assert closing is not None
     marks = marks_of("auto", tokenizer.added_id, tokenizer.encode)
-    door = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), marks=marks), sent)
+    manager = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64), marks=marks), sent)
     cases = [([opening, 7, closing, 8], 3), ([opening, 7, 8], 3), ([7, closing], 0), ([], 0)]
     for ids, count in cases:
-        asked = ask(door, sent, text="a")
+        asked = ask(manager, sent, text="a")
         rid = sent.requests()[-1].rid
         for token in ids:
-            door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", TokenOutput(rid, [token]))]))
+            manager.handle(
+                BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", TokenOutput(rid, [token]))])
+            )
         end = TokenOutput(rid, [], finish=FinishReason("stop"))
-        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", end)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", end)]))
         assert asked.result(60).meta["reasoning_tokens"] == count
 
 
-def test_a_slow_reader_gets_all_in_fewer_pieces(door: TokenizerManager, sent: Sent) -> None:
+def test_a_slow_reader_gets_all_in_fewer_pieces(manager: TokenizerManager, sent: Sent) -> None:
     async def go() -> list[GenerateOutput]:
-        stream = door.stream(GenerateReqInput(text="a", return_logprob=True))
+        stream = manager.stream(GenerateReqInput(text="a", return_logprob=True))
         first = asyncio.ensure_future(anext(stream))
         while not sent.items:
             await asyncio.sleep(0.002)
         rid = sent.requests()[0].rid
-        door.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
+        manager.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
         got = [await first]
         for text in "bcd":
-            door.handle(answer(rid, text, None, output_logprobs=[-2.0]))
+            manager.handle(answer(rid, text, None, output_logprobs=[-2.0]))
         last = TokenOutput(rid, [6, 7], replaced=1, output_logprobs=[-3.0, -4.0], finish=FinishReason("stop"))
-        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
         return got + [output async for output in stream]
 
     outputs = asyncio.run(go())
@@ -743,18 +747,18 @@ def test_a_slow_reader_gets_all_in_fewer_pieces(door: TokenizerManager, sent: Se
     assert [output.meta["output_token_logprobs_length"] for output in outputs] == [1, 5]
 
 
-def test_what_was_handed_out_is_taken_back(door: TokenizerManager, sent: Sent) -> None:
+def test_what_was_handed_out_is_taken_back(manager: TokenizerManager, sent: Sent) -> None:
     async def go(cumulative: bool) -> list[OutputDelta]:
-        stream = door.stream(GenerateReqInput(text="a", return_logprob=True), cumulative=cumulative)
+        stream = manager.stream(GenerateReqInput(text="a", return_logprob=True), cumulative=cumulative)
         first = asyncio.ensure_future(anext(stream))
         before = len(sent.items)
         while len(sent.items) == before:
             await asyncio.sleep(0.002)
         rid = sent.requests()[-1].rid
-        door.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
+        manager.handle(answer(rid, "a", None, output_logprobs=[-1.0]))
         got = [await first]
         last = TokenOutput(rid, [6, 7], replaced=1, output_logprobs=[-3.0, -4.0], finish=FinishReason("stop"))
-        door.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
+        manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "e", last)]))
         return got + [output async for output in stream]
 
     for cumulative in (False, True):
@@ -781,7 +785,7 @@ def test_limits_name_both_numbers(tokenizer: Tokenizer) -> None:
 
 def test_a_message_of_the_user_is_named_when_wrong(pipeline: Pipeline) -> None:
     with pytest.raises(BadRequest) as caught:
-        pipeline.door.generate(
+        pipeline.manager.generate(
             GenerateReqInput(messages=[Message(role=5, content="a")]),  # type: ignore[arg-type]
         )
     assert caught.value.where == "messages[0].role"
