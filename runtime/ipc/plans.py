@@ -136,13 +136,13 @@ class PlanWriter:
         return Launch(self._number, StepPlan(rows, plan.segments, plan.released), changes, at_once)
 
     def forget(self, plan: StepPlan) -> None:
-        """It was not sent after all: tell everything of its sequences once more."""
+        """It was not sent after all: send everything of its sequences once more."""
         for row in plan.rows:
             self._known.pop(row.seq, None)
 
     def _change(self, row: Row) -> Change | None:
         known = self._known.get(row.seq)
-        fresh = known is None  # then all is told: the other side may know other things of it
+        fresh = known is None  # then all is sent: the other side may know other things of it
         if known is None:
             known = self._known[row.seq] = _Sequence()
         sampling = prompt = output = None

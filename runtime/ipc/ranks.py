@@ -57,7 +57,7 @@ class Ranks:
         return [self._answers[rank].popleft() for rank in wanted]
 
     def lost(self, rank: int, how: str) -> None:
-        """This rank is gone, as who watches it saw: whoever waits for any of them hears of it now."""
+        """This rank is gone, as whoever watches it found out: gather() ends with that now."""
         if self._lost is None:
             self._lost = rank, how
         self.close()

@@ -41,7 +41,7 @@ class ServerContext:
     config   limits, and what is switched on
     metrics  counters of this process
     clock    seconds since 1970, for `created` fields
-    info     what /server_info tells of the options the server was started with; no secrets
+    info     what /server_info shows of the options the server was started with; no secrets
     """
 
     manager: TokenizerManager

@@ -6,7 +6,7 @@
                                          other servers spell it
 
 At most one of them. It knows no route, and compiles nothing: what is wrong inside of a schema or grammar is
-said later, under the name the client used (`Asked.words`).
+reported later, under the name the client used (`Asked.words`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """BatchRequest: many requests at once, each with an answer or an error of its own.
 
 With several samples of a prompt, the prompt is computed first and alone (a request for no new tokens leaves
-it in the prefix cache), then its samples are sent. It does not wait itself: whoever drives it is told by
+it in the prefix cache), then its samples are sent. It does not wait itself: whoever drives it is notified by
 `notify` that there may be something to take.
 """
 
@@ -173,7 +173,7 @@ class BatchRequest:
         )
         try:
             state = self._manager.open(
-                request, Job((tokens,), deadline=job.deadline), self._teller(True, prompt)
+                request, Job((tokens,), deadline=job.deadline), self._notifier(True, prompt)
             )
         except RuntimeFault as fault:
             self._samples_fail(prompt, fault)
@@ -206,7 +206,7 @@ class BatchRequest:
         if index >= self._prompts:
             job = self._manager.another(job, item)
         try:
-            state = self._manager.open(item, job, self._teller(False, index))
+            state = self._manager.open(item, job, self._notifier(False, index))
         except RuntimeFault as fault:
             self._settle(index, fault)
             return
@@ -246,12 +246,12 @@ class BatchRequest:
         for index in self._samples(prompt):
             self._settle(index, fault)
 
-    def _teller(self, is_commit: bool, index: int) -> Callable[[], None]:
-        def tell() -> None:
+    def _notifier(self, is_commit: bool, index: int) -> Callable[[], None]:
+        def notify() -> None:
             self._changed.append((is_commit, index))
             self._notify()
 
-        return tell
+        return notify
 
 
 def _resolved(

@@ -1,4 +1,4 @@
-"""A frontend for a loaded checkpoint: what it accepts and what it tells of the model.
+"""A frontend for a loaded checkpoint: what it accepts and its facts about the model.
 
 The same for an engine in this process and for a process of its own.
 """

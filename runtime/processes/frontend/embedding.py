@@ -282,7 +282,7 @@ class EmbeddingFrontend:
         self._check()
         request.normalize_batch_and_arguments()
         waiter = Waiter()
-        make = partial(self._made, request, waiter.teller(lambda: None))
+        make = partial(self._made, request, waiter.notifier(lambda: None))
         if _text_size(request) > LONG:
             waiting = await waiter.loop.run_in_executor(None, make)
         else:
@@ -324,7 +324,7 @@ class EmbeddingFrontend:
                 )
             self._waiting.update(dict.fromkeys(waiting.index, waiting))
         try:
-            # After they are registered: who ends the engine in between tells them, or is seen here.
+            # After they are registered: who ends the engine in between fails them, or is seen here.
             self._check()
             waiting.start()
             for one in waiting.sent:

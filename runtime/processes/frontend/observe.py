@@ -1,4 +1,4 @@
-"""What the frontend tells those who count: one call per event of a request. Counts nothing itself."""
+"""What the frontend reports to observers: one call per event of a request. Counts nothing itself."""
 
 from __future__ import annotations
 

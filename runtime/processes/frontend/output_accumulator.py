@@ -1,7 +1,7 @@
 """OutputAccumulator: outputs of one engine request added up, and their meta_info.
 
 A request that does not stream is added up to its end; a stream's accumulator is drained whenever its reader
-takes what is new, so no event costs more than it tells. Knows no threads and no queues.
+takes what is new, so no event costs more than it adds. Knows no threads and no queues.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class OutputAccumulator:
     # -- meta_info -------------------------------------------------------------------------------------------
 
     def counters(self) -> dict[str, Any]:
-        """What every answer tells."""
+        """What every answer contains."""
         last = self.last
         if last is None:
             return {}
@@ -194,6 +194,6 @@ class OutputAccumulator:
 
 
 def _last(ids: Sequence[int], count: int) -> list[int | None]:
-    """The last `count` ids; None for those that stand before them (what a session said earlier)."""
+    """The last `count` ids; None for those that stand before them (what a session contained before)."""
     missing = max(0, count - len(ids))
     return [None] * missing + list(ids[len(ids) - (count - missing) :])

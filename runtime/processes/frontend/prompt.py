@@ -94,7 +94,7 @@ class PromptReader:
             return Prompt(None, self._check_ids(request.input_ids))
         most = max(self._limit * self._tokenizer.longest, at_least)
         if not self._truncates:
-            # A template may leave out what was said before: that much is not held against a conversation.
+            # A template may leave out earlier turns: that much is not held against a conversation.
             self._check_size(_size(request), _DROPPED * most if request.messages else most)
         text, media = request.text or "", Rendered("")
         stop_str: tuple[str, ...] = ()

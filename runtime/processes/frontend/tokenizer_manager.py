@@ -200,7 +200,7 @@ class TokenizerManager:
             else:
                 batch.prepare()
             # Where the caller's loop is closed, nobody will ever take the answers.
-            batch.begin(waiter.teller(batch.leave))
+            batch.begin(waiter.notifier(batch.leave))
             while True:
                 for pair in batch.take():
                     yield pair
@@ -273,7 +273,7 @@ class TokenizerManager:
     async def control_async(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """The same for event loops."""
         waiter = Waiter()
-        with self._asked(request, waiter.teller(lambda: None)) as answer:
+        with self._asked(request, waiter.notifier(lambda: None)) as answer:
             return answer.get(await waiter.wait(timeout), timeout, self._gone)
 
     @contextmanager

@@ -13,7 +13,7 @@ from runtime.protocol.io_struct import ControlOutput
 
 
 class Waker:
-    """Wakes the coroutines of one event loop from any thread. Those that are told before the loop comes to it
+    """Wakes the coroutines of one event loop from any thread. Those notified before the loop comes to it
     are woken together: a step with many streams costs one system call, not one each."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -51,16 +51,16 @@ class Waiter:
         self._woken = False
         self._waiting: asyncio.Future[None] | None = None
 
-    def teller(self, on_closed: Callable[[], None]) -> Callable[[], None]:
+    def notifier(self, on_closed: Callable[[], None]) -> Callable[[], None]:
         """What wakes the coroutine, from any thread. `on_closed`: called instead when its loop is closed."""
 
-        def tell() -> None:
+        def notify() -> None:
             try:
                 self._waker.wake(self)
             except RuntimeError:
                 on_closed()
 
-        return tell
+        return notify
 
     def wake(self) -> None:
         """Called by its loop."""

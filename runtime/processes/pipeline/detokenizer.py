@@ -167,7 +167,7 @@ def _of_first_id(first: TokenOutput, then: TokenOutput, name: str) -> Any:
 
 JOIN: dict[str, Callable[[TokenOutput, TokenOutput, str], Any]] = {
     **dict.fromkeys(("rid", "finish"), _later),
-    # Counts and times, which every output tells from the request's beginning on.
+    # Counts and times, which every output carries from the request's beginning on.
     **dict.fromkeys(
         (
             "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps",

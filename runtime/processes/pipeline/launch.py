@@ -73,7 +73,7 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
         deadline = time.monotonic() + config.close_timeout_s
         for thread in (worker.thread, reader.thread):
             thread.join(max(0.0, deadline - time.monotonic()))
-        # Whoever still waits (a thread that hangs gave no answer) hears it now.
+        # Whoever still waits (a thread that hangs gave no answer) gets this.
         manager.fail_all(EngineDead("the engine was closed"))
 
     # An interpreter that ends while a thread is inside the tensor library ends with a crash.
@@ -136,7 +136,7 @@ class _Worker:
         try:
             process.run()
         except BaseException as error:
-            # The reader finds its mailbox closed, asks for the cause and tells everybody who waits.
+            # The reader finds its mailbox closed, asks for the cause and fails all requests with it.
             self.cause = error
             if not isinstance(error, Exception):
                 raise
@@ -184,7 +184,7 @@ class _Reader:
         except MailboxClosed:
             cause = self._worker.cause
             self._manager.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
-        except Exception as error:  # noqa: BLE001 - told to all who wait; without this thread nothing goes on
+        except Exception as error:  # noqa: BLE001 - sent to all who wait; without this thread nothing goes on
             self._manager.fail_all(_dead_of(error))
         finally:
             self._worker.stop()

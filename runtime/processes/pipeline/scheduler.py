@@ -115,12 +115,12 @@ class SchedulerProcess:
 
     def give_up(self, fault: RuntimeFault) -> None:
         """From any thread: nothing can be computed any more. `run` answers everybody with `fault`, and raises
-        it, within LOST_S. Until then mail is still taken: whoever sends some gets the reason."""
+        it, within LOST_S. Until then messages are still taken: whoever sends some gets the reason."""
         self._lost = fault
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the work in hand began; 0 while waiting for mail."""
+        """Seconds since the current work began; 0 while waiting for messages."""
         since = self._working_since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 
@@ -203,7 +203,7 @@ class SchedulerProcess:
     def _add(self, request: TokenizedGenerateReqInput) -> None:
         rid, frontend, params = request.rid, request.http_worker_ipc, request.sampling_params
         if rid in self._live:
-            # The detokeniser could not tell the deltas of the two apart, so it only passes this answer on.
+            # The detokeniser could not distinguish the deltas of the two, so it only passes this answer on.
             taken = _failed(
                 rid, frontend, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
             )

@@ -55,7 +55,7 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """The child is alive; stalled_s: how long its work in hand has taken."""
+    """The child is alive; stalled_s: how long its current work has taken."""
 
     stalled_s: float = 0.0
 

@@ -57,7 +57,7 @@ def main() -> int:
         ROLES.load(spec.role)(spec, lifecycle)
     except BaseException as error:
         if lifecycle.stopping is None:
-            # The supervisor tells the user. A defect's traceback is for the log.
+            # The supervisor reports it to the user. A defect's traceback is for the log.
             found = fault_of(error)
             if isinstance(found, InternalFault):
                 log.error("ends: %s", error, exc_info=error)

@@ -75,7 +75,7 @@ class DetokenizerProcess:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds since the work in hand began; 0 while waiting for mail."""
+        """Seconds since the current work began; 0 while waiting for messages."""
         since = self._working_since
         return 0.0 if since is None else max(0.0, self._clock() - since)
 

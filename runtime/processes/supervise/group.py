@@ -279,8 +279,8 @@ class Group:
             return
         limit = self.engine.step_timeout_s
         for child in self.children:
-            silent = self._looked - child.reported_at
-            if max(silent, child.stalled_s) > limit:
+            quiet_s = self._looked - child.reported_at
+            if max(quiet_s, child.stalled_s) > limit:
                 child.kill()  # it would not end by itself
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(STOP_S)  # nobody is to wait until it receives anything

@@ -30,7 +30,7 @@ EXIT_S = 10.0
 
 
 class Lifecycle:
-    """`stalled_s` may be replaced: how long the work in hand has taken."""
+    """`stalled_s` may be replaced: how long the current work has taken."""
 
     def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
         self._end, self._spec = end, spec

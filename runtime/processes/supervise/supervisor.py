@@ -100,7 +100,7 @@ class Supervisor:
         log.info("ending; requests in hand may take %g s", self._server.drain_timeout_s)
         listener.close()
         if not group.drain(self._server.drain_timeout_s, lambda: self._signals > before):
-            log.warning("told again, ending at once")
+            log.warning("stopped again, ending at once")
             group.fail(EngineDead("the server was told to end at once"))
 
     def _tell_ready(self, listener: socket.socket) -> None:
@@ -170,7 +170,7 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        # From here on nobody else gets the address; who connects is told that the model is being loaded.
+        # From here on nobody else gets the address; who connects learns that the model is being loaded.
         made.listen(BACKLOG)
     except OSError as error:
         made.close()

@@ -56,7 +56,7 @@ _AS_IT_LIKES = ("adaptive", "between_tools")
 
 class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both routes take. Fields about accounts, caching marks and beta services have no effect: prefixes
-    are kept for later requests without being told."""
+    are kept for later requests without being shown."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -91,7 +91,7 @@ class MessagesRequest(Prompting):
 
 
 class Usage(msgspec.Struct):
-    """input_tokens: prompt tokens that were computed, when the server tells what came from the cache; else
+    """input_tokens: prompt tokens that were computed, when the server reports what came from the cache; else
     all."""
 
     input_tokens: int

@@ -1,4 +1,4 @@
-"""What GET /metrics tells: this process's own counters, and the scheduler's state at the moment of asking.
+"""What GET /metrics returns: this process's own counters, and the scheduler's state at the moment of asking.
 
 Names follow the field's usage, under the prefix `sglang_dsl:`. One registry per application; nothing global.
 With several HTTP processes a scrape is answered by one of them: its own counters carry its number in the

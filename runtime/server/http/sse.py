@@ -54,7 +54,7 @@ class EventStream(Response):
 
     An error before the first event is raised, so that it is answered with its own status; a later one is sent
     as `on_fault` makes it, and ends the stream. When the client goes, `events` is closed within the moment,
-    which cancels what it waits for. A silence of `keep_alive_s` seconds (0: any) is broken with a comment;
+    which cancels what it waits for. After `keep_alive_s` seconds (0: any) without an event a comment is sent;
     the headers are sent by then at the latest.
     """
 

@@ -1,7 +1,7 @@
 """The native routes for information: health, model, load, metrics.
 
 GET /health_generate asks for a sign of life: one generated token, or any other message from the engine in the
-meantime, so that a busy server is a healthy one. GET /health only tells whether the engine is known to be
+meantime, so that a busy server is a healthy one. GET /health only says whether the engine is known to be
 gone, unless health_generates is on.
 """
 

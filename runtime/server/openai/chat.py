@@ -287,5 +287,5 @@ class ChatJob:
             "finish_reason": reason,
             **(extras or {}),
         }
-        usage = usage_of(self._ctx, self._replies, 1) if self._body.tells_usage_always else None
+        usage = usage_of(self._ctx, self._replies, 1) if self._body.always_sends_usage else None
         return event({**self._head, "choices": [choice], "usage": usage})

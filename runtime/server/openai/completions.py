@@ -184,8 +184,8 @@ class _Job:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
                 choice = self._choice(place_of(index, prompts, samples), reply, echoed)
                 if choice.text or choice.finish_reason or (choice.logprobs and choice.logprobs["tokens"]):
-                    tells = self._body.tells_usage_always
-                    yield self._chunk([choice], self._usage() if tells else None)
+                    shown = self._body.always_sends_usage
+                    yield self._chunk([choice], self._usage() if shown else None)
         if self._body.tells_usage:
             yield self._chunk([], self._usage())
         yield DONE

@@ -1,6 +1,6 @@
 """Log-probabilities of tokens as OpenAI's clients read them: a token's text, and the bytes it stands for.
 
-A token may be a part of a character. Its text is then told as "bytes:\\xf0\\x9f", so that different tokens
+A token may be a part of a character. Its text is then written as "bytes:\\xf0\\x9f", so that different tokens
 have different texts; joined, the bytes of all tokens are the bytes of the whole text.
 """
 
@@ -31,7 +31,7 @@ def spelled(vocabulary: Vocabulary, token: int | None, text: str | None) -> tupl
 
 def token_entries(output: OutputDelta, vocabulary: Vocabulary) -> list[dict[str, Any]]:
     """[{token, logprob, bytes, top_logprobs}] of an output's tokens; of a stream's those that do not take the
-    place of tokens told before."""
+    place of tokens sent before."""
     tokens = output.meta.get("output_token_logprobs") or []
     tops = output.meta.get("output_top_logprobs") or []
     return [

@@ -117,7 +117,7 @@ class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def tells_usage_always(self) -> bool:
+    def always_sends_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 

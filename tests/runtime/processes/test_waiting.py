@@ -18,7 +18,7 @@ def test_a_cancellation_is_not_lost_when_news_comes_with_it(steps: int) -> None:
         waiting = asyncio.create_task(waiter.wait(60))
         for _ in range(3):
             await asyncio.sleep(0)
-        waiter.teller(lambda: None)()
+        waiter.notifier(lambda: None)()
         for _ in range(steps):
             await asyncio.sleep(0)
         if waiting.cancel():  # it was not over yet
@@ -35,7 +35,7 @@ def test_time_that_is_up_is_no_news() -> None:
         waiter = Waiter()
         assert not await waiter.wait(0)
         assert not await waiter.wait(0.001)
-        waiter.teller(lambda: None)()
+        waiter.notifier(lambda: None)()
         assert await waiter.wait(60)
         assert not await waiter.wait(0), "news is told once"
 
