@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dsl import api
+from sglang_dsl.frontend import generation
 from sglang_dsl.frontend import static_types as checked
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.interpreter import lower
@@ -318,7 +318,7 @@ def test_pyright_knows_the_same(tmp_path: Path) -> None:
 
 
 def test_checkers_are_told_every_word() -> None:
-    gen_words = set(inspect.signature(api._gen).parameters)
+    gen_words = set(inspect.signature(generation._gen).parameters)
     forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedWords))
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
     batch = set(typing.get_type_hints(checked.BatchWords))
