@@ -1,4 +1,4 @@
-"""Fold: what one state has said so far, and how one more node is done, through a backend where it takes one.
+"""Evaluator: what one state has said so far, and how one more node is done, by a backend where it takes one.
 
 Used by one coroutine at a time, on the language's loop; constant text also by whoever holds the state's lock
 while that rests. Knows no queue, no readers and no particular backend.
@@ -29,7 +29,7 @@ from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, Scop
 from sglang_dsl.ir.interpolation import KEPT, marked
 
 
-class Fold:
+class Evaluator:
     """`start`: what had been said when this branch began; `begun`: whether that is known. `error`: the first
     failure; nothing is done after it. `src`: where the branch was forked."""
 

@@ -1,17 +1,11 @@
-"""The executor: one state's queue and its variables, and one coroutine that does what is queued.
+"""The executor: one state while it runs; its queue, its variables, who waits for them, and its branches.
 
-The user's thread only appends to the queue; the coroutine runs on the background loop while there is work and
-ends when there is none, so that an idle state, or a dropped one, holds nothing. After a failure later nodes
-are skipped and whoever reads one of their values gets the failure. What doing a node means is fold.py's.
 Knows no `s`, no threads of user code and no backends.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -24,9 +18,10 @@ from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.evaluator import Fold
+from sglang_dsl.interpreter.evaluator import Evaluator
 from sglang_dsl.interpreter.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.interpreter.metering import Meter
+from sglang_dsl.interpreter.queue import Queue
 from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakBag
 from sglang_dsl.interpreter.variables import Mark, Variable
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
@@ -36,13 +31,12 @@ from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 _SETTERS = frozenset({Gen, Select, ScopeEnd})
 
 
-class Executor:
+class Executor(Queue):
     """Methods are for the user's threads unless they begin with _."""
 
     __slots__ = (
-        "__weakref__", "_active", "_at", "_cancel_to", "_cancelled_at", "_changed", "_children", "_ended",
-        "_fold", "_forks", "_joined", "_lead", "_lock", "_queue", "_role", "_steps", "_task", "_waits_since",
-        "body", "branch", "inherited", "run", "variables",
+        "__weakref__", "_changed", "_children", "_ended", "_forks", "_joined", "_role", "_steps", "branch",
+        "inherited", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -57,21 +51,15 @@ class Executor:
         meters: tuple[Meter, ...] | None = None,
         src: Source | None = None,
     ) -> None:
-        self.run, self.branch, self.body = run, branch, body
-        self._fold = Fold(run, branch, run.meters if meters is None else meters, prefix, src)
+        own = Evaluator(run, branch, run.meters if meters is None else meters, prefix, src)
+        super().__init__(run, own, body)
+        self.branch = branch
         self.variables = variables if variables is not None else {}
         self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
         # Where branches were joined, and each one as it was then.
         self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []
-        self._role, self._ended, self._active = role, False, False
-        # Constant text waits here for company: it goes into the queue with what comes next.
-        self._lead: list[Node] = []
-        self._queue: deque[Item] = deque()
-        self._lock = threading.Lock()
-        self._task: asyncio.Task[Any] | None = None
-        # Which item of the queue is being done, counted from 0; those before `_cancel_to` are cancelled.
-        self._at, self._cancel_to, self._waits_since, self._forks, self._steps = -1, 0, 0, 0, 0
-        self._cancelled_at = -1  # whose cancelling was the last
+        self._role, self._ended = role, False
+        self._forks, self._steps = 0, 0
         self._changed = Signal()
         self._children: WeakBag[Executor] = WeakBag()
         run.enter(self)
@@ -93,17 +81,17 @@ class Executor:
     @property
     def output(self) -> Stream:
         """What this state says, in pieces, where the run streams."""
-        return self._fold.output
+        return self._evaluator.output
 
     @property
     def start(self) -> Transcript:
         """What had been said when this branch began."""
-        return self._fold.start
+        return self._evaluator.start
 
     @property
     def meters(self) -> tuple[Meter, ...]:
         """Whose budgets its calls are charged to."""
-        return self._fold.meters
+        return self._evaluator.meters
 
     # -- adding ----------------------------------------------------------------------------------------------
 
@@ -117,7 +105,7 @@ class Executor:
             leaves = tuple(merge_text(flatten(node)))
             seen = role_after(leaves, self._role), not _SETTERS.isdisjoint(map(type, leaves))
         role, waited_for = seen
-        held_back = self._fold.ahead is not None
+        held_back = self._evaluator.ahead is not None
         if not waited_for and not held_back:
             with self._lock:
                 self._role = role
@@ -150,12 +138,6 @@ class Executor:
             self._changed.notify()
             if self.run.inline:
                 self.mark().wait()
-
-    def _put(self, item: Item) -> None:
-        """Into the queue, behind the text before it. The lock is held."""
-        if self._lead:
-            item.lead, self._lead = tuple(self._lead), []
-        self._queue.append(item)
 
     def _item(self, leaf: Node, src: Source | None) -> Item:
         """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
@@ -214,7 +196,7 @@ class Executor:
 
     def _wanted(self, variable: Variable) -> Variable:
         """Somebody is going to read it: what is held back for the rest of its turn is asked for now."""
-        if self._fold.ahead is not None and not variable.done:
+        if self._evaluator.ahead is not None and not variable.done:
             self.mark()
         return variable
 
@@ -224,23 +206,12 @@ class Executor:
             return variable
         if self.body is not None and self.body.error is not None:
             raise again(self.body.error)
-        if self._fold.error is not None:
-            raise again(self._fold.error)
+        if self._evaluator.error is not None:
+            raise again(self._evaluator.error)
         known = ", ".join(map(repr, list(self.variables))) or "none"
         raise MissingVariable(
             f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
         )
-
-    def mark(self) -> Mark:
-        """A mark after everything queued so far; reached at once where nothing is under way."""
-        mark = Mark(self.output if self.run.stream else None)
-        self.put_mark(mark)
-        return mark
-
-    def put_mark(self, mark: Mark) -> None:
-        with self._lock:
-            self._put(Item(mark=mark))
-            self._kick()
 
     def settled(self) -> Transcript:
         """What was said by all that was queued so far; waits. In a stream, waits for the body too."""
@@ -263,10 +234,6 @@ class Executor:
             raise again(body.error)
         return transcript
 
-    def so_far(self) -> Transcript:
-        """What has been said by now; does not wait."""
-        return self._fold.transcript
-
     def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
         """How it stands; waits for what is queued, for at most `timeout_s` (None: to its end), and not at all
         on the language's own loop."""
@@ -286,12 +253,12 @@ class Executor:
         while True:
             done = [variable.done for _, variable in variables]
             seen = {name: variable.snapshot() for name, variable in variables}
-            said, error = self._fold.transcript, self.body_error or self._fold.error or self.fault()
+            said, error = self._evaluator.transcript, self.body_error or self._evaluator.error or self.fault()
             if done == [variable.done for _, variable in variables]:
                 break
         forks = [ForkSnapshot(branches, True, _at(mark)) for mark, branches in joined]
         children.sort(key=lambda child: child.branch)
-        for prefix, group in itertools.groupby(children, lambda child: child._fold.prefix):
+        for prefix, group in itertools.groupby(children, lambda child: child._evaluator.prefix):
             assert prefix is not None
             forks.append(ForkSnapshot(tuple(child._seen() for child in group), False, _at(prefix.mark)))
         return Snapshot(
@@ -451,114 +418,7 @@ class Executor:
             children = self._children.live()
         for child in children:
             child.cancel()
-        with self._lock:
-            # What is queued by now: what is added later is not meant.
-            self._cancel_to = self._at + 1 + len(self._queue)
-            if not self._active:
-                return
-        background().call(self._cancel_task)
-
-    def _cancel_task(self) -> None:
-        # By now what was to be stopped may have ended, and what was added later have begun. Once: a second
-        # time would break off how it ends, such as the closing of its connection.
-        if self._task is not None and self._cancelled_at < self._at < self._cancel_to:
-            self._cancelled_at = self._at
-            self._task.cancel()
-
-    def _is_cancelled(self, item: Item) -> bool:
-        """Whether what is to be done now is not to be done. Text costs nothing: it is said, so that a
-        rollback finds its checkpoint."""
-        ahead = self._fold.ahead
-        held = ahead is not None and bool(ahead.held)
-        if not held:
-            self._waits_since = self._at
-        if not self.run.stop.stopped and self._waits_since >= self._cancel_to:
-            return False
-        return held or isinstance(item.node, Gen | Select)
-
-    # -- on the loop -----------------------------------------------------------------------------------------
-
-    def _kick(self) -> None:
-        """Begin the coroutine unless it runs. The lock is held."""
-        if self._active:
-            return
-        fold, queue = self._fold, self._queue
-        waits = fold.ahead is not None and bool(fold.ahead.held)
-        if fold.begun and not waits and all(item.node is None for item in queue):
-            # Nothing to wait for: text is said and marks are reached here and now.
-            while queue:
-                self._at += 1
-                item = queue.popleft()
-                if item.lead and fold.error is None:
-                    fold.say(item.lead)
-                self._reach(item)
-            return
-        self._active = True
-        background().start(self._drain)
-
-    async def _drain(self) -> None:
-        self._task = asyncio.current_task()
-        fold, queue, lock = self._fold, self._queue, self._lock
-        while True:
-            with lock:
-                if not queue:
-                    self._active, self._task = False, None
-                    # From Python 3.13 on, the frames of an error's traceback hold this one even after its
-                    # end: whoever keeps the error must not keep the state with it.
-                    del self, fold
-                    return
-                item = queue.popleft()
-                self._at += 1
-            try:
-                if not fold.begun:
-                    await fold.begin()
-                if item.lead and fold.error is None:
-                    fold.say(item.lead)
-                if fold.error is None:
-                    if self._is_cancelled(item):
-                        raise asyncio.CancelledError
-                    if fold.ahead is not None:
-                        await fold.ahead.fold(item, fold)
-                    elif item.node is not None:
-                        await fold.do(item.node, item)
-            except asyncio.CancelledError as error:
-                fold.cancelled(error, item)
-            except BaseException as error:  # noqa: BLE001 - answered to whoever reads; SystemExit too
-                fold.fail(error, item)
-            if fold.error is not None:
-                self._skip(item, fold.error)
-            if item.node is not None:
-                continue
-            with lock:
-                # Whoever is woken by the last mark finds the state at rest.
-                if at_rest := not queue:
-                    self._active, self._task = False, None
-                self._reach(item)
-            if at_rest:
-                del self, fold
-                return
-
-    def _skip(self, item: Item, error: BaseException) -> None:
-        """Nothing comes of an item: its readers are told why."""
-        for made in (item.variable, item.thought):
-            if made is not None and not made.done:
-                made.fail(error)
-        if self._fold.ahead is not None:
-            self._fold.ahead.drop(error)
-
-    def _reach(self, item: Item) -> None:
-        fold = self._fold
-        if item.back is not None:
-            if fold.ahead is not None:
-                fold.ahead.ahead.forget()
-            if item.back.error is None:
-                fold.go_back(item.back.transcript)
-        if item.mark is not None:
-            body = self.body
-            error: BaseException | None = fold.error
-            if body is not None and body.end is item.mark and body.error is not None:
-                error = body.error
-            item.mark.reach(fold.transcript, error, len(fold.output.pieces))
+        self._cancel_queued()
 
 
 def _at(mark: Mark) -> Transcript | None:

@@ -247,7 +247,7 @@ def match(
 
 
 class _State(Protocol):
-    """A state's Fold, as far as it is needed here."""
+    """A state's Evaluator, as far as it is needed here."""
 
     run: RunInfo
     transcript: Transcript
@@ -283,7 +283,7 @@ class Speculation:
         """Whether a reply's rest can be gone on with here."""
         return self.prefills or transcript.role is None
 
-    async def fold(self, item: Item, state: _State) -> None:
+    async def evaluate(self, item: Item, state: _State) -> None:
         """Do one thing of the queue, or hold it back. Raises what goes wrong."""
         node = item.node
         waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd)
