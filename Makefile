@@ -22,7 +22,7 @@ SLOW_EXAMPLES ?= 30
 LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
 LONG := -n $(JOBS) --dist worksteal --timeout 1800
 
-.PHONY: setup demo test test-all slow explore check lint types floors resolve bench clean
+.PHONY: setup demo test test-all slow explore check lint types layers resolve bench clean
 setup: $(STAMP)
 
 $(BIN)/python:
@@ -51,7 +51,7 @@ slow: setup  ## long tests: programs with faults, masks against brute force, the
 explore: setup  ## property tests on examples that were never tried
 	EXPLORE=$(EXPLORE) $(PYTEST) $(LONG) -m "(hypothesis or drawn) and not slow and not gpu"
 
-check: lint types floors
+check: lint types layers
 
 lint: setup
 	$(BIN)/ruff check .
@@ -60,7 +60,7 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-floors: setup
+layers: setup
 	$(BIN)/lint-imports
 
 resolve: setup  ## every extra from the public index alone, for each Python; reads metadata, needs the network

@@ -1,4 +1,4 @@
-"""The floors of the house: wing A and the language import with torch absent; tables resolve."""
+"""The layers: control plane and language import with torch absent; tables resolve."""
 
 from __future__ import annotations
 
