@@ -29,10 +29,6 @@ sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 from runtime.config.engine import EngineConfig  # noqa: E402
 from runtime.config.server import ServerConfig  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
-from runtime.processes.checkpoint.model import Model, load_model  # noqa: E402
-from runtime.processes.supervise.channel import ChildSpec, Stop  # noqa: E402
-from runtime.processes.supervise.engine_client import EngineClient  # noqa: E402
-from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
     FinishReason,
@@ -40,6 +36,19 @@ from runtime.protocol.io_struct import (  # noqa: E402
     TokenizedGenerateReqInput,
     TokenOutput,
 )
+
+try:
+    from runtime.processes.checkpoint.model import Model, load_model
+    from runtime.processes.supervise.channel import ChildSpec, Stop
+    from runtime.processes.supervise.engine_client import EngineClient
+    from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
+except ModuleNotFoundError:  # `--against` a checkout from before there were rooms
+    from runtime.processes.channel import ChildSpec, Stop
+    from runtime.processes.front import Front as EngineClient
+    from runtime.processes.names import SCHEDULER
+    from runtime.processes.names import front_name as frontend_name
+
+    from runtime.processes.checkpoint import Model, load_model
 
 CONTEXT = 1 << 15
 DEADLINE_S = 300.0
