@@ -62,7 +62,7 @@ class Address:
 
     @classmethod
     def tcp(cls, host: str = "127.0.0.1", port: int = 0, key: bytes | None = None) -> Address:
-        """port 0: any free one; the inbox's `address` says which. Without a key a new one is made, for this
+        """port 0: any free one; the inbox's `url` says which. Without a key a new one is made, for this
         machine only. Raises BadRequest: another interface and no key, or a key of another length."""
         host = "127.0.0.1" if host == "localhost" else host
         if key is None:
@@ -79,7 +79,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, key: bytes | None = None) -> Address:
-        """What `url` says: fd, ipc or tcp. Raises BadRequest for anything else."""
+        """What `url` says: fd, ipc or tcp, which needs its key. Raises BadRequest for anything else."""
         scheme, _, rest = text.partition(":")
         host, _, port = rest.removeprefix("//").rpartition(":")
         match scheme:
@@ -88,6 +88,8 @@ class Address:
             case "ipc" if rest.startswith("///"):
                 return cls.ipc(Path(rest[2:]))
             case "tcp" if rest.startswith("//") and host and port.isdecimal() and int(port) < 1 << 16:
+                if key is None:
+                    raise BadRequest("this address needs the key of the run", where=text)
                 return cls.tcp(host.removeprefix("[").removesuffix("]"), int(port), key)
         raise BadRequest(
             f"{text!r} is no address", where="address", hint="fd:7, ipc:///path or tcp://host:port"

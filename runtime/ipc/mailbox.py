@@ -38,7 +38,10 @@ class Outbox(Protocol):
 
 
 class Inbox(Protocol):
-    """The end that one thread takes things out of. Any thread may close it, and so wakes that one."""
+    """The end that one thread takes things out of. Any thread may close it, and so wakes that one. url: its
+    address; over TCP with the port that it has."""
+
+    url: str
 
     def receive(self, timeout: float | None) -> list[Any]:
         """All waiting items; when there is none, wait up to `timeout` seconds (0: not at all) for the first
@@ -59,6 +62,7 @@ class MemoryMailbox:
     # (seen in CPython 3.11: what is left is negative then, which means no limit).
 
     def __init__(self) -> None:
+        self.url = "memory:"
         self._items: deque[Any] = deque()
         self._wakeup = threading.Lock()  # released by senders, acquired by the receiver
         self._wakeup.acquire()

@@ -75,7 +75,7 @@ class SocketInbox:
     """Implements Inbox."""
 
     def __init__(self, end: socket.socket, wire: Wire) -> None:
-        self._end, self._wire = end, wire
+        self.url, self._end, self._wire = f"fd:{end.fileno()}", end, wire
         self._frames = Frames(wire.max_bytes)
         self._whole: deque[bytes] = deque()
         self._lock = threading.Lock()

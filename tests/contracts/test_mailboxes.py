@@ -71,7 +71,7 @@ def opened(kind: str, wire: Wire = PIPELINE) -> Iterator[Pair]:
             inbox = here.inbox(wire)
             if kind == "fd":
                 there = Address.fd(theirs.fileno())
-            elif isinstance(inbox, ZmqInbox):
+            elif kind == "tcp":
                 there = Address.parse(inbox.url, here.key)
             pair = Pair(inbox, lambda: there.outbox(wire, timeout_s=LONG_S))
         try:

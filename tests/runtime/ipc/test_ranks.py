@@ -21,7 +21,6 @@ from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch, Profile
 from runtime.ipc.ranks import Ranks
 from runtime.ipc.wire import Wire
-from runtime.ipc.zmq_mailbox import ZmqInbox
 from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 from runtime.protocol.sampling import SamplingParams
@@ -34,12 +33,11 @@ import sys
 from runtime.ipc.address import Address
 from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch
 from runtime.ipc.wire import Wire
-from runtime.ipc.zmq_mailbox import ZmqInbox
 
 rank, orders, answers = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 key = bytes.fromhex(sys.stdin.readline())
 inbox = Address.parse(orders, key or None).inbox(Wire(ORDERS))
-print(inbox.url if isinstance(inbox, ZmqInbox) else orders, flush=True)
+print(inbox.url, flush=True)
 outbox = Address.parse(answers, key or None).outbox(Wire(ANSWERS))
 while True:
     for order in inbox.receive(60):
@@ -69,7 +67,6 @@ class World:
             else:
                 orders = Address.tcp()
                 back = Address.tcp(key=orders.key).inbox(FROM_RANK)
-                assert isinstance(back, ZmqInbox)
                 answers = Address(back.url, orders.key)
             process = subprocess.Popen(
                 [sys.executable, "-c", RANK, str(rank), orders.url, answers.url],

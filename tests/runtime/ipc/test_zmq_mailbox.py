@@ -181,7 +181,9 @@ def test_an_address_of_this_machine_has_a_key_of_its_own(host: str) -> None:
     assert repr(one.key) not in repr(one)
 
 
-def test_a_key_of_another_length_is_refused() -> None:
+def test_a_key_of_another_length_or_none_is_refused() -> None:
+    with pytest.raises(BadRequest, match="needs the key"):
+        Address.parse("tcp://127.0.0.1:80")
     with pytest.raises(BadRequest, match="32 bytes, not 5"):
         Address.tcp(key=b"short")
 
