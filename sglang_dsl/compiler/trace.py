@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.concurrency.waiting import Until
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram, MissingVariable
@@ -275,6 +276,13 @@ class Tracer:
     def names(self) -> tuple[str, ...]:
         return tuple(self._variables)
 
+    @property
+    def beside(self) -> bool:
+        return False
+
+    async def appears(self, name: str, until: Until) -> None:
+        """It is there, or will never be."""
+
     def find(self, name: str) -> Variable:
         if (variable := self._variables.get(name)) is None:
             known = ", ".join(map(repr, self._variables)) or "none"
@@ -282,9 +290,6 @@ class Tracer:
                 f"no variable {name!r}; known: {known}", program=self.program, variable=name
             )
         return variable
-
-    async def find_async(self, name: str) -> Variable:
-        return self.find(name)
 
     def set(self, name: str, value: Any) -> None:
         self._variables[name] = Variable(name)
@@ -298,7 +303,7 @@ class Tracer:
         self._nodes.append(_Branching(branches, src))
         return branches
 
-    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+    async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
         self._nodes.append(Join(mode, src=src))
         values = [branch._own() for branch in branches if isinstance(branch, Tracer)]
         for name, value in taken_over(mode, values, self._variables).items():
@@ -308,14 +313,11 @@ class Tracer:
         held = self._variables.items()
         return {name: found.value for name, found in held if self._inherited.get(name) is not found}
 
-    def adopt(self, branch: Core, src: Source | None) -> None:
+    async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
         """As the first branch may win, its variables are there."""
         assert isinstance(branch, Tracer)
         for name, value in branch._own().items():
             self.set(name, value)
-
-    async def adopt_async(self, branch: Core, src: Source | None) -> None:
-        self.adopt(branch, src)
 
     def checkpoint(self) -> Checkpoint:
         return Checkpoint(self, self.watch(Signal()), dict(self._variables), self._role)
@@ -340,23 +342,11 @@ class Tracer:
         variables = {name: variable.snapshot() for name, variable in self._variables.items()}
         return Snapshot(self.program, self._transcript, variables=variables)
 
-    def settled(self) -> Transcript:
+    async def settled(self, until: Until) -> Transcript:
         return self._transcript
 
-    def pieces(self) -> Iterator[str]:
+    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
         yield self._transcript.text()
 
-    async def pieces_async(self) -> AsyncGenerator[str]:
-        yield self._transcript.text()
-
-    def usage(self) -> dict[str, int]:
+    async def usage(self, until: Until) -> dict[str, int]:
         return Ledger().total()
-
-    async def settled_async(self) -> Transcript:
-        return self._transcript
-
-    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
-        self.join(branches, mode, src)
-
-    async def usage_async(self) -> dict[str, int]:
-        return self.usage()

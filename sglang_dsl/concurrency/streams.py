@@ -13,7 +13,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -173,24 +173,14 @@ class Stream(Signal):
         else:
             self.pieces = [Piece(text, meta)]
 
-    def read(self, end: Callable[[], int | None]) -> Iterator[Piece]:
-        """All pieces up to index `end()`, which is None while that is not known."""
+    async def read(
+        self, end: Callable[[], int | None], until: Callable[..., Coroutine[Any, Any, bool]]
+    ) -> AsyncGenerator[Piece, None]:
+        """All pieces up to index `end()`, which is None while that is not known; waits by `until`."""
         cursor = 0
         while True:
             at = cursor
-            self.wait(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
-            stop = end()
-            fresh = self.so_far()[cursor:stop]
-            cursor += len(fresh)
-            yield from fresh
-            if stop is not None and cursor >= stop:
-                return
-
-    async def read_async(self, end: Callable[[], int | None]) -> AsyncGenerator[Piece, None]:
-        cursor = 0
-        while True:
-            at = cursor
-            await self.wait_async(lambda at=at: len(self.so_far()) > at or end() is not None)  # type: ignore[misc]
+            await until(self, lambda at=at: len(self.so_far()) > at or end() is not None)
             stop = end()
             fresh = self.so_far()[cursor:stop]
             cursor += len(fresh)

@@ -22,7 +22,7 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing, closing, suppress
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 
@@ -38,7 +38,6 @@ from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramEr
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, in_order
-from sglang_dsl.interpreter.core import AsyncCore
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import Record, records
@@ -276,7 +275,7 @@ async def _written(
 
 def _async_face(state: ProgramState) -> AsyncProgramState:
     # Not looked at: isinstance() of a protocol tries every method of it, which takes longer than a call.
-    return AsyncProgramState(cast(AsyncCore, state.core), state)
+    return AsyncProgramState(state.core, state)
 
 
 def _scope(wanted: Wanted) -> Scope:

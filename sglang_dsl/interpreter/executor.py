@@ -6,13 +6,14 @@ Knows no `s`, no threads of user code and no backends.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Signal, Stream
+from sglang_dsl.concurrency.waiting import Until, blocking, run_here
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
@@ -137,7 +138,7 @@ class Executor(Queue):
         if waited_for:
             self._changed.notify()
             if self.run.inline:
-                self.mark().wait()
+                run_here(self.mark().wait(blocking))
 
     def _item(self, leaf: Node, src: Source | None) -> Item:
         """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
@@ -180,29 +181,22 @@ class Executor(Queue):
     def names(self) -> tuple[str, ...]:
         return tuple(self.variables)
 
+    @property
+    def beside(self) -> bool:
+        return self.body is not None and self.body.elsewhere
+
+    async def appears(self, name: str, until: Until) -> None:
+        body = self.body
+        if body is not None and body.elsewhere:
+            await until(self._changed, lambda: name in self.variables or body.done)
+
     def find(self, name: str) -> Variable:
-        """The last queued setter of `name`; while the body still runs beside the caller, waits for one.
-        Raises MissingVariable, or what stopped the body."""
-        body = self.body
-        if body is not None and body.elsewhere:
-            self._changed.wait(lambda: name in self.variables or body.done)
-        return self._wanted(self._found(name))
-
-    async def find_async(self, name: str) -> Variable:
-        body = self.body
-        if body is not None and body.elsewhere:
-            await self._changed.wait_async(lambda: name in self.variables or body.done)
-        return self._wanted(self._found(name))
-
-    def _wanted(self, variable: Variable) -> Variable:
-        """Somebody is going to read it: what is held back for the rest of its turn is asked for now."""
-        if self._evaluator.ahead is not None and not variable.done:
-            self.mark()
-        return variable
-
-    def _found(self, name: str) -> Variable:
+        """The last queued setter of `name`, which somebody is going to read: what is held back for the rest
+        of its turn is asked for now. Raises MissingVariable, or what stopped the body."""
         variable = self.variables.get(name)
         if variable is not None:
+            if self._evaluator.ahead is not None and not variable.done:
+                self.mark()
             return variable
         if self.body is not None and self.body.error is not None:
             raise again(self.body.error)
@@ -213,23 +207,12 @@ class Executor(Queue):
             f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
         )
 
-    def settled(self) -> Transcript:
+    async def settled(self, until: Until) -> Transcript:
         """What was said by all that was queued so far; waits. In a stream, waits for the body too."""
         body = self.body
         if body is not None and body.elsewhere:
-            body.end.wait()
-        transcript = self.mark().wait()
-        if body is not None and body.error is not None:
-            raise again(body.error)
-        return transcript
-
-    async def settled_async(self) -> Transcript:
-        body = self.body
-        if body is not None and body.elsewhere:
-            await body.end.signal.wait_async(lambda: body.end.done)
-        mark = self.mark()
-        await mark.signal.wait_async(lambda: mark.done)
-        transcript = mark.result()
+            await body.end.wait(until)
+        transcript = await self.mark().wait(until)
         if body is not None and body.error is not None:
             raise again(body.error)
         return transcript
@@ -265,43 +248,24 @@ class Executor(Queue):
             self.program, said, self.start, running, error, seen, tuple(forks), calls(), self.branch
         )
 
-    def pieces(self) -> Iterator[str]:
+    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
         """The whole text as it comes; in one piece where the run does not stream. Raises what went wrong."""
         if not self.run.stream:
-            yield self.settled().text()
+            yield (await self.settled(until)).text()
             return
-        end = self._stream_end()
-        yield from (piece.text for piece in self.output.read(lambda: end.index) if piece.text)
-        self._ended_well(end)
-
-    async def pieces_async(self) -> AsyncGenerator[str, None]:
-        if not self.run.stream:
-            mark = self.mark()
-            await mark.signal.wait_async(lambda: mark.done)
-            yield mark.result().text()
-            return
-        end = self._stream_end()
-        async with aclosing(self.output.read_async(lambda: end.index)) as pieces:
+        body = self.body
+        end = body.end if body is not None and body.elsewhere else self.mark()
+        async with aclosing(self.output.read(lambda: end.index, until)) as pieces:
             async for piece in pieces:
                 if piece.text:
                     yield piece.text
-        self._ended_well(end)
-
-    def _ended_well(self, end: Mark) -> None:
-        """Raises what went wrong before `end`, and what the body raised, whenever that was."""
+        # What went wrong before the end, and what the body raised, whenever that was.
         end.result()
         if (error := self.body_error) is not None:
             raise again(error)
 
-    def _stream_end(self) -> Mark:
-        body = self.body
-        return body.end if body is not None and body.elsewhere else self.mark()
-
-    def usage(self) -> dict[str, int]:
-        return self.run.usage()
-
-    async def usage_async(self) -> dict[str, int]:
-        return await self.run.usage_async()
+    async def usage(self, until: Until) -> dict[str, int]:
+        return await self.run.usage(until)
 
     def finish_body(self, error: BaseException | None) -> None:
         """The user's function has returned, or raised `error` (stream mode)."""
@@ -332,24 +296,12 @@ class Executor(Queue):
                 self._children.add(child)
         return children
 
-    def join(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
+    async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
         """Wait for the branches and take over what they have. Raises the first branch's failure, in order."""
         members = [branch for branch in branches if isinstance(branch, Executor)]
         marks = [branch.mark() for branch in members]
         for mark in marks:
-            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
-        self._take_over(members, marks, mode, src)
-
-    async def join_async(self, branches: Sequence[Core], mode: str, src: Source | None) -> None:
-        members = [branch for branch in branches if isinstance(branch, Executor)]
-        marks = [branch.mark() for branch in members]
-        for mark in marks:
-            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
-        self._take_over(members, marks, mode, src)
-
-    def _take_over(
-        self, members: Sequence[Executor], marks: Sequence[Mark], mode: str, src: Source | None
-    ) -> None:
+            await mark.reached(until)
         for branch in members:
             branch._ended = True
         transcripts = [mark.result() for mark in marks]
@@ -365,19 +317,10 @@ class Executor(Queue):
         for name, value in taken_over(mode, [_set_by(one) for one in members], self.variables).items():
             self.set(name, value)
 
-    def adopt(self, branch: Core, src: Source | None) -> None:
+    async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
         assert isinstance(branch, Executor)
         mark = branch.mark()
-        mark.signal.wait(lambda: mark.done)
-        self._go_on_with(branch, mark, src)
-
-    async def adopt_async(self, branch: Core, src: Source | None) -> None:
-        assert isinstance(branch, Executor)
-        mark = branch.mark()
-        await mark.signal.wait_async(lambda: mark.done)
-        self._go_on_with(branch, mark, src)
-
-    def _go_on_with(self, branch: Executor, mark: Mark, src: Source | None) -> None:
+        await mark.reached(until)
         for node in replayed(branch.start, mark.result()):
             self.submit(node, src)
         with self._lock:
@@ -429,4 +372,4 @@ def _at(mark: Mark) -> Transcript | None:
 def _set_by(branch: Executor) -> dict[str, Any]:
     """name -> value of every variable that a branch set itself. All are there already."""
     own = branch.variables.items()
-    return {name: found.get() for name, found in own if branch.inherited.get(name) is not found}
+    return {name: found.result() for name, found in own if branch.inherited.get(name) is not found}

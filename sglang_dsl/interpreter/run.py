@@ -18,6 +18,7 @@ import msgspec
 
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
+from sglang_dsl.concurrency.waiting import Until, awaiting
 from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import (
     BackendError,
@@ -193,18 +194,11 @@ class RunInfo:
         with self._lock:
             return self._members.live()
 
-    def usage(self) -> dict[str, int]:
+    async def usage(self, until: Until) -> dict[str, int]:
         """Totals over the run, its forks included; waits for what they have queued. Failures do not stop
         it."""
         for member in self.live():
-            mark = member.mark()
-            mark.signal.wait(lambda mark=mark: mark.done)  # type: ignore[misc]
-        return self.ledger.total()
-
-    async def usage_async(self) -> dict[str, int]:
-        for member in self.live():
-            mark = member.mark()
-            await mark.signal.wait_async(lambda mark=mark: mark.done)  # type: ignore[misc]
+            await member.mark().reached(until)
         return self.ledger.total()
 
 
@@ -250,7 +244,7 @@ class Prefix:
     async def reached(self) -> Mark:
         """The parent's mark, once it is reached."""
         async with self._turn:
-            await self.mark.signal.wait_async(lambda: self.mark.done)
+            await self.mark.reached(awaiting)
         return self.mark
 
     async def warm(self, backend: Backend) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_dsl.concurrency.streams import Piece, Signal, Stream
+from sglang_dsl.concurrency.waiting import Until
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import again
 from sglang_dsl.ir.typed import Typed
@@ -64,14 +65,9 @@ class Variable(Stream):
             raise again(self.error)
         return self.value
 
-    def get(self) -> Any:
-        """The value; blocks. Raises the program's error."""
-        self.wait(lambda: self.done)
-        return self.result()
-
     def text(self) -> Any:
-        """What was generated, as it was written; blocks. Raises the program's error where nothing was."""
-        self.wait(lambda: self.done)
+        """What was generated, as it was written, once it is there. Raises the program's error where nothing
+        was."""
         return self.result() if self.raw is None else self.raw
 
     def snapshot(self) -> VariableSnapshot:
@@ -109,7 +105,12 @@ class Mark:
             raise again(self.error)
         return self.transcript
 
-    def wait(self) -> Transcript:
-        """What was said up to here; blocks. Raises what went wrong before it."""
-        self.signal.wait(lambda: self.done)
+    async def reached(self, until: Until) -> None:
+        """Wait for it."""
+        if not self.done:
+            await until(self.signal, lambda: self.done)
+
+    async def wait(self, until: Until) -> Transcript:
+        """What was said up to here; waits. Raises what went wrong before it."""
+        await self.reached(until)
         return self.result()

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar, cast, overload
+from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
-from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.concurrency.waiting import awaiting
+from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.errors.tracebacks import public, trim
-from sglang_dsl.interpreter.core import AsyncCore
+from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
+from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Gen, Node, Select, caller
-from sglang_dsl.state import branches
 from sglang_dsl.state.base import Face, Group
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
@@ -120,16 +120,9 @@ class AsyncProgramState(Face["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
     gives for code that may block."""
 
-    _core: AsyncCore
-
-    def __init__(self, core: AsyncCore, sync: ProgramState | None = None) -> None:
+    def __init__(self, core: Core, sync: ProgramState | None = None) -> None:
         self._core = core
         self._sync = sync if sync is not None else ProgramState(core)
-
-    @property
-    def core(self) -> AsyncCore:
-        """What this state stands on; for tools that look at programs."""
-        return self._core
 
     @property
     def blocking(self) -> ProgramState:
@@ -184,12 +177,19 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def value(self, name: str, kind: type[T]) -> T:
         """s[name], which must be of the type `kind`; see ProgramState.value()."""
-        return checked(await self._core.find_async(name), await self._value(name), kind)
+        variable = await self._done(name)
+        return checked(variable, variable.result(), kind)
+
+    async def _done(self, name: str) -> Variable:
+        """The variable, when it has ended."""
+        if self._core.beside:
+            await self._core.appears(name, awaiting)
+        variable = self._core.find(name)
+        await variable.wait_async(lambda: variable.done)
+        return variable
 
     async def _value(self, name: str) -> Any:
-        variable = await self._core.find_async(name)
-        await variable.wait_async(lambda: variable.done)
-        return variable.result()
+        return (await self._done(name)).result()
 
     async def get_var(self, name: str) -> Any:
         """await s[name]."""
@@ -204,14 +204,13 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def raw(self, name: str) -> Any:
         """The variable's text as it was generated, where s[name] is a value read from it."""
-        variable = await self._core.find_async(name)
-        await variable.wait_async(lambda: variable.done)
-        return variable.text()
+        return (await self._done(name)).text()
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:
         """What the backend said about the variable's generation."""
-        await self._value(name)
-        return copy.deepcopy((await self._core.find_async(name)).meta)
+        variable = await self._done(name)
+        variable.result()
+        return copy.deepcopy(variable.meta)
 
     async def choice(self, name: str) -> Choice:
         """What a select decided; see ProgramState.choice()."""
@@ -219,27 +218,19 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def text(self) -> str:
         """All that was said. Raises ProgramError."""
-        return (await self._core.settled_async()).text()
+        return (await self._core.settled(awaiting)).text()
 
     async def messages(self) -> list[dict[str, Any]]:
         """The turns as {"role", "content"}, the open one last. Raises ProgramError."""
-        return (await self._core.settled_async()).turns()
+        return (await self._core.settled(awaiting)).turns()
 
     async def sync(self) -> None:
         """Wait until all that was added is done. Raises ProgramError."""
-        await self._core.settled_async()
+        await self._core.settled(awaiting)
 
     async def error(self) -> BaseException | None:
         """What went wrong, or None. In a stream, also what the program's function raised."""
-        try:
-            await self._core.settled_async()
-        except ProgramError as error:
-            return error
-        except BaseException as error:
-            if error is not self._core.body_error:
-                raise
-            return error
-        return self._core.fault()
+        return await self._error(awaiting)
 
     async def __aenter__(self) -> AsyncProgramState:
         return self
@@ -250,7 +241,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def usage(self) -> dict[str, int]:
         """Tokens of this run with all its forks, as ProgramState.usage()."""
-        return await self._core.usage_async()
+        return await self._core.usage(awaiting)
 
     def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """Pieces as they come, of one variable or of the whole text."""
@@ -310,7 +301,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     async def adopt(self, branch: AsyncProgramState) -> None:
         """Go on with what a fork said and set; see ProgramState.adopt()."""
-        await self._core.adopt_async(branch.core, caller())
+        await self._core.adopt(branch.core, caller(), awaiting)
 
     @asynccontextmanager
     async def copy(self) -> AsyncIterator[AsyncProgramState]:
@@ -354,7 +345,7 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
 
     def __init__(self, parent: AsyncProgramState, group: ProgramStateGroup) -> None:
         self._parent, self._group = parent, group
-        self._states = tuple(AsyncProgramState(_async(state), state) for state in group)
+        self._states = tuple(AsyncProgramState(state.core, state) for state in group)
         self._joined = False
 
     def __iadd__(self, other: object) -> AsyncProgramStateGroup:
@@ -366,7 +357,8 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
         """Wait for all forks and end them, as ProgramStateGroup.join()."""
         src = caller()
         self._joined = True
-        await self._parent.core.join_async([state.core for state in self._states], join_mode(mode), src)
+        cores = [state.core for state in self._states]
+        await self._parent.core.join(cores, join_mode(mode), src, awaiting)
 
     async def race(self, timeout: float | None = None) -> AsyncProgramState:
         """The fork that first has done all that was added to it; see ProgramStateGroup.race()."""
@@ -376,50 +368,22 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
         self, predicate: Callable[[AsyncProgramState], Any], timeout: float | None = None
     ) -> AsyncProgramState:
         """The first fork for which `predicate(fork)`, awaited where it is a coroutine, is true."""
-        race = branches.Race(self._states)
         self._joined = True
-        try:
-            async with aclosing(branches.as_they_end_async(self._states, timeout)) as ends:
-                async for ended in ends:
-                    good = ended.error is None and bool(await _settled(predicate(ended.branch)))
-                    if race.take(ended, good):
-                        break
-        except BaseException:
-            self.cancel()
-            raise
-        return race.result()
+        return await self._first_valid(predicate, timeout, awaiting)
 
     async def best_of(
         self, score: Callable[[AsyncProgramState], Any], timeout: float | None = None
     ) -> AsyncProgramState:
         """The fork for which `score(fork)`, awaited where it is a coroutine, is highest."""
-        best = branches.Best(self._states)
         self._joined = True
-        try:
-            async for ended in branches.as_they_end_async(self._states, timeout):
-                value = await _settled(score(ended.branch)) if ended.error is None else 0.0
-                best.take(ended, float(value))
-        except BaseException:
-            self.cancel()
-            raise
-        return best.result()
+        return await self._best_of(score, timeout, awaiting)
 
     async def vote(
         self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None
     ) -> Vote:
         """What most forks have in the variable `name`; see ProgramStateGroup.vote()."""
-        found: dict[int, Any] = {}
         self._joined = True
-        try:
-            async for ended in branches.as_they_end_async(self._states, timeout):
-                if ended.error is None:
-                    value = await ended.branch[name]
-                    found[ended.index] = value if key is None else key(value)
-        except BaseException:
-            self.cancel()
-            raise
-        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
-        return branches.tally(values, failed, branches.place_of(self._states))
+        return await self._vote(name, key, timeout, awaiting)
 
     async def __aenter__(self) -> AsyncProgramStateGroup:
         return self
@@ -431,11 +395,3 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
             self.cancel()
         elif not self._joined:
             await self.join()
-
-
-def _async(state: ProgramState) -> AsyncCore:
-    return cast(AsyncCore, state.core)
-
-
-async def _settled(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value

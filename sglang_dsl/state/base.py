@@ -5,13 +5,20 @@ the forks of one state. Knows neither blocking nor `await`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from sglang_dsl.errors import BadProgram
+from sglang_dsl.concurrency.streams import Piece
+from sglang_dsl.concurrency.waiting import Until, value_of
+from sglang_dsl.errors import BadProgram, ProgramError
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Node
+from sglang_dsl.state import branches
+from sglang_dsl.state.branches import Vote
+from sglang_dsl.state.partial import Reading
 from sglang_dsl.views.snapshot import Snapshot
 
 T = TypeVar("T", covariant=True)
@@ -75,6 +82,52 @@ class Face(ABC, Generic[T]):
         whether it still runs. Does not wait; safe from any thread."""
         return self._core.snapshot()
 
+    # -- waiting: written once, for callers of both kinds ----------------------------------------------------
+
+    async def _find_later(self, name: str, until: Until) -> Variable:
+        await self._core.appears(name, until)
+        return self._core.find(name)
+
+    async def _error(self, until: Until) -> BaseException | None:
+        """What went wrong, or None. A variable whose text is no value of its type counts until it is set
+        anew, though the state goes on."""
+        try:
+            await self._core.settled(until)
+        except ProgramError as error:
+            return error
+        except BaseException as error:
+            if error is not self._core.body_error:
+                raise
+            return error
+        return self._core.fault()
+
+    async def _pieces(self, name: str | None, until: Until) -> AsyncGenerator[Piece, None]:
+        """Pieces as they come, of one variable or of the whole text. Raises ProgramError where it breaks
+        off."""
+        if name is None:
+            async with aclosing(self._core.pieces(until)) as texts:
+                async for text in texts:
+                    yield Piece(text)
+            return
+        variable = await self._find_later(name, until)
+        # Closed here and now when a reader leaves early, not when the loop comes round to it.
+        async with aclosing(variable.read(variable.ended, until)) as pieces:
+            async for piece in pieces:
+                if piece.text:
+                    yield piece
+        variable.result()
+
+    async def _objects(self, name: str, strings: bool, until: Until) -> AsyncGenerator[Any, None]:
+        """A variable's value while its JSON is written."""
+        variable = await self._find_later(name, until)
+        reading = Reading(variable, strings)
+        async with aclosing(variable.read(variable.ended, until)) as pieces:
+            async for piece in pieces:
+                for value in reading.take(piece.text):
+                    yield value
+        for value in reading.end():
+            yield value
+
     # -- going back, stopping --------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
@@ -114,6 +167,47 @@ class Group(Generic[S]):
 
     def __iter__(self) -> Iterator[S]:
         return iter(self._states)
+
+    async def _first_valid(self, predicate: Callable[[S], Any], timeout: float | None, until: Until) -> S:
+        race = branches.Race(self._states)
+        try:
+            async with aclosing(branches.as_they_end(self._states, timeout, until)) as ends:
+                async for ended in ends:
+                    good = ended.error is None and bool(await value_of(predicate(ended.branch)))
+                    if race.take(ended, good):
+                        break
+        except BaseException:
+            self.cancel()
+            raise
+        return race.result()
+
+    async def _best_of(self, score: Callable[[S], Any], timeout: float | None, until: Until) -> S:
+        best = branches.Best(self._states)
+        try:
+            async for ended in branches.as_they_end(self._states, timeout, until):
+                value = await value_of(score(ended.branch)) if ended.error is None else 0.0
+                best.take(ended, float(value))
+        except BaseException:
+            self.cancel()
+            raise
+        return best.result()
+
+    async def _vote(
+        self, name: str, key: Callable[[Any], Any] | None, timeout: float | None, until: Until
+    ) -> Vote:
+        found: dict[int, Any] = {}
+        try:
+            async for ended in branches.as_they_end(self._states, timeout, until):
+                if ended.error is None:
+                    variable = await ended.branch._find_later(name, until)
+                    await until(variable, lambda v=variable: v.done)  # type: ignore[misc]
+                    value = variable.result()
+                    found[ended.index] = value if key is None else key(value)
+        except BaseException:
+            self.cancel()
+            raise
+        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
+        return branches.tally(values, failed, branches.place_of(self._states))
 
     def cancel(self) -> None:
         """Stop all forks."""

@@ -1,19 +1,20 @@
 """Choosing among branches: the first to end, the first that is right, the best, what most say. Losers are
 cancelled, and what the backend does for them is aborted.
 
-Waiting is written twice, for threads and for coroutines; what is decided, once. Knows states, no executors.
+Knows states, no executors.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from sglang_dsl.concurrency.loop import LOOK_S
 from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.concurrency.waiting import Until
 from sglang_dsl.errors import BadProgram, NoWinner, Timeout, again
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.variables import Mark
@@ -107,21 +108,13 @@ class _Watch(Generic[B]):
         )
 
 
-def as_they_end(branches: Sequence[B], timeout: float | None = None) -> Iterator[Ended[B]]:
+async def as_they_end(
+    branches: Sequence[B], timeout: float | None, until: Until
+) -> AsyncGenerator[Ended[B], None]:
     """The branches as they end. Raises Timeout."""
     watch = _Watch(branches, timeout)
     while not watch.over:
-        if not watch.signal.wait_for(watch.ready, watch.patience):
-            raise watch.late()
-        yield from watch.news()
-
-
-async def as_they_end_async(
-    branches: Sequence[B], timeout: float | None = None
-) -> AsyncGenerator[Ended[B], None]:
-    watch = _Watch(branches, timeout)
-    while not watch.over:
-        if not await watch.signal.wait_for_async(watch.ready, watch.patience):
+        if not await until(watch.signal, watch.ready, watch.patience):
             raise watch.late()
         for one in watch.news():
             yield one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from sglang_dsl.concurrency.waiting import blocking, run_here
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.variables import Variable
 
@@ -70,13 +71,18 @@ class ExecutorView:
     @property
     def variable_event(self) -> dict[str, Awaited]:
         """name -> what waits for its value; does not wait."""
-        return {name: Awaited(self._state.core.find(name)) for name in self._state.core.names()}
+        return {name: Awaited(self._find(name)) for name in self._state.core.names()}
+
+    def _find(self, name: str) -> Variable:
+        core = self._state.core
+        run_here(core.appears(name, blocking))
+        return core.find(name)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
         """None where no node sets `name`. Raises TimeoutError after `timeout` seconds."""
         if name not in self._state:
             return None
-        variable = self._state.core.find(name)
+        variable = self._find(name)
         if not variable.wait_for(lambda: variable.done, timeout):
             raise TimeoutError(f"{name!r} is not there after {timeout:g} s")
         return self._state.get_meta_info(name)

@@ -16,11 +16,13 @@ from typing import Any, Self, TypeVar, overload
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
-from sglang_dsl.errors import BadProgram, MissingVariable, ProgramError
+from sglang_dsl.concurrency.waiting import awaiting, blocking, iterate_here, run_here
+from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
 from sglang_dsl.interpreter.lower import no_nodes
+from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import (
     Gen,
     Node,
@@ -38,7 +40,6 @@ from sglang_dsl.state import branches
 from sglang_dsl.state.base import Face, Group
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.executor_view import ExecutorView
-from sglang_dsl.state.partial import Reading
 from sglang_dsl.state.reads import checked, choice_of, name_of
 
 T = TypeVar("T")
@@ -96,7 +97,7 @@ class ProgramState(Face["Turn"]):
         select that sets it: a type checker then knows what it is. Raises ProgramError where that failed,
         MissingVariable where no node sets it."""
         try:
-            return self._core.find(name if isinstance(name, str) else name_of(name)).get()
+            return self._done(name if isinstance(name, str) else name_of(name)).result()
         except BaseException as error:
             trim(error)
             raise
@@ -104,8 +105,17 @@ class ProgramState(Face["Turn"]):
     def value(self, name: str, kind: type[T]) -> T:
         """s[name], which must be of the type `kind`, as a type checker then knows. Raises InvalidValue where
         it is not, and as s[name] does."""
+        variable = self._done(name)
+        return checked(variable, variable.result(), kind)
+
+    def _done(self, name: str) -> Variable:
+        """The variable, when it has ended."""
+        # No coroutine where none is needed: this is what programs do most.
+        if self._core.beside:
+            run_here(self._core.appears(name, blocking))
         variable = self._core.find(name)
-        return checked(variable, variable.get(), kind)
+        variable.wait(lambda: variable.done)
+        return variable
 
     def get_var(self, name: str) -> Any:
         """s[name]."""
@@ -121,12 +131,12 @@ class ProgramState(Face["Turn"]):
     def raw(self, name: str) -> Any:
         """The variable's text as it was generated (a list of them with n > 1), where s[name] is a value read
         from it; waits. Raises ProgramError where nothing was generated."""
-        return self._core.find(name).text()
+        return self._done(name).text()
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """What the backend said about the variable's generation: token counts, finish reason, ...; waits."""
-        variable = self._core.find(name)
-        variable.get()
+        variable = self._done(name)
+        variable.result()
         return copy.deepcopy(variable.meta)
 
     def choice(self, name: str) -> Choice:
@@ -151,34 +161,26 @@ class ProgramState(Face["Turn"]):
 
     def text(self) -> str:
         """All that was said, turns written as "USER: ...\\n"; waits. Raises ProgramError."""
-        return self._core.settled().text()
+        return run_here(self._core.settled(blocking)).text()
 
     def messages(self) -> list[dict[str, Any]]:
         """The turns as {"role", "content"}, the open one last; waits. Content is verbatim. Raises
         ProgramError."""
-        return self._core.settled().turns()
+        return run_here(self._core.settled(blocking)).turns()
 
     def sync(self) -> None:
         """Wait until all that was added is done. Raises ProgramError."""
-        self._core.settled()
+        run_here(self._core.settled(blocking))
 
     def error(self) -> BaseException | None:
         """What went wrong, or None; waits. In a stream, also what the program's function raised. A variable
         whose text is no value of its type counts until it is set anew, though the state goes on."""
-        try:
-            self._core.settled()
-        except ProgramError as error:
-            return error
-        except BaseException as error:
-            if error is not self._core.body_error:
-                raise
-            return error
-        return self._core.fault()
+        return run_here(self._error(blocking))
 
     def usage(self) -> dict[str, int]:
         """Tokens of this run with all its forks: calls, prompt_tokens, completion_tokens, cached_tokens,
         jumped_tokens; waits."""
-        return self._core.usage()
+        return run_here(self._core.usage(blocking))
 
     def show(self, form: str = "tree") -> None:
         """Print the state to the terminal: turns, generated text, forks, usage; or its calls as a diagram,
@@ -208,14 +210,8 @@ class ProgramState(Face["Turn"]):
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
         """Pieces as they come, of one variable or of the whole text (the prompt included). One piece where
         the program was not run with stream=True. Raises ProgramError where the text breaks off."""
-        if var_name is None:
-            yield from self._core.pieces()
-            return
-        variable = self._core.find(var_name)
-        for piece in variable.read(variable.ended):
-            if piece.text:
-                yield piece.text
-        variable.result()
+        for piece in iterate_here(self._pieces(var_name, blocking)):
+            yield piece.text
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
@@ -223,18 +219,9 @@ class ProgramState(Face["Turn"]):
         """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it: its
         counters so far, the log-probabilities of this piece's tokens). What is said after the last text,
         get_meta_info() tells."""
-        if var_name is None:
-            async with aclosing(self._core.pieces_async()) as texts:
-                async for text in texts:
-                    yield (text, {}) if return_meta_data else text
-            return
-        variable = await self._core.find_async(var_name)
-        # Closed here and now when a reader leaves early, not when the loop comes round to it.
-        async with aclosing(variable.read_async(variable.ended)) as pieces:
+        async with aclosing(self._pieces(var_name, awaiting)) as pieces:
             async for piece in pieces:
-                if piece.text:
-                    yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
-        variable.result()
+                yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:
         """The variable's value while its JSON is written: what is known so far, each time there is more, and
@@ -247,22 +234,13 @@ class ProgramState(Face["Turn"]):
         Text that is not JSON (a number, an option of an Enum) is shown when it has ended. Raises ProgramError
         where the text breaks off.
         """
-        variable = self._core.find(var_name)
-        reading = Reading(variable, strings)
-        for piece in variable.read(variable.ended):
-            yield from reading.take(piece.text)
-        yield from reading.end()
+        yield from iterate_here(self._objects(var_name, strings, blocking))
 
     async def object_async_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
         """The same for any event loop."""
-        variable = await self._core.find_async(var_name)
-        reading = Reading(variable, strings)
-        async with aclosing(variable.read_async(variable.ended)) as pieces:
-            async for piece in pieces:
-                for value in reading.take(piece.text):
-                    yield value
-        for value in reading.end():
-            yield value
+        async with aclosing(self._objects(var_name, strings, awaiting)) as values:
+            async for value in values:
+                yield value
 
     # -- turns -----------------------------------------------------------------------------------------------
 
@@ -335,7 +313,7 @@ class ProgramState(Face["Turn"]):
     def adopt(self, branch: ProgramState) -> None:
         """Go on with what a fork said and set, as if it had been said here; waits for it. Raises its
         ProgramError."""
-        self._core.adopt(branch.core, caller())
+        run_here(self._core.adopt(branch.core, caller(), blocking))
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
@@ -436,7 +414,8 @@ class ProgramStateGroup(Group[ProgramState]):
                               before, is a BadProgram
         """
         src = caller()
-        self._parent.core.join([state.core for state in self._states], join_mode(mode), src)
+        cores = [state.core for state in self._states]
+        run_here(self._parent.core.join(cores, join_mode(mode), src, blocking))
 
     # -- choosing --------------------------------------------------------------------------------------------
 
@@ -450,39 +429,14 @@ class ProgramStateGroup(Group[ProgramState]):
     ) -> ProgramState:
         """The first fork to end for which `predicate(fork)` is true; the others are cancelled. Raises
         NoWinner where there is none, Timeout (seconds), what the predicate raises."""
-        race = branches.Race(self._states)
-        try:
-            for ended in branches.as_they_end(self._states, timeout):
-                if race.take(ended, ended.error is None and bool(predicate(ended.branch))):
-                    break
-        except BaseException:
-            self.cancel()
-            raise
-        return race.result()
+        return run_here(self._first_valid(predicate, timeout, blocking))
 
     def best_of(self, score: Callable[[ProgramState], float], timeout: float | None = None) -> ProgramState:
         """The fork for which `score(fork)` is highest, the earliest on a tie; forks that failed, or whose
         score is NaN, are passed over. Raises as first_valid does."""
-        best = branches.Best(self._states)
-        try:
-            for ended in branches.as_they_end(self._states, timeout):
-                best.take(ended, float(score(ended.branch)) if ended.error is None else 0.0)
-        except BaseException:
-            self.cancel()
-            raise
-        return best.result()
+        return run_here(self._best_of(score, timeout, blocking))
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None) -> Vote:
         """What most forks have in the variable `name`; `key` says what of a value is compared. Forks that
         failed do not vote. Raises NoWinner, Timeout."""
-        found: dict[int, Any] = {}
-        try:
-            for ended in branches.as_they_end(self._states, timeout):
-                if ended.error is None:
-                    value = ended.branch[name]
-                    found[ended.index] = value if key is None else key(value)
-        except BaseException:
-            self.cancel()
-            raise
-        values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
-        return branches.tally(values, failed, branches.place_of(self._states))
+        return run_here(self._vote(name, key, timeout, blocking))

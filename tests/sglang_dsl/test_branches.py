@@ -203,6 +203,24 @@ def test_map_runs_side_by_side_and_keeps_order(face: str, idle: Callable[[], int
 # -- going back ----------------------------------------------------------------------------------------------
 
 
+def test_a_blocking_choice_refuses_an_async_judge(idle: Callable[[], int]) -> None:
+    """Its coroutine would count as true without ever having run."""
+
+    async def judge(state: Any) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    for choose in ("first_valid", "best_of"):
+
+        @sgl.function
+        def program(s: Any, choose: str = choose) -> None:
+            getattr(forked(s), choose)(judge)
+
+        with pytest.raises(BadProgram, match="async"):
+            program.run(backend=by_branch({}))
+    assert idle() == 0
+
+
 def test_going_back_forgets_what_was_said_set_and_went_wrong() -> None:
     @sgl.function
     def program(s: Any) -> None:

@@ -218,7 +218,8 @@ def test_a_loop_that_has_gone_is_not_waited_for() -> None:
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     background().call(lambda: variable.settle("late"))
-    assert variable.get() == "late"
+    variable.wait(lambda: variable.done)
+    assert variable.result() == "late"
     read._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
