@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
-from runtime.scheduler.guided.throttle import Pass
 from runtime.scheduler.request import Request
 
 HEALS = 1 << 62
@@ -32,17 +31,6 @@ class Flight:
         if self._seqs is None:
             self._seqs = {request.seq for request in self.requests}
         return self._seqs
-
-    def measured(self) -> Pass:
-        """To be asked before its results are taken."""
-        computes = jumps = False
-        masked = 0
-        for request, row in zip(self.requests, self.rows):
-            masked += row.masked
-            if len(row.tokens) > 1:
-                prompt = row.position < request.publish_to
-                computes, jumps = computes or prompt, jumps or not prompt
-        return Pass(len(self.rows), self.present, masked, computes, jumps)
 
 
 NO_FLIGHT = Flight([], ())
@@ -69,7 +57,7 @@ class Batcher:
     ) -> tuple[StepPlan, list[Request]]:
         """A plan and the request of each of its rows. Requests with one token to compute are always in;
         longer stretches share the chunk budget, in the order of `running`. Where prompts go alone, only they
-        are in as long as there are any. No rows at all where everybody waits for a look. `only_free`: without
+        are in as long as there are any. No rows at all where everybody waits. `only_free`: without
         constrained requests whose prompts are computed."""
         budget = self.chunk
         alone = not self._mixed and any(request.computed < request.publish_to for request in running)
@@ -82,9 +70,10 @@ class Batcher:
             ones[:] = [(index,) for index in range(2 * len(running))]
         for request in running:
             start, tokens = request.computed, request.tokens
-            if request.waits or (alone and start >= request.publish_to):
+            guide = request.guide
+            if guide is not None and (guide.waits or (only_free and start >= request.publish_to)):
                 continue
-            if only_free and request.matcher is not None and start >= request.publish_to:
+            if alone and start >= request.publish_to:
                 continue
             end = request.goal if request.ending else len(tokens)
             if end - start > 1:
@@ -130,7 +119,7 @@ class Batcher:
 
 
 def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
-    tokens = request.tokens
+    tokens, logprobs = request.tokens, request.logprobs
     sample = end == len(tokens) and request.ending is None
     return Row(
         request.seq,
@@ -140,14 +129,14 @@ def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
         request.params,
         sample=sample,
         step=len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.heal else 0),
-        scores=request.wanted(start, end) if request.targets else (),
-        top_logprobs=request.top if sample else 0,
+        scores=() if logprobs is None else logprobs.wanted(tokens, start, end),
+        top_logprobs=logprobs.top if sample and logprobs is not None else 0,
         prompt=request.source.input_ids if request.reads_prompt else (),
         output=tokens[request.prompt_len :] if request.reads_output else (),
-        score_top=request.top,
-        token_ids=request.ids,
+        score_top=0 if logprobs is None else logprobs.top,
+        token_ids=() if logprobs is None else logprobs.ids,
         hidden="none" if request.hidden == "none" else request.hidden_of(end),
-        logprob=request.return_logprob,
+        logprob=request.returns_logprobs,
         start=request.prompt_len,
-        masked=sample and (request.matcher is not None or request.heal is not None),
+        masked=sample and (request.guide is not None or request.heal is not None),
     )

@@ -64,7 +64,7 @@ class Deadlines:
                 request = live.get(rid)
                 if request is None or request.seq != seq or (heap is self._queued and request.cached >= 0):
                     continue
-                since = f"{now - request.added_at:.1f} s after it came"
+                since = f"{now - request.timing.added_at:.1f} s after it came"
                 text = f"{what}: {since}, {request.produced} tokens generated"
                 hint = "try again later" if request.cached < 0 else "allow more time, or ask for fewer tokens"
                 yield request, DeadlineExceeded(text, where=rid, hint=hint)

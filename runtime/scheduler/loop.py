@@ -48,7 +48,7 @@ class Loop:
     def __init__(self, scheduler: Scheduler, runner: Runner, *, overlap: bool) -> None:
         self._scheduler, self._runner, self._overlap = scheduler, runner, overlap
         self._in_flight = False
-        scheduler.late.wanted = overlap
+        scheduler.guided.overlapped = overlap
 
     @property
     def in_flight(self) -> bool:
@@ -63,10 +63,10 @@ class Loop:
         if self._in_flight:
             self._land()
         self._launch()
-        if self._scheduler.late.pending:
-            self._scheduler.look(self._runner.done if self._in_flight else None)
+        if self._scheduler.guided.has_deferred:
+            self._scheduler.run_deferred(self._runner.done if self._in_flight else None)
             if not self._in_flight:
-                self._launch()  # those who waited for their look can go on
+                self._launch()  # those who waited for it can go on
         return self._scheduler.drain()
 
     def stop(self, fault: RuntimeFault) -> list[TokenOutput]:

@@ -17,11 +17,11 @@ class Outbox:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._answers: list[TokenOutput] = []  # to requests that never were live
-        self._news: list[tuple[Request, FinishReason | None]] = []
+        self._outputs: list[tuple[Request, FinishReason | None]] = []
         self.pieces: list[Request] = []
 
     def __bool__(self) -> bool:
-        return bool(self._answers or self._news or self.pieces)
+        return bool(self._answers or self._outputs or self.pieces)
 
     def refuse(self, req: TokenizedGenerateReqInput, fault: RuntimeFault) -> None:
         self._answers.append(
@@ -35,7 +35,7 @@ class Outbox:
         )
 
     def tell(self, request: Request, finish: FinishReason | None) -> None:
-        self._news.append((request, finish))
+        self._outputs.append((request, finish))
 
     def drain(self) -> list[TokenOutput]:
         """All of it, each once."""
@@ -43,8 +43,8 @@ class Outbox:
         if self.pieces:
             pieces, self.pieces = self.pieces, []
             outputs += [piece for request in pieces if (piece := request.piece()) is not None]
-        if self._news:
-            news, self._news = self._news, []
+        if self._outputs:
+            due, self._outputs = self._outputs, []
             now = self._clock()
-            outputs += [one for request, end in news if (one := request.news(now, end)) is not None]
+            outputs += [one for request, end in due if (one := request.output(now, end)) is not None]
         return outputs

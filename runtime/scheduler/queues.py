@@ -1,92 +1,16 @@
-"""Where requests are before they run: waiting for their grammar, then for a place. Knows no slots and no
-plans."""
+"""Where requests wait for a place, ready to run. Knows no slots and no plans."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future
 from operator import attrgetter
-from typing import Protocol
 
 from runtime.cache.base import PrefixCache
 from runtime.cache.none import NoCache
-from runtime.grammar.base import Matcher
-from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import Aborted, InternalFault, RuntimeFault, UnsupportedConstraint
-from runtime.scheduler.guided.liveness import completion_ready
 from runtime.scheduler.policies import Order
 from runtime.scheduler.request import Request
 
 REFRESH = 8  # ticks a look into the cache is good for
 _ARRIVAL = attrgetter("arrival")
-
-
-class Grammars(Protocol):
-    """Compiles constraints off the scheduler's thread (runtime.grammar.manager)."""
-
-    def submit(self, constraint: Constraint) -> Future[Matcher]: ...
-
-
-class GrammarQueue:
-    """Requests whose grammar is being compiled; everybody else goes on meanwhile. `liveness`: whether those
-    that need a completion from the start (scheduler.liveness) wait for that as well."""
-
-    def __init__(self, grammars: Grammars | None, *, liveness: bool = False) -> None:
-        self._grammars, self._liveness = grammars, liveness
-        self._queue: dict[int, Request] = {}
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, request: Request, constraint: Constraint) -> None:
-        request.future = Future()
-        self._queue[request.seq] = request
-        if self._grammars is None:
-            request.future.set_exception(
-                UnsupportedConstraint(
-                    "no grammar backend is loaded", where=constraint.kind, hint="start with a grammar backend"
-                )
-            )
-            return
-        try:
-            request.future = self._grammars.submit(constraint)
-        except RuntimeFault as fault:
-            request.future.set_exception(fault)
-
-    def put(self, request: Request, future: Future[Matcher]) -> None:
-        """The request waits for `future`."""
-        request.future = future
-        self._queue[request.seq] = request
-
-    def ready(self) -> Iterator[tuple[Request, Matcher | RuntimeFault]]:
-        """Those that need wait no longer, taken out: with their matcher, or with why there is none."""
-        for request in list(self._queue.values()):
-            future = request.future
-            if future is None or not future.done():
-                continue
-            outcome = _outcome(future)
-            if self._liveness and isinstance(outcome, Matcher) and not completion_ready(request, outcome):
-                continue
-            del self._queue[request.seq]
-            yield request, outcome
-
-    def remove(self, request: Request) -> None:
-        """Nothing happens when it is not in."""
-        if self._queue.pop(request.seq, None) is not None and request.future is not None:
-            request.future.cancel()
-
-
-def _outcome(future: Future[Matcher]) -> Matcher | RuntimeFault:
-    try:
-        return future.result(timeout=0)
-    except RuntimeFault as fault:
-        return fault
-    except CancelledError:
-        return Aborted("the compilation of its constraint was cancelled", where="constraint")
-    except Exception as error:  # noqa: BLE001
-        return InternalFault(
-            f"compiling the constraint failed: {type(error).__name__}: {error}", where="constraint"
-        )
 
 
 class WaitingQueue:
@@ -165,7 +89,7 @@ class _Candidate:
 
     @property
     def waited(self) -> int:
-        return self._now.tick - self.request.added_tick
+        return self._now.tick - self.request.timing.queued_tick
 
     @property
     def matched(self) -> int:

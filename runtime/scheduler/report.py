@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.cache.manager import CacheManager
-from runtime.scheduler.queues import GrammarQueue, WaitingQueue
+from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.request import Request
 
 RATE_S = 1.0  # seconds a rate is measured over, at least
@@ -50,15 +50,15 @@ class Rate:
             self._at, self._total = now, total
 
 
-def overview(running: int, waiting: WaitingQueue, grammar: GrammarQueue, sessions: int) -> dict[str, Any]:
+def overview(running: int, waiting: WaitingQueue, compiling: int, sessions: int) -> dict[str, Any]:
     """How many requests are where."""
     return {
         "running": running,
         "waiting": len(waiting),
-        "compiling": len(grammar),
+        "compiling": compiling,
         "num_running_reqs": running,
         "num_queue_reqs": len(waiting),
-        "num_grammar_queue_reqs": len(grammar),
+        "num_grammar_queue_reqs": compiling,
         "num_retracted_reqs": waiting.retracted,
         "num_sessions": sessions,
     }

@@ -1,4 +1,4 @@
-"""Residents: the running requests and the slots they hold. Who is let in, who has to go, and who gets the
+"""Running batch: the running requests and the slots they hold. Who is let in, who has to go, and who gets the
 slots for its next token. It answers nobody: what cannot go on is given back as a fault.
 """
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 Fail = Callable[[Request, RuntimeFault], None]
 
 
-class Residents:
+class RunningBatch:
     """`running`: in the order of admission, each with a lease. `yields`: lets go of slots kept for nobody who
     runs (sessions'); False when there are none. `fail`: ends a request that can have no slots. `entered`: a
     request was let in for the first time. `damaged`: whether the account of slots was found wrong."""
@@ -64,8 +64,8 @@ class Residents:
             request
             for request in self.running
             if request.lease is not None
-            and not request.waits
             and request.lease.capacity < (request.goal if request.ending else len(request.tokens))
+            and not request.waits
         ]
         retracted = False
         for request in short:
@@ -165,7 +165,7 @@ class Residents:
                 self._counters.preempted += 1
                 self._leave(victim)
                 self._waiting.add(victim)
-                victim.added_tick = tick
+                victim.timing.queued(tick)
             if self._adder().add(request) is not Verdict.ADMITTED:
                 return
             self._enter(request)

@@ -16,9 +16,8 @@ from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import TUNABLE, SchedulerConfig
-from runtime.grammar.histogram import MASK_S, Histogram
 from runtime.grammar.reasoner import Reasoning
-from runtime.plan import Row, RowResult, StepPlan, StepResult, TokenMask
+from runtime.plan import Row, RowResult, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
@@ -26,19 +25,15 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
 from runtime.scheduler.expiry import Deadlines
-from runtime.scheduler.guided.advance import Encode, Progress, ended
-from runtime.scheduler.guided.compilation import Constrained
-from runtime.scheduler.guided.deferred import LateLooks, Over
-from runtime.scheduler.guided.masks import full, masks_of
-from runtime.scheduler.guided.throttle import Pace
+from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
-from runtime.scheduler.queues import GrammarQueue, Grammars, WaitingQueue
+from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.request import Request, defect, failure, named
-from runtime.scheduler.running_batch import Residents
+from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.sessions import Sessions
-from runtime.scheduler.validator import Intake
+from runtime.scheduler.validator import RequestValidator
 
 MAX_FAULTS = 3  # plans in a row that may fail for a wrong account of slots
 AUDIT_TICKS = 512  # how often the account of slots is checked while busy
@@ -69,27 +64,21 @@ class Scheduler:
         )
         self._vocabulary = vocabulary
         self._clock = clock
-        self._progress = Progress(vocabulary, encode, self.manager, config)
-        self.late = LateLooks(self._progress, self.manager)
-        self._pace = Pace()
+        self.guided = GuidedDecoding(config, self.manager, vocabulary, encode, grammar, reasoning)
         self._batcher = Batcher(self.manager, config.chunked_prefill_size, mixed=config.mixed_prefill)
-        self._everything = full(len(vocabulary))
-        self._mask_seconds = Histogram(MASK_S)
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
-        self._grammar = GrammarQueue(grammar, liveness=config.liveness)
-        self._constrained = Constrained(self._grammar, self._progress, reasoning)
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
         self._sessions = Sessions(self.manager, config.max_sessions)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
-        self._residents = Residents(
+        self._batch = RunningBatch(
             config, self.manager, self._waiting, self._counters,
             yields=self._sessions.give_up, fail=self._fail, entered=self._entered,
         )  # fmt: skip
         self._outbox = Outbox(clock)
-        self._intake = Intake(
-            self.manager, len(vocabulary), self._live, self._waiting, self._grammar, self._sessions,
+        self._validator = RequestValidator(
+            self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
             cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
             verify_params=verify_params,
         )  # fmt: skip
@@ -109,14 +98,14 @@ class Scheduler:
         self._counters.requests += 1
         now = self._clock()
         try:
-            whole = self._intake.accept(req, self.config, now)
+            whole = self._validator.accept(req, self.config, now)
         except RuntimeFault as fault:
             self._counters.failed += 1
             return self._outbox.refuse(req, fault)
         request = Request(whole, self._arrivals, self._vocabulary, now, self._tick)
         self._live[request.rid] = request
         self._deadlines.came(request, now)
-        if self._constrained.add(request):
+        if self.guided.add(request):
             self._poll_grammars()
         else:
             self._enqueue(request)
@@ -143,7 +132,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Requests that have slots. None, though busy: all wait (for a grammar, or for resume())."""
-        return len(self._residents.running)
+        return len(self._batch.running)
 
     @property
     def paused(self) -> PauseMode | None:
@@ -205,29 +194,29 @@ class Scheduler:
         """Change settings while running (those of TUNABLE); their values now. Raises BadRequest, and changes
         nothing, for an unknown name or a bad value."""
         self.config = self.config.tuned(values)
-        self._residents.configure(self.config)
+        self._batch.configure(self.config)
         self._batcher.chunk = self.config.chunked_prefill_size
         return {name: getattr(self.config, name) for name in TUNABLE}
 
     def state(self) -> dict[str, Any]:
         """Counters since the start (*_total, and the old short names), what is held now, and rates."""
-        running, produced = len(self._residents.running), sum([one.produced for one in self._live.values()])
+        running, produced = len(self._batch.running), sum([one.produced for one in self._live.values()])
         self._rate.look(self._counters.generated, self._live.values(), self._clock())
         return {
-            **overview(running, self._waiting, self._grammar, len(self._sessions)),
+            **overview(running, self._waiting, len(self.guided), len(self._sessions)),
             "num_paused_reqs": len(self._live) if self._paused else 0,
             "paused": self._paused,
             "policy": self.config.policy,
-            "new_token_ratio": self._residents.ratio.value,
+            "new_token_ratio": self._batch.ratio.value,
             "gen_throughput": self._rate.value if running else 0.0,
             **usage(self.manager),
-            "grammar_mask_seconds": self._mask_seconds.state(),
+            **self.guided.state(),
             **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
         }
 
     def check(self) -> None:
         """Raise InternalFault, with the numbers, unless every slot is accounted for."""
-        self._residents.check(self._sessions.leases())
+        self._batch.check(self._sessions.leases())
 
     # -- the step --------------------------------------------------------------------------------------------
 
@@ -237,9 +226,9 @@ class Scheduler:
         if self._under_way is not None:
             raise InternalFault("plan() before the last plan was committed", where="scheduler")
         self._tick += 1
-        # Whose grammar got ready since prepare() waits a step; nobody waits for a first look.
-        self._look_around(begin=not (self.late.wanted and self._residents.running))
-        if self._residents.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
+        # Whose grammar got ready since prepare() waits a step; nobody waits for its first tokens.
+        self._look_around(begin=not (self.guided.overlapped and self._batch.running))
+        if self._batch.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
             self._audit()
         if self._paused is not None:
             return None
@@ -251,18 +240,18 @@ class Scheduler:
             if self._faults > MAX_FAULTS:
                 raise
             log.error("no plan could be made: %s", fault)
-            self._residents.damaged = True
+            self._batch.damaged = True
             return None
 
     def _decide(self) -> StepPlan | None:
-        residents = self._residents
-        if residents.make_room():
-            residents.admit(self._tick, preempt=True)
-        if not residents.running:
-            self._pace.rest()
+        batch = self._batch
+        if batch.make_room():
+            batch.admit(self._tick, preempt=True)
+        if not batch.running:
+            self.guided.idle()
             return None
-        running, released = residents.running, tuple(self._released)
-        only_free = self.late.beside(running) and self._pace.sit_out()
+        running, released = batch.running, tuple(self._released)
+        only_free = self.guided.skips(running)
         plan, requests = self._batcher.build(running, released, only_free=only_free)
         if not requests:
             return None
@@ -274,26 +263,24 @@ class Scheduler:
         """Work for the next plan that can be done while a step is under way: deadlines, grammars, and letting
         in those for whom there is room already. Changes no result; plan() does what is left."""
         self._look_around()
-        if self._paused is None and not self._residents.damaged:
-            self._residents.admit(self._tick, preempt=False)
+        if self._paused is None and not self._batch.damaged:
+            self._batch.admit(self._tick, preempt=False)
 
-    def look(self, over: Over | None = None) -> None:
-        """The late looks, before the news are told. `over`: whether the pass under way has ended."""
-        for request, fault in self.late.take(self._live, (self._under_way or NO_FLIGHT).seqs, over):
+    def run_deferred(self, over: Over | None = None) -> None:
+        """What constrained decoding put off, before the outputs are sent. `over`: whether the pass under way
+        has ended."""
+        flight = self._under_way or NO_FLIGHT
+        for request, fault in self.guided.run_deferred(self._live, flight.seqs, over):
             if fault is not None:
-                self._fail(request, fault, keep=request.sound < 0)
-            elif request.sound < 0 and request.ready:
+                self._fail(request, fault, keep=request.intact)
+            elif request.intact and request.ready:
                 self._finish(request)
 
     def masks(self, over: Over | None = None) -> dict[int, TokenMask]:
         """Masks for the rows of the plan just given, by row index; a row without one may sample anything. The
         output of a request whose grammar is at a dead end is taken back at the commit, or it fails, alone.
         Where free ones are beside, no more is done once the pass is `over`."""
-        flight, began = self._under_way or NO_FLIGHT, time.perf_counter()
-        over = over if self.late.beside(flight.requests) else None
-        masks, faults = masks_of(flight.requests, flight.rows, self._everything, over)
-        if masks:
-            self._mask_seconds.observe(time.perf_counter() - began)
+        masks, faults = self.guided.masks(self._under_way or NO_FLIGHT, over)
         self._doomed |= faults
         return masks
 
@@ -311,12 +298,10 @@ class Scheduler:
             return
         self._under_way = None
         now = self._clock()
-        if self.late.wanted:
-            self._pace.took(flight.measured(), result, now, beside=self.late.beside(self._residents.running))
         self._counters.steps += 1
         self._faults = 0
-        self._residents.ratio.decay()
-        self.late.begin(requests)
+        self._batch.ratio.decay()
+        self.guided.landed(flight, self._batch.running, result, now)
         pieces = self._outbox.pieces
         computed, size, doomed = 0, len(self._vocabulary), bool(self._doomed)
         for request, row, got in zip(requests, rows, result.rows):
@@ -353,8 +338,8 @@ class Scheduler:
             except Exception as error:  # noqa: BLE001
                 fault = defect("the step's result could not be used", error)
             if fault is not None:
-                sound = got.error is None and request.sound < 0 and not isinstance(fault, InternalFault)
-                self._fail(request, fault, keep=sound)
+                keep = got.error is None and request.intact and not isinstance(fault, InternalFault)
+                self._fail(request, fault, keep=keep)
         self._counters.computed += computed
         self._rate.look(self._counters.generated, self._live.values(), now)
         self._retract_for_pause()
@@ -392,19 +377,18 @@ class Scheduler:
         assert lease is not None
         lease.settle()
         request.computed += len(row.tokens)
-        void = request.sound >= 0
-        if void:
-            self.late.settle(request)
-        if row.scores:
-            request.score(result.scores, result.score_tops, result.score_token_ids)
+        void = self.guided.settle(request)
+        if row.scores and request.logprobs is not None:
+            request.logprobs.score(
+                request.prompt_len, result.scores, result.score_tops, result.score_token_ids
+            )
         if row.hidden != "none":
             request.show(row.position, result.hidden)
         if row.position < request.publish_to:
-            self._residents.publish(request)
+            self._batch.publish(request)
         if row.sample and not void:
-            if request.first_at < 0:
-                request.first_at = now
-            reason = self.late.accept(request, result.samples[0])
+            request.timing.sampled(now)
+            reason = self._accept(request, result.samples[0])
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:
@@ -412,31 +396,40 @@ class Scheduler:
         elif request.stream:
             self._outbox.tell(request, None)
 
+    def _accept(self, request: Request, sample: Sample) -> FinishReason | None:
+        if not 0 <= sample.token < len(self._vocabulary):
+            size = len(self._vocabulary)
+            raise InternalFault(f"token {sample.token} is not in the vocabulary of {size}", where="sampler")
+        if request.guide is None and request.heal is None:
+            return request.accept(sample)
+        return self.guided.accept(request, sample)
+
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def _enqueue(self, request: Request) -> None:
         """The request could run now."""
-        request.added_tick = self._tick
+        request.timing.queued(self._tick)
         request.plain = request.is_plain
         self._waiting.add(request)
-        self._residents.unblock()
+        self._batch.unblock()
 
     def _entered(self, request: Request) -> None:
         """It was let in for the first time."""
-        request.admitted_at = self._clock()
+        now = self._clock()
+        request.timing.admitted(now)
         self._counters.prompt_tokens += request.prompt_len
         self._counters.cached += request.cached
-        self._deadlines.admitted(request, request.admitted_at)
+        self._deadlines.admitted(request, now)
 
     def _look_around(self, *, begin: bool = True) -> None:
         """What time and the grammars' threads have changed."""
         for request, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(request, fault)
-        if begin and len(self._grammar):
+        if begin and len(self.guided):
             self._poll_grammars()
 
     def _poll_grammars(self) -> None:
-        for request, fault in self._constrained.ready():
+        for request, fault in self.guided.ready():
             if fault is not None:
                 self._fail(request, fault)
             elif request.ready:
@@ -447,7 +440,7 @@ class Scheduler:
     def _retract_for_pause(self) -> None:
         if self._retracts and self._under_way is None:
             self._retracts = False
-            self._residents.retract_all()
+            self._batch.retract_all()
             self.flush_cache()
 
     # -- the account -----------------------------------------------------------------------------------------
@@ -457,21 +450,21 @@ class Scheduler:
         runs computes again what it had. Nobody fails, and no output changes."""
         self._sessions.expire(self._clock())
         try:
-            if self._residents.damaged:
+            if self._batch.damaged:
                 raise InternalFault("a lease could not be closed", where="cache")
             self.check()
         except InternalFault as fault:
             log.error("the account of slots is wrong and starts anew: %s", fault)
             self._counters.repairs += 1
             self._sessions.void()
-            self._residents.restart(self._live.values())
+            self._batch.restart(self._live.values())
 
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _finish(self, request: Request) -> None:
         assert request.ending is not None
         self._counters.finished += 1
-        self._close(request, ended(request.ending, request.matcher), keep=True)
+        self._close(request, ended(request, request.ending), keep=True)
 
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
         """Answer with an error and free everything; for a row under way, at its commit. `keep`: what was
@@ -485,15 +478,16 @@ class Scheduler:
         self._close(request, failure(fault), keep=keep)
 
     def _close(self, request: Request, reason: FinishReason, *, keep: bool) -> None:
-        self._residents.remove(request, keep=keep)
+        self._batch.remove(request, keep=keep)
         self._waiting.remove(request)
-        self._grammar.remove(request)
+        self.guided.remove(request)
         if request.source.session_params is not None:
             self._sessions.end(request, self._clock())
         if request.cached >= 0:
             self._released.append(request.seq)
         self._counters.generated += request.produced
         self._counters.jumped += request.jumped
-        self._counters.rolled_back += request.rollbacks
+        if request.guide is not None:
+            self._counters.rolled_back += request.guide.backtracks
         del self._live[request.rid]
         self._outbox.tell(request, reason)

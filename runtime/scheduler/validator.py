@@ -1,10 +1,10 @@
-"""Intake: what a request must get past before it lives: its id, its session, its numbers, the queue's length.
-Starts nothing.
+"""Request validator: what a request must get past before it lives: its id, its session, its numbers, the
+queue's length. Starts nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
@@ -12,15 +12,15 @@ from runtime.protocol.errors import BadRequest, QueueFull
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.checks import verify
-from runtime.scheduler.queues import GrammarQueue, WaitingQueue
+from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.request import Request
 from runtime.scheduler.running_batch import Fail
 from runtime.scheduler.sessions import Sessions
 
 
-class Intake:
-    """`live`: all requests there are. `cancel`: ends a turn that is replaced. `fail`: ends one that makes
-    way. `verify_params`: see Scheduler."""
+class RequestValidator:
+    """`live`: all requests there are; `compiling`: those that wait for their grammar. `cancel`: ends a turn
+    that is replaced. `fail`: ends one that makes way. `verify_params`: see Scheduler."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Intake:
         vocab_size: int,
         live: Mapping[str, Request],
         waiting: WaitingQueue,
-        grammar: GrammarQueue,
+        compiling: Sized,
         sessions: Sessions,
         *,
         cancel: Callable[[str], object],
@@ -36,7 +36,7 @@ class Intake:
         verify_params: Callable[[SamplingParams], None] | None = None,
     ) -> None:
         self._manager, self._vocab_size, self._live = manager, vocab_size, live
-        self._waiting, self._grammar, self._sessions = waiting, grammar, sessions
+        self._waiting, self._compiling, self._sessions = waiting, compiling, sessions
         self._cancel, self._fail, self._verify_params = cancel, fail, verify_params
 
     def accept(
@@ -55,7 +55,7 @@ class Intake:
         verify(whole, config, self._manager.slots, self._vocab_size)
         if self._verify_params is not None:
             self._verify_params(whole.sampling_params)
-        if len(self._waiting) + len(self._grammar) >= config.max_waiting_requests:
+        if len(self._waiting) + len(self._compiling) >= config.max_waiting_requests:
             self._make_way(whole, config)
         if req.session_params is not None:
             for rid in dropped:

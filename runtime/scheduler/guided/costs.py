@@ -7,7 +7,7 @@ import time
 from runtime.scheduler.request import Request
 
 
-class Shares:
+class Costs:
     """Shares the CPU time of a piece of work out among the requests it was done for, by the clock: a thread's
     own time is dear to ask for."""
 
@@ -26,9 +26,10 @@ class Shares:
         self._taken.append((request, now - self._at))
         self._at = now
 
-    def give(self) -> None:
+    def charge(self) -> None:
         whole = sum([seconds for _, seconds in self._taken])
         if whole > 0:
             share = (time.thread_time() - self._cpu) / whole
             for request, seconds in self._taken:
-                request.grammar_s += seconds * share
+                if request.guide is not None:
+                    request.guide.seconds += seconds * share

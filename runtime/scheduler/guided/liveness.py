@@ -1,7 +1,7 @@
 """Liveness: constrained outputs end as their constraint wants. Takes output back where nothing may follow it,
 and leads it to an end before max_new_tokens runs out. Samples nothing and knows no queues.
 
-Going back. A language that is wider than its constraint may lead to a place where nothing is left that may
+Backtracking. A language that is wider than its constraint may lead to a place where nothing is left that may
 follow. Then the steps that led there are undone in the matcher, the output and the KV, what was taken there
 is forbidden, and generation goes on. How often, and how many tokens in all, is bounded (SchedulerConfig).
 
@@ -13,8 +13,8 @@ there is room, is asked again after 2, 4, 8 ... tokens. Where room is short the 
 completion was known, or to a later place from which one is found at once, and that is appended without asking
 the model.
 
-What was told cannot be taken back. A request that streams is asked after every token besides, and only tokens
-before the last place with a known completion are told; where none is found the stream lags behind by up to
+What was sent cannot be taken back. A request that streams is asked after every token besides, and only tokens
+before the last place with a known completion are sent; where none is found the stream lags behind by up to
 PATIENCE tokens. If in the end it is closed from there, the output may differ from that of a request which
 does not stream.
 
@@ -29,7 +29,6 @@ the request as it is.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.cache.manager import CacheManager
@@ -40,6 +39,7 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, InternalFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
+from runtime.scheduler.guided.steps import cut, guide_of, mark
 from runtime.scheduler.request import Request
 from runtime.scheduler.stop import STOP
 
@@ -50,8 +50,6 @@ PATIENCE = 16  # tokens after which is asked again when no completion was found,
 SEARCHES = 48  # searches for one request while it runs
 LATER = 2  # places from which a completion is looked for, when none is found from the last one
 _KEPT = 256
-
-Stopped = Callable[[Request, int, bool], FinishReason | None]
 
 
 class _Way(NamedTuple):
@@ -64,10 +62,8 @@ class _Way(NamedTuple):
 
 
 class Liveness:
-    """`stopped`: what the stop rule says of a token just appended; its last argument: the grammar is done."""
-
-    def __init__(self, manager: CacheManager, config: SchedulerConfig, stopped: Stopped) -> None:
-        self._manager, self._config, self._stopped = manager, config, stopped
+    def __init__(self, manager: CacheManager, config: SchedulerConfig) -> None:
+        self._manager, self._config = manager, config
         self._shortest: OrderedDict[tuple[Constraint, bool], tuple[int, ...] | None] = OrderedDict()
 
     # -- the budget ------------------------------------------------------------------------------------------
@@ -76,54 +72,61 @@ class Liveness:
         """The request has its matcher, at its start. Without a completion that fits nothing is promised."""
         if not self._config.liveness or request.source.constraint is None or request.ending:
             return
-        assert request.matcher is not None
-        later = _wanted(request, request.matcher)
+        guide = guide_of(request)
+        later = _wanted(request, guide.matcher)
         if later is None or request.source.require_reasoning or request.heal is not None:
             self._from_start(request, request.source.constraint)
             return
         # Most outputs end by themselves: nothing is looked for before half of the tokens are used, and of
-        # small budgets at once. What streams is checked before it is told.
-        request.completion = later
+        # small budgets at once. What streams is checked before it is sent.
+        guide.completion = later
         many = request.params.max_new_tokens
-        request.check_at = many // 2 if many >= SMALL else 0
+        guide.check_at = many // 2 if many >= SMALL else 0
         if request.stream:
             ids = later.get()
-            request.sure_held = ids if ids is not None and len(ids) <= many else ()
-            if not request.sure_held:
-                request.completion = None
+            guide.sure_held = ids if ids is not None and len(ids) <= many else ()
+            if not guide.sure_held:
+                guide.completion = None
 
-    def _wake(self, request: Request, *, here: bool = True) -> Steps[None]:
+    def _start_search(self, request: Request, *, here: bool = True) -> Steps[None]:
         """A completion is wanted now: from `here`, or else the one from the start."""
-        later, request.completion = request.completion, None
-        matcher = request.matcher
-        if later is None or matcher is None:
+        guide = guide_of(request)
+        later, guide.completion = guide.completion, None
+        if later is None:
             return
-        room = request.remaining - len(request.owed)
-        ids = (yield from self._searched(request, matcher, (), room)) if here and room > 0 else None
+        room = request.remaining - len(guide.pending)
+        ids = (yield from self._searched(request, guide.matcher, (), room)) if here and room > 0 else None
         if ids is not None:
-            request.held, request.held_at = ids, len(request.marks)
-            request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            guide.held, guide.held_at = ids, len(guide.marks)
+            guide.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
             return
         ids = yield from later.steps()
         fits = ids is not None and len(ids) <= request.params.max_new_tokens
-        request.held, request.held_at, request.check_at = (ids if fits else None), 0, request.produced
+        guide.held, guide.held_at, guide.check_at = (ids if fits else None), 0, request.produced
 
     def _from_start(self, request: Request, constraint: Constraint) -> None:
-        assert request.matcher is not None
-        origin = request.matcher.origin
+        guide = guide_of(request)
+        origin = guide.matcher.origin
         key = constraint, bool(request.source.require_reasoning)
         if origin.searched and not key[1]:
             ids: tuple[int, ...] | None = origin.shortest
         elif key in self._shortest:
             ids = self._shortest[key]
         else:
-            start = request.matcher.copy()
-            start.rollback(len(request.marks))
+            start = guide.matcher.copy()
+            start.rollback(len(guide.marks))
             ids = self._shortest[key] = first_completion(start).ids
             if len(self._shortest) > _KEPT:
                 self._shortest.popitem(last=False)
         fits = ids is not None and len(ids) <= request.params.max_new_tokens
-        request.held, request.held_at, request.check_at = (ids if fits else None), 0, 0
+        guide.held, guide.held_at, guide.check_at = (ids if fits else None), 0, 0
+
+    def again(self, request: Request, room: int) -> None:
+        """The output of a request that holds a completion begins elsewhere than was thought: one from here,
+        in `room` ids."""
+        guide = guide_of(request)
+        if guide.held is not None:
+            guide.held, guide.check_at = guide.matcher.closing(room), request.produced
 
     def after(self, request: Request, reason: FinishReason | None) -> FinishReason | None:
         """A step of the request was appended, with what it forces; `reason`: why it would end now. Why it
@@ -134,89 +137,93 @@ class Liveness:
 
     def is_content(self, request: Request, reason: FinishReason | None) -> bool:
         """Whether after() has nothing to ask, and gives `reason`: the usual case."""
+        guide = guide_of(request)
         if reason is not None:
-            return reason.type != "length" or request.matcher is None
-        if request.matcher is None or request.owed:
-            return True  # looked at when all is paid, as of a request that jumps: a stop may be among them
-        if request.produced >= request.check_at and (request.completion or request.held is not None):
+            return reason.type != "length"
+        if guide.pending:
+            return True  # asked when all are appended, as of a request that jumps: a stop may be among them
+        if request.produced >= guide.check_at and (guide.completion or guide.held is not None):
             return False
-        known = request.sure_at if request.completion is not None else max(request.held_at, request.sure_at)
-        wanted = request.completion is not None or request.held is not None
-        return not (request.stream and wanted and known < len(request.marks))
+        known = guide.sure_at if guide.completion is not None else max(guide.held_at, guide.sure_at)
+        wanted = guide.completion is not None or guide.held is not None
+        return not (request.stream and wanted and known < len(guide.marks))
 
     def asked(self, request: Request, reason: FinishReason | None) -> Steps[FinishReason | None]:
         """after() in pieces, where it is not content."""
-        matcher = request.matcher
-        assert matcher is not None
-        if request.completion is not None:
-            if reason is None and request.produced < request.check_at:
-                if request.stream and request.sure_at < len(request.marks):
-                    yield from self._tell(request, matcher)
+        guide = guide_of(request)
+        matcher = guide.matcher
+        if guide.completion is not None:
+            if reason is None and request.produced < guide.check_at:
+                if request.stream and guide.sure_at < len(guide.marks):
+                    yield from self._check_stream(request, matcher)
                 return None
-            yield from self._wake(request)
-        if request.held is None:
+            yield from self._start_search(request)
+        if guide.held is None:
             return reason
         if reason is not None:
-            whole = matcher.may_stop() and not request.owed
-            return reason if whole else (yield from self._close(request)) or reason
-        if request.produced >= request.check_at:
+            whole = matcher.may_stop() and not guide.pending
+            return reason if whole else (yield from self._complete(request)) or reason
+        if request.produced >= guide.check_at:
             end = yield from self._check(request, matcher)
             if end is not None:
                 return end
-        if request.stream and max(request.held_at, request.sure_at) < len(request.marks):
-            yield from self._tell(request, matcher)
+        if request.stream and max(guide.held_at, guide.sure_at) < len(guide.marks):
+            yield from self._check_stream(request, matcher)
         return None
 
     def _check(self, request: Request, matcher: Matcher) -> Steps[FinishReason | None]:
         """Hold on to a completion from here, or to the one known before as long as there is room to look
         again."""
-        held, room = request.held or (), request.remaining - len(request.owed)
-        ids = self._followed(request, matcher, held, request.held_at, room)
+        guide = guide_of(request)
+        held, room = guide.held or (), request.remaining - len(guide.pending)
+        ids = self._followed(request, matcher, held, guide.held_at, room)
         if ids is None:
             ids = yield from self._searched(request, matcher, held, room)
         if ids is not None:
-            request.held, request.held_at, request.misses = ids, len(request.marks), 0
-            request.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
+            guide.held, guide.held_at, guide.misses = ids, len(guide.marks), 0
+            guide.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
             return None
         if room < 2 * len(held) + TIGHT:
-            return (yield from self._close(request))
-        request.misses += 1
-        wait = min(1 << min(request.misses, 12), max(PATIENCE, room // SPARE))
-        request.check_at = request.produced + wait
+            return (yield from self._complete(request))
+        guide.misses += 1
+        wait = min(1 << min(guide.misses, 12), max(PATIENCE, room // SPARE))
+        guide.check_at = request.produced + wait
         return None
 
-    def _tell(self, request: Request, matcher: Matcher) -> Steps[None]:
-        """Whether what there is may be told. Keeps its own completion, so that a stream is checked when
+    def _check_stream(self, request: Request, matcher: Matcher) -> Steps[None]:
+        """Whether what there is may be sent. Keeps its own completion, so that a stream is checked when
         another request is, and comes out the same."""
-        if request.produced < request.tell_at:
+        guide = guide_of(request)
+        if request.produced < guide.tell_at:
             return
-        room = request.remaining - len(request.owed)
-        held, at = request.held or (), request.held_at
-        if request.held is None or request.sure_at > at:
-            held, at = request.sure_held, request.sure_at
+        room = request.remaining - len(guide.pending)
+        held, at = guide.held or (), guide.held_at
+        if guide.held is None or guide.sure_at > at:
+            held, at = guide.sure_held, guide.sure_at
         ids = self._followed(request, matcher, held, at, room)
         if ids is None:
             ids = yield from self._searched(request, matcher, held, room)
         if ids is not None:
-            request.sure_held, request.sure_at, request.silent = ids, len(request.marks), 0
+            guide.sure_held, guide.sure_at, guide.silent = ids, len(guide.marks), 0
             return
-        request.silent += 1
-        request.tell_at = request.produced + min(1 << min(request.silent, 8), PATIENCE)
+        guide.silent += 1
+        guide.tell_at = request.produced + min(1 << min(guide.silent, 8), PATIENCE)
 
     @staticmethod
     def _searched(
         request: Request, matcher: Matcher, held: tuple[int, ...], room: int
     ) -> Steps[tuple[int, ...] | None]:
         """A part of the completion held, or another one, unless the request has had its share of searches."""
-        place = len(request.marks)
-        if request.searches >= SEARCHES:
+        guide = guide_of(request)
+        place = len(guide.marks)
+        if guide.searches >= SEARCHES:
             return None
         ids = yield from rest_of(matcher, held, room)
-        if ids is None and not request.hopeless(place, room):
-            request.searches += 1
+        if ids is None and not guide.hopeless(place, room):
+            guide.searches += 1
             ids = yield from matcher.closing_steps(room)
             if ids is None:
-                request.missed = place, room
+                guide.missed = place, room
         return ids
 
     @staticmethod
@@ -225,42 +232,43 @@ class Liveness:
     ) -> tuple[int, ...] | None:
         """The completion `held` after `at` steps, or what is left of it where the output went along it, if it
         is good here."""
+        guide = guide_of(request)
         if matcher.may_stop():
             return ()
         options = [held]
-        if at < len(request.marks):
-            taken = request.tokens[request.marks[at].length :].tolist()
-            if taken == list(held[: len(taken)]) and not request.owed:
+        if at < len(guide.marks):
+            taken = request.tokens[guide.marks[at].length :].tolist()
+            if taken == list(held[: len(taken)]) and not guide.pending:
                 options.insert(0, held[len(taken) :])
         for ids in options:
             if ids and len(ids) <= room and follows(matcher, ids):
                 return ids
         return None
 
-    def _close(self, request: Request) -> Steps[FinishReason | None]:
-        """Cut back to where a completion is known, and append it. None where too much was told already:
+    def _complete(self, request: Request) -> Steps[FinishReason | None]:
+        """Cut back to where a completion is known, and append it. None where too much was sent already:
         nothing can be promised any more."""
-        matcher = request.matcher
-        assert matcher is not None
-        if request.sure_at > request.held_at:
-            request.held, request.held_at = request.sure_held, request.sure_at
+        guide = guide_of(request)
+        matcher = guide.matcher
+        if guide.sure_at > guide.held_at:
+            guide.held, guide.held_at = guide.sure_held, guide.sure_at
         yield from self._hold_later(request, matcher)
-        back = len(request.marks) - request.held_at
-        if back and request.length_before(back) < request.prompt_len + request.said:
-            request.held = None
+        back = len(guide.marks) - guide.held_at
+        if back and guide.length_before(back) < request.prompt_len + request.sent:
+            guide.held = None
             return None
         if back:
             matcher.rollback(back)
         self._cut(request, back)
-        request.closed_by_budget = True
-        held, request.held = request.held or (), None
+        guide.closed_by_budget = True
+        held, guide.held = guide.held or (), None
         for token in held:
             if not matcher.advance(token):
                 raise InternalFault(f"token {token} of a completion does not fit", where="liveness")
-            request.mark()
+            mark(request)
             request.append(token, None, later=True)
             request.jumped += 1
-            reason = self._stopped(request, token, False)
+            reason = request.stopped(token)
             if reason is not None and reason.type == "stop":
                 return reason
         return STOP
@@ -268,54 +276,55 @@ class Liveness:
     @staticmethod
     def _hold_later(request: Request, matcher: Matcher) -> Steps[None]:
         """A completion from a later place than the one known, where one is found at once."""
-        steps = len(request.marks) - request.held_at
+        guide = guide_of(request)
+        steps = len(guide.marks) - guide.held_at
         back, spare = 1, LATER
         while back < steps and spare:
             place = matcher.copy()
             place.rollback(back)
-            mark = request.marks[-back]
-            room = request.params.max_new_tokens - (mark.length - request.prompt_len)
-            ids = request.held or ()
+            step = guide.marks[-back]
+            room = request.params.max_new_tokens - (step.length - request.prompt_len)
+            ids = guide.held or ()
             found: tuple[int, ...] | None = None
             if ids and len(ids) <= room and follows(place, ids):
                 found = ids
-            elif not request.hopeless(len(request.marks) - back, room):
+            elif not guide.hopeless(len(guide.marks) - back, room):
                 found = yield from place.closing_steps(room)
             if found is not None:
-                request.held, request.held_at = found, len(request.marks) - back
+                guide.held, guide.held_at = found, len(guide.marks) - back
                 return
             back, spare = 2 * back, spare - 1
 
-    # -- going back ------------------------------------------------------------------------------------------
+    # -- backtracking ----------------------------------------------------------------------------------------
 
-    def turn_back(self, request: Request) -> FinishReason | None:
+    def backtrack(self, request: Request) -> FinishReason | None:
         """Nothing may follow what was generated: take it back as far as there is another choice. Why the
         request ends, where the tries are used up and a completion is known. Raises BadConstraint where none
         is."""
-        matcher = request.matcher
-        assert matcher is not None
-        request.stuck = False
+        guide = guide_of(request)
+        matcher = guide.matcher
+        guide.dead_end = False
         way = self._way(request, matcher)
         most = max(self._config.max_taken_back, 4 * request.params.max_new_tokens)
-        spent = request.rollbacks >= self._config.max_rejections or request.taken_back >= most
-        told = way.back > 0 and request.length_before(way.back) < request.prompt_len + request.said
-        if spent or told or way.back == 0:
-            at_once(self._wake(request, here=False))
-            known = request.held is not None and request.held_at <= len(request.marks)
-            if known and (end := at_once(self._close(request))) is not None:
+        spent = guide.backtracks >= self._config.max_rejections or guide.taken_back >= most
+        sent = way.back > 0 and guide.length_before(way.back) < request.prompt_len + request.sent
+        if spent or sent or way.back == 0:
+            at_once(self._start_search(request, here=False))
+            known = guide.held is not None and guide.held_at <= len(guide.marks)
+            if known and (end := at_once(self._complete(request))) is not None:
                 return end
-            raise self._hopeless(request, way, told=told and not spent)
+            raise self._hopeless(request, way, sent=sent and not spent)
         if way.rejection is not None:
             matcher.retract(way.rejection)
         else:
             matcher.rollback(way.back)
-            at = len(request.marks) - way.back
-            request.barred[at] = request.barred.get(at, frozenset()) | {way.token}
+            at = len(guide.marks) - way.back
+            guide.banned[at] = guide.banned.get(at, frozenset()) | {way.token}
         self._cut(request, way.back)
-        if request.held is not None and request.held_at > len(request.marks) and request.source.constraint:
+        if guide.held is not None and guide.held_at > len(guide.marks) and request.source.constraint:
             self._from_start(request, request.source.constraint)
-        request.check_at = request.tell_at = min(request.check_at, request.produced)
-        request.sure_at = min(request.sure_at, len(request.marks))
+        guide.check_at = guide.tell_at = min(guide.check_at, request.produced)
+        guide.sure_at = min(guide.sure_at, len(guide.marks))
         return None
 
     @staticmethod
@@ -324,31 +333,33 @@ class Liveness:
         if rejection is not None:
             return _Way(rejection.back, rejection.reason, rejection)
         reason = "no token of the vocabulary can follow"
-        for back, mark in enumerate(reversed(request.marks), 1):
-            if mark.token >= 0:
-                return _Way(back, reason, token=mark.token)
+        for back, step in enumerate(reversed(guide_of(request).marks), 1):
+            if step.token >= 0:
+                return _Way(back, reason, token=step.token)
         return _Way(0, reason)
 
     def _cut(self, request: Request, back: int) -> None:
         """The output of the last `back` steps is taken back, and its KV; the last token that stays is
         computed again, for what follows it."""
+        guide = guide_of(request)
         if back:
-            request.rollbacks += 1
-            request.taken_back += request.cut(back)
-        if request.sound >= 0:
-            return  # its pass is running; LateLooks.settle() does it then
+            guide.backtracks += 1
+            guide.taken_back += cut(request, back)
+        if not request.intact:
+            return  # its pass is running; DeferredAdvance.settle() does it then
         shrink(self._manager, request, min(request.computed, len(request.tokens) - 1))
         if request.hidden == "all":
             del request.states[request.computed :]
 
-    def _hopeless(self, request: Request, way: _Way, *, told: bool) -> BadConstraint:
-        tries = f"{request.rollbacks} times, {request.taken_back} tokens in all"
+    def _hopeless(self, request: Request, way: _Way, *, sent: bool) -> BadConstraint:
+        guide = guide_of(request)
+        tries = f"{guide.backtracks} times, {guide.taken_back} tokens in all"
         limit = f"at most {self._config.max_rejections} times"
-        if told:
+        if sent:
             tries += "; what comes before was sent already"
         if way.back == 0:
             tries, limit = tries + "; there was no other choice", ""
-        exact = request.matcher is None or request.matcher.origin.exact
+        exact = guide.matcher.origin.exact
         return BadConstraint(
             f"what was generated cannot be kept after {request.produced} generated tokens: {way.reason} "
             f"(output was taken back {tries}{f'; {limit}' if limit else ''})",

@@ -1,5 +1,5 @@
 """Token masks: bits over the vocabulary, from a request's grammar and its min_new_tokens. Changes no
-request but for `stuck`."""
+request but for what its guide says of its mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
-from runtime.scheduler.guided.costs import Shares
+from runtime.scheduler.guided.costs import Costs
 from runtime.scheduler.request import Request, defect
 
 GRAMMAR_S, GRAMMAR_TOKEN_S = 3.0, 0.03
@@ -51,16 +51,17 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
 
     Where the grammar leaves nothing but ids that min_new_tokens forbids, the grammar wins.
     """
+    guide = request.guide
     if request.heal is not None:
-        return request.heal.mask(request.matcher)
-    if request.owed:
-        return only(request.owed[0], len(everything.bits))
+        return request.heal.mask(None if guide is None else guide.matcher)
     forbidden = request.rule.masked_ids(request.produced)
-    if request.matcher is None:
+    if guide is None:
         return without(everything, forbidden) if forbidden else None
-    mask = request.matcher.mask()
-    if request.barred and (barred := request.barred.get(len(request.marks))):
-        mask = without(mask, barred)
+    if guide.pending:
+        return only(guide.pending[0], len(everything.bits))
+    mask = guide.matcher.mask()
+    if guide.banned and (banned := guide.banned.get(len(guide.marks))):
+        mask = without(mask, banned)
     if not forbidden or is_empty(mask):
         return mask
     rest = without(mask, forbidden)
@@ -69,16 +70,17 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
 
 def can_wait(request: Request) -> bool:
     """Whether nothing is lost where its last token is computed again."""
-    plain = not request.return_logprob and request.hidden == "none"
-    return plain and request.matcher is not None and request.heal is None
+    plain = not request.returns_logprobs and request.hidden == "none"
+    return plain and request.guide is not None and request.heal is None
 
 
 def check_cost(request: Request) -> None:
     """Raises BadConstraint where following the request's constraint holds up all others: a grammar can be
     small, and still take a second for every token."""
-    if request.grammar_s > GRAMMAR_S + GRAMMAR_TOKEN_S * request.produced:
+    seconds = 0.0 if request.guide is None else request.guide.seconds
+    if seconds > GRAMMAR_S + GRAMMAR_TOKEN_S * request.produced:
         raise BadConstraint(
-            f"is too complex to follow: {request.grammar_s:.1f} s of computing for {request.produced} tokens",
+            f"is too complex to follow: {seconds:.1f} s of computing for {request.produced} tokens",
             where=request.source.constraint.kind if request.source.constraint else "constraint",
             hint="simplify it: fewer ambiguous or nested repeats",
         )
@@ -91,32 +93,34 @@ def masks_of(
     over: Callable[[], bool] | None = None,
 ) -> tuple[dict[int, TokenMask], dict[int, RuntimeFault]]:
     """Masks by row, and what is wrong with grammars that failed, by `seq`. Requests whose grammar leaves
-    nothing that may follow are marked `stuck`, and may sample anything. Once the pass is `over`, the other
-    rows of constrained requests become void (see late): they come first the next time."""
+    nothing that may follow are at a `dead_end`, and may sample anything. Once the pass is `over`, the other
+    rows of constrained requests become void (see deferred): they come first the next time."""
     masks: dict[int, TokenMask] = {}
     faults: dict[int, RuntimeFault] = {}
-    shares: Shares | None = None
+    costs: Costs | None = None
     order: Sequence[int] = range(len(requests))
     if over is not None:
-        order = sorted(order, key=lambda index: -requests[index].behind)
+        order = sorted(order, key=lambda index: -_late_masks(requests[index]))
     for index in order:
         request = requests[index]
+        guide = request.guide
         # One that changed since the launch samples nothing that is of use.
-        free = request.matcher is None and not request.rule.min_new_tokens and request.heal is None
-        if free or not rows[index].sample or request.sound >= 0:
+        free = guide is None and not request.rule.min_new_tokens and request.heal is None
+        if free or not rows[index].sample or not request.intact:
             continue
-        shares = shares or Shares()
-        if over is not None and shares.any and can_wait(request) and over():
-            request.sound = len(request.tokens)
-            request.behind += 1
+        costs = costs or Costs()
+        if over is not None and guide is not None and costs.any and can_wait(request) and over():
+            guide.valid_length = len(request.tokens)
+            guide.late_masks += 1
             continue
-        request.behind = 0
         try:
             check_cost(request)
             mask = mask_of(request, everything)
-            request.stuck = mask is not None and is_empty(mask)
-            if request.stuck:
-                continue  # whatever is sampled is thrown away: see liveness.turn_back
+            empty = mask is not None and is_empty(mask)
+            if guide is not None:
+                guide.late_masks, guide.dead_end = 0, empty
+            if empty:
+                continue  # whatever is sampled is thrown away: see Liveness.backtrack
         except RuntimeFault as fault:
             faults[request.seq] = fault
             continue
@@ -124,9 +128,13 @@ def masks_of(
             faults[request.seq] = defect("the grammar failed", error)
             continue
         finally:
-            shares.took(request)
+            costs.took(request)
         if mask is not None:
             masks[index] = mask
-    if shares is not None:
-        shares.give()
+    if costs is not None:
+        costs.charge()
     return masks, faults
+
+
+def _late_masks(request: Request) -> int:
+    return 0 if request.guide is None else request.guide.late_masks

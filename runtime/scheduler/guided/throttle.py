@@ -1,12 +1,12 @@
-"""Pace: what constrained requests cost the free ones beside them, and when they make up for it. Measures
+"""Throttle: what constrained requests cost the free ones beside them, and when they make up for it. Measures
 passes; knows no plans, no grammars and no queues.
 
 Free requests should come as far beside constrained ones as they would beside as many free ones. How long a
 pass of so many plain rows takes is learned from all passes: a line through the seconds of their forward
 passes by rows, and of those without a mask what sampling takes a row and the time between two passes. What a
 pass takes longer than that (masks that came late, sampling by them, jumps, and whatever takes time of the
-same cores) is a debt of the constrained requests. While they are in debt they sit passes out, which are
-shorter without them; but of LEAST passes in a row they are in one, whatever they owe.
+same cores) is a deficit of the constrained requests. While it lasts they skip passes, which are
+shorter without them; but of LEAST passes in a row they are in one, however large it is.
 
 No output depends on it: a draw depends on its seed and its place alone.
 """
@@ -20,7 +20,7 @@ from runtime.plan import StepResult
 LEAST = 4
 _KEPT = 0.98  # how much of what was learned is kept from one pass to the next
 _SPREAD = 0.02  # of the number of rows: standard deviation by mean, below which all have the same
-_LOOK = 8  # of so many passes one is sat out where not one without masks was seen yet
+_LOOK = 8  # of so many passes one is skipped where not one without masks was seen yet
 _ENOUGH = 3.0  # passes, by weight
 _ABOVE = 0.1
 """The weight of what lies above the line, where below it counts whole: passes are slowed down by others, and
@@ -43,31 +43,31 @@ class Pass:
     jumps: bool
 
 
-class Pace:
+class Throttle:
     """Times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self.debt = 0.0
+        self.deficit = 0.0
         self._last = -1.0  # when the pass before ended; < 0: there was a break
         self._sums = [0.0] * 5  # weight, rows, seconds, rows * rows, rows * seconds
         self._row = self._masked_row = self._between = -1.0
-        self._out = self._asked = 0
+        self._skipped = self._asked = 0
 
-    def rest(self) -> None:
+    def idle(self) -> None:
         """Nothing runs now: the time until the next pass belongs to nobody."""
         self._last = -1.0
 
-    def sit_out(self) -> bool:
+    def skip(self) -> bool:
         """Whether constrained requests are to be left out of the next pass, beside which free ones run."""
         self._asked += 1
         unknown = self._row < 0 and self._asked % _LOOK == 0
-        if (unknown or self.debt > 0) and self._out < LEAST - 1:
-            self._out += 1
+        if (unknown or self.deficit > 0) and self._skipped < LEAST - 1:
+            self._skipped += 1
             return True
-        self._out = 0
+        self._skipped = 0
         return False
 
-    def took(self, what: Pass, result: StepResult, now: float, *, beside: bool) -> None:
+    def observe(self, what: Pass, result: StepResult, now: float, *, beside: bool) -> None:
         """A pass ended at `now`, with this result. beside: constrained requests run beside free ones."""
         forward, whole = result.forward_s, result.seconds
         before, self._last = self._last, now
@@ -76,9 +76,9 @@ class Pace:
         usual = self._usual(what.present)
         if before >= 0 and beside and usual > 0:
             took = min(now - before, _LONGEST * usual)  # a break of the machine is nobody's fault
-            self.debt = max(self.debt + took - _TAKEN * usual, -_CREDIT * usual)
+            self.deficit = max(self.deficit + took - _TAKEN * usual, -_CREDIT * usual)
         elif not beside:
-            self.debt = 0.0
+            self.deficit = 0.0
         if what.jumps:
             return
         line = self._line(what.rows)

@@ -222,7 +222,7 @@ class Bench:
                 unlocked += node.length * (not node.locks)
                 assert sum(run.length for run in node.runs) == node.length == len(node.tokens)
             assert (locked, unlocked) == (manager.cache.protected, manager.cache.evictable)
-        for request in self.scheduler._residents.running:
+        for request in self.scheduler._batch.running:
             assert request.lease is not None
             own(request.lease.slots())
         assert owners == [1] * manager.slots

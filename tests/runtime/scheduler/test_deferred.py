@@ -1,4 +1,5 @@
-"""Late looks: beside free requests, what a constraint asks for is done while passes run, and nobody waits."""
+"""Deferred advance: beside free requests, what a constraint asks for is done while passes run, and nobody
+waits."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_outputs_are_those_of_requests_alone(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_was_not_looked_at_is_not_told(make_bench: Any, toy_grammars: Any, seed: int) -> None:
+def test_what_was_not_advanced_is_not_sent(make_bench: Any, toy_grammars: Any, seed: int) -> None:
     """A jump may put another token in its place."""
     sims, dice = [], random.Random(seed)
     for over in (lambda: False, lambda: dice.random() < 0.4):
@@ -64,10 +65,10 @@ def test_what_was_not_looked_at_is_not_told(make_bench: Any, toy_grammars: Any, 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("jump", [True, False])
-def test_a_stop_string_is_told_with_the_end(
+def test_a_stop_string_is_sent_with_the_end(
     make_bench: Any, toy_grammars: Any, seed: int, jump: bool
 ) -> None:
-    """What is told before the end is shown, and never taken back: the text of a stream is the whole one's."""
+    """What is sent before the end is shown, and never taken back: the text of a stream is the whole one's."""
     dice = random.Random(seed)
     words = ["".join(dice.choices("abehinrstz ", k=9)) for _ in range(40)]
     stops = [tuple(dice.sample(["s", "t", "he", "in", "ab", "z", " a"], 2)) for _ in range(6)]
@@ -95,10 +96,10 @@ def test_a_stop_string_is_told_with_the_end(
     assert told[0] == told[1]
 
 
-def test_free_requests_take_a_step_for_each_token_however_long_looks_take(
+def test_free_requests_take_a_step_for_each_token_however_long_advances_take(
     make_bench: Any, toy_grammars: Any
 ) -> None:
-    """A pass is over at once: one look and one mask is all that is done in it."""
+    """A pass is over at once: one advance and one mask is all that is done in it."""
     sim = mixed(make_bench, toy_grammars, free=5, bound=20, over=lambda: True)
     for _ in range(14):
         sim.tick()
@@ -120,18 +121,18 @@ def test_constrained_ones_get_on_in_every_pass(make_bench: Any, toy_grammars: An
     sim.empty()
 
 
-def test_looks_are_at_once_without_free_requests(make_bench: Any, toy_grammars: Any) -> None:
-    """Nobody gains by late ones, and each jump would cost a step."""
+def test_nothing_is_deferred_without_free_requests(make_bench: Any, toy_grammars: Any) -> None:
+    """Nobody would gain by it, and each jump would cost a step."""
     sim = mixed(make_bench, toy_grammars, free=0, bound=3, over=lambda: True)
     sim.tick()
     while sim.scheduler.busy:
         sim.tick()
-        assert not sim.scheduler.late.pending
-        assert all(request.sound < 0 for request in sim.scheduler._residents.running)
+        assert not sim.scheduler.guided.has_deferred
+        assert all(request.intact for request in sim.scheduler._batch.running)
 
 
 @pytest.mark.parametrize("how", ["launch", "finish"])
-def test_a_pass_that_fails_while_looks_are_late(make_bench: Any, toy_grammars: Any, how: str) -> None:
+def test_a_pass_that_fails_while_advances_are_deferred(make_bench: Any, toy_grammars: Any, how: str) -> None:
     sim = mixed(make_bench, toy_grammars, free=3, bound=3, over=lambda: False)
     whole, calls = getattr(sim.runner, how), 0
 
@@ -153,7 +154,7 @@ def test_a_pass_that_fails_while_looks_are_late(make_bench: Any, toy_grammars: A
 
 
 @pytest.mark.parametrize("tick", range(1, 9))
-def test_aborted_or_paused_while_a_look_is_due(make_bench: Any, toy_grammars: Any, tick: int) -> None:
+def test_aborted_or_paused_while_an_advance_is_due(make_bench: Any, toy_grammars: Any, tick: int) -> None:
     sim = mixed(make_bench, toy_grammars, free=4, bound=4, over=lambda: True)
     for _ in range(tick):
         sim.tick()
@@ -168,7 +169,7 @@ def test_aborted_or_paused_while_a_look_is_due(make_bench: Any, toy_grammars: An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_look_is_broken_off_between_two_pieces_of_its_search(
+def test_an_advance_is_interrupted_between_two_pieces_of_its_search(
     make_bench: Any, toy_grammars: Any, stream: bool
 ) -> None:
     """However long a search for a completion is, a pass waits for one piece of it; what comes of it is the
@@ -185,17 +186,17 @@ def test_a_look_is_broken_off_between_two_pieces_of_its_search(
             sim.add(f"{number}", [number, 3], constraint=regex, max_new_tokens=40, stream=stream)
         while sim.scheduler.busy:
             sim.tick()
-            looking = [one for one in sim.scheduler._residents.running if one.looking]
-            assert all(one.waits and one.matcher is not None for one in looking)
-            broken += len(looking)
+            stopped = [one for one in sim.scheduler._batch.running if one.guide and one.guide.interrupted]
+            assert all(one.waits for one in stopped)
+            broken += len(stopped)
         answers.append([(sim.answer(f"{number}").new_ids, sim.text(f"{number}")) for number in range(4)])
-        assert not sim.scheduler.late._begun
+        assert not sim.scheduler.guided.has_deferred
         sim.empty()
     assert answers[0] == answers[1]
     assert broken > 0
 
 
-def test_a_broken_off_look_ends_with_its_request(make_bench: Any, toy_grammars: Any) -> None:
+def test_an_interrupted_advance_ends_with_its_request(make_bench: Any, toy_grammars: Any) -> None:
     dice = random.Random(7)
     spec = "|".join("".join(dice.choices("az", k=24)) for _ in range(200))
     sim = make_bench(4000, grammar=toy_grammars(), overlap=True)
@@ -204,11 +205,11 @@ def test_a_broken_off_look_ends_with_its_request(make_bench: Any, toy_grammars: 
     for number in range(4):
         regex = Constraint("regex", spec)
         sim.add(f"{number}", [number, 3], constraint=regex, max_new_tokens=60, stream=True)
-    while not any(one.looking for one in sim.scheduler._residents.running):
+    while not any(one.guide and one.guide.interrupted for one in sim.scheduler._batch.running):
         sim.tick()
     for number in range(4):
         sim.scheduler.abort(f"{number}")
     sim.run()
-    assert not sim.scheduler.late._begun
+    assert not sim.scheduler.guided.has_deferred
     assert len(sim.answer("free").new_ids) == 300
     sim.empty()

@@ -136,7 +136,7 @@ class Sim:
         runs = list(manager.allocator.free_runs())
         if isinstance(manager.cache, RadixCache):
             runs += [run for node in manager.cache.nodes() for run in node.runs]
-        for request in self.scheduler._residents.running:
+        for request in self.scheduler._batch.running:
             assert request.lease is not None
             runs += request.lease.slots()
         for start, length in runs:

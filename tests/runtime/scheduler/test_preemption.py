@@ -21,7 +21,7 @@ def expected(prompt: list[int], count: int, size: int) -> list[int]:
 
 
 def running(sim: Any) -> list[str]:
-    return [request.rid for request in sim.scheduler._residents.running]
+    return [request.rid for request in sim.scheduler._batch.running]
 
 
 def test_a_seat_is_taken_and_given_back(bench: Any) -> None:

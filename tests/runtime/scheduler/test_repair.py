@@ -162,7 +162,7 @@ def test_out_of_memory_is_one_request_s_error(bench: Any) -> None:
     sim.add("a", [1, 2, 3], max_new_tokens=90, ignore_eos=True)
     sim.tick()
     manager = sim.scheduler.manager
-    manager.trim(sim.scheduler._residents.running[0].lease, 0)
+    manager.trim(sim.scheduler._batch.running[0].lease, 0)
     manager.allocator.alloc(manager.allocator.free)
     while sim.scheduler.busy:
         for output in sim.scheduler.commit(sim.runner.finish({})) if step(sim) else sim.scheduler.drain():

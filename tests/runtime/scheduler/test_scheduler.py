@@ -252,14 +252,14 @@ def test_fewest_produced_is_retracted_first(bench: Any) -> None:
     while not sim.scheduler.state()["retractions"]:
         ratio = sim.scheduler.state()["new_token_ratio"]
         sim.tick()
-    running = [request.rid for request in sim.scheduler._residents.running]
+    running = [request.rid for request in sim.scheduler._batch.running]
     assert running[0] == "old"
     assert sim.scheduler.state()["new_token_ratio"] > 10 * ratio, "fewer are let in from now on"
     retracted = {"new", "third"} - set(running)
     assert retracted
     sim.add("late", [7], max_new_tokens=10, ignore_eos=True)
-    while retracted - {request.rid for request in sim.scheduler._residents.running}:
-        assert "late" not in [*sim.news, *(request.rid for request in sim.scheduler._residents.running)], (
+    while retracted - {request.rid for request in sim.scheduler._batch.running}:
+        assert "late" not in [*sim.news, *(request.rid for request in sim.scheduler._batch.running)], (
             "they go first"
         )
         sim.tick()

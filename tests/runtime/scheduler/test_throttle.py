@@ -1,4 +1,4 @@
-"""Pace: free requests come as far beside constrained ones as beside free ones, wherever that can be had."""
+"""Throttle: free requests come as far beside constrained ones as beside free ones, where that can be had."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.plan import StepPlan, StepResult
 from runtime.protocol.constraint import Constraint
-from runtime.scheduler.guided.throttle import LEAST, Pace, Pass
+from runtime.scheduler.guided.throttle import LEAST, Pass, Throttle
 
 
 def result(hidden_s: float, seconds: float) -> StepResult:
@@ -27,21 +27,21 @@ class Machine:
 
     def __init__(self, base: float, each: float, cost: float, seed: int = 0) -> None:
         self.base, self.each, self.cost = base, each, cost
-        self.pace, self.now, self.dice = Pace(), 0.0, random.Random(seed)
+        self.throttle, self.now, self.dice = Throttle(), 0.0, random.Random(seed)
 
     def usual(self, rows: int) -> float:
         return self.base + self.each * rows
 
     def step(self, free: int, bound: int) -> float:
         """One pass; seconds."""
-        out = bool(free and bound) and self.pace.sit_out()
+        out = bool(free and bound) and self.throttle.skip()
         rows = free + (0 if out else bound)
         noise = 1 + 0.1 * self.dice.random()
         whole = self.usual(rows) * noise
         took = whole + (rows - free) * self.cost
         self.now += took
         what = Pass(rows, free + bound, rows - free, computes=False, jumps=False)
-        self.pace.took(what, result(0.8 * whole, 0.95 * whole), self.now, beside=bool(free and bound))
+        self.throttle.observe(what, result(0.8 * whole, 0.95 * whole), self.now, beside=bool(free and bound))
         return took
 
 
@@ -53,7 +53,7 @@ class Machine:
     bound=st.integers(2, 30),
     seed=st.integers(0, 99),
 )
-def test_free_ones_keep_their_pace_where_sitting_out_can_give_it(
+def test_free_ones_keep_their_throttle_where_sitting_out_can_give_it(
     base: float, each: float, cost: float, free: int, bound: int, seed: int
 ) -> None:
     machine = Machine(base / 1000, each / 1000, cost / 1000, seed)
@@ -71,62 +71,70 @@ def test_nobody_sits_out_where_constraints_cost_nothing() -> None:
         machine.step(rows, 0)
     for _ in range(200):
         machine.step(20, 20)
-    assert not machine.pace.sit_out()
+    assert not machine.throttle.skip()
 
 
 def test_constrained_ones_are_in_one_of_so_many_passes_whatever_they_owe() -> None:
-    pace = Pace()
-    pace.debt = 1e9
-    outs = [pace.sit_out() for _ in range(40)]
+    throttle = Throttle()
+    throttle.deficit = 1e9
+    outs = [throttle.skip() for _ in range(40)]
     assert outs == ([True] * (LEAST - 1) + [False]) * 10
 
 
 def test_a_pass_is_sat_out_now_and_then_until_one_without_masks_was_seen() -> None:
-    pace, now, outs = Pace(), 0.0, []
+    throttle, now, outs = Throttle(), 0.0, []
     for _ in range(48):
-        outs.append(pace.sit_out())
+        outs.append(throttle.skip())
         now += 0.02
-        pace.took(Pass(40, 40, 20, computes=False, jumps=False), result(0.008, 0.01), now, beside=True)
-    assert pace.debt == 0
+        throttle.observe(Pass(40, 40, 20, computes=False, jumps=False), result(0.008, 0.01), now, beside=True)
+    assert throttle.deficit == 0
     assert sum(outs) == 6
-    pace.took(plain(20, 40), result(0.004, 0.005), now + 0.006, beside=True)
-    pace.took(plain(20, 40), result(0.004, 0.005), now + 0.012, beside=True)
-    pace.took(Pass(40, 40, 20, computes=False, jumps=False), result(0.008, 0.01), now + 0.032, beside=True)
-    assert pace.debt > 0
-    assert pace.sit_out()
+    throttle.observe(plain(20, 40), result(0.004, 0.005), now + 0.006, beside=True)
+    throttle.observe(plain(20, 40), result(0.004, 0.005), now + 0.012, beside=True)
+    throttle.observe(
+        Pass(40, 40, 20, computes=False, jumps=False), result(0.008, 0.01), now + 0.032, beside=True
+    )
+    assert throttle.deficit > 0
+    assert throttle.skip()
 
 
-def learned() -> tuple[Pace, float]:
-    pace, now = Pace(), 0.0
+def learned() -> tuple[Throttle, float]:
+    throttle, now = Throttle(), 0.0
     for rows in range(1, 60):
         now += 0.001 * rows
-        pace.took(plain(rows, rows), result(0.0007 * rows, 0.0009 * rows), now, beside=False)
-    return pace, now
+        throttle.observe(plain(rows, rows), result(0.0007 * rows, 0.0009 * rows), now, beside=False)
+    return throttle, now
 
 
 def test_a_break_of_the_machine_is_nobodys_fault() -> None:
-    pace, now = learned()
-    pace.took(Pass(40, 40, 20, computes=False, jumps=False), result(0.028, 0.036), now + 3.0, beside=True)
-    assert 0 < pace.debt < 0.2
+    throttle, now = learned()
+    throttle.observe(
+        Pass(40, 40, 20, computes=False, jumps=False), result(0.028, 0.036), now + 3.0, beside=True
+    )
+    assert 0 < throttle.deficit < 0.2
 
 
 @pytest.mark.parametrize("case", ["a prompt", "nothing ran", "not measured"])
 def test_time_that_is_not_counted(case: str) -> None:
-    pace, now = learned()
+    throttle, now = learned()
     if case == "nothing ran":
-        pace.rest()
+        throttle.idle()
     seconds = 0.0 if case == "not measured" else 0.028
     what = Pass(40, 40, 20, computes=case == "a prompt", jumps=False)
-    pace.took(what, result(seconds, seconds), now + 0.5, beside=True)
-    assert pace.debt == 0
+    throttle.observe(what, result(seconds, seconds), now + 0.5, beside=True)
+    assert throttle.deficit == 0
 
 
-def test_debts_end_with_the_free_requests() -> None:
-    pace, now = learned()
-    pace.took(Pass(40, 40, 20, computes=False, jumps=False), result(0.028, 0.036), now + 0.08, beside=True)
-    assert pace.debt > 0
-    pace.took(Pass(20, 20, 20, computes=False, jumps=False), result(0.014, 0.018), now + 0.1, beside=False)
-    assert pace.debt == 0
+def test_deficits_end_with_the_free_requests() -> None:
+    throttle, now = learned()
+    throttle.observe(
+        Pass(40, 40, 20, computes=False, jumps=False), result(0.028, 0.036), now + 0.08, beside=True
+    )
+    assert throttle.deficit > 0
+    throttle.observe(
+        Pass(20, 20, 20, computes=False, jumps=False), result(0.014, 0.018), now + 0.1, beside=False
+    )
+    assert throttle.deficit == 0
 
 
 @pytest.mark.parametrize("slow", [0.0, 0.02])

@@ -1,0 +1,57 @@
+"""The steps that a request's matcher took, beside the tokens that stand for them, and undoing them. What is
+computed of the tokens, and the matcher, are the caller's."""
+
+from __future__ import annotations
+
+from runtime.scheduler.components import Guide, Mark, Replaced
+from runtime.scheduler.request import Request
+
+
+def guide_of(request: Request) -> Guide:
+    assert request.guide is not None, "a constrained request that runs has a guide"
+    return request.guide
+
+
+def mark(request: Request, token: int = -1) -> None:
+    """The matcher took one step just now, by the sampled `token` or by forced text; the tokens for it come
+    next."""
+    step = Mark(len(request.tokens), request.seen, request.decode_steps, request.jumped, token)
+    guide_of(request).marks.append(step)
+
+
+def drop_last(request: Request) -> None:
+    """Take the last output token back; it has not been computed or sent. Other tokens for its text, and for
+    what is forced behind it, come next; cut() brings it back."""
+    guide = guide_of(request)
+    if guide.marks:
+        score = None if request.logprobs is None else request.logprobs.last()
+        guide.replaced.append(Replaced(len(guide.marks), request.tokens[-1], score))
+    _shorten(request, len(request.tokens) - 1)
+
+
+def cut(request: Request, back: int) -> int:
+    """Take the output of the last `back` steps back; how many tokens that were."""
+    guide, before = guide_of(request), len(request.tokens)
+    for _ in range(back):
+        number = len(guide.marks)
+        last = guide.marks.pop()
+        _shorten(request, last.length)
+        if guide.replaced and guide.replaced[-1].step == number:
+            replaced = guide.replaced.pop()
+            _shorten(request, last.length - 1)
+            request.tokens.append(replaced.token)
+            if request.logprobs is not None and replaced.score is not None:
+                request.logprobs.restore(replaced.score)
+        request.seen, request.decode_steps, request.jumped = last.seen, last.decode_steps, last.jumped
+    if guide.missed[0] > len(guide.marks):
+        guide.missed = (-1, 0)  # it is another place now
+    guide.pending = []
+    for number in [one for one in guide.banned if one > len(guide.marks)]:
+        del guide.banned[number]
+    return before - len(request.tokens)
+
+
+def _shorten(request: Request, length: int) -> None:
+    guide = guide_of(request)
+    request.shorten(length)
+    guide.valid_length = min(guide.valid_length, length)
