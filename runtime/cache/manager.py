@@ -179,6 +179,7 @@ class CacheManager:
         self.shares = radix  # whether what one sequence computed can serve another
         self.cache = self._empty()
         self.slots = self.allocator.slots
+        self.transfers: list[Lease] = []  # of nobody who runs: see cache.transfer
         self.moves = 0  # goes up whenever some lease covers another part of the cache than before
 
     def _empty(self) -> PrefixCache:
@@ -275,18 +276,22 @@ class CacheManager:
         return not self.cache.protected
 
     def rebuild(self) -> None:
-        """Start anew, with all slots free and nothing cached. Leases made before are void: clear() them."""
+        """Start anew, with all slots free and nothing cached. Leases made before are void: clear() them.
+        Those of transfers are cleared."""
+        for lease in self.transfers:
+            lease.clear()
+        self.transfers.clear()
         self.allocator = PageAllocator(self.slots, self.page_size)
         self.cache = self._empty()
         self.moves += 1
 
     def check(self, leases: Iterable[Lease]) -> None:
         """Raise InternalFault, with the numbers, unless free + evictable + protected + leased slots are the
-        pool."""
+        pool. `leases`: all but those of transfers."""
         self.allocator.check()
         free, evictable, protected = self.allocator.free, self.cache.evictable, self.cache.protected
         leased = 0
-        for lease in leases:
+        for lease in [*leases, *self.transfers]:
             leased += lease.own
             if lease.own != total(lease.used) + total(lease.pending) + total(lease.spare):
                 raise InternalFault(

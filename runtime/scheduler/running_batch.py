@@ -14,6 +14,7 @@ from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, gr
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters
 from runtime.scheduler.request import Request
+from runtime.scheduler.stages.base import Stage
 
 MAX_TAIL_AHEAD = 256  # slots reserved ahead of a growing tail, at most
 RETRY_TICKS = 8  # after a refusal for lack of slots, how long admission waits if nothing changes
@@ -24,8 +25,8 @@ Fail = Callable[[Request, RuntimeFault], None]
 
 class RunningBatch:
     """`running`: in the order of admission, each with a lease. `yields`: lets go of slots kept for nobody who
-    runs (sessions'); False when there are none. `fail`: ends a request that can have no slots. `entered`: a
-    request was let in for the first time. `damaged`: whether the account of slots was found wrong."""
+    runs (sessions'); False when there are none. `fail`: ends a request that can have no slots. `damaged`:
+    whether the account of slots was found wrong."""
 
     def __init__(
         self,
@@ -33,13 +34,14 @@ class RunningBatch:
         manager: CacheManager,
         waiting: WaitingQueue,
         counters: Counters,
+        stage: Stage,
+        clock: Callable[[], float],
         *,
         yields: Callable[[], bool],
         fail: Fail,
-        entered: Callable[[Request], None],
     ) -> None:
         self._config, self._manager, self._waiting, self._counters = config, manager, waiting, counters
-        self._yields, self._fail, self._entered = yields, fail, entered
+        self._stage, self._clock, self._yields, self._fail = stage, clock, yields, fail
         self._preempts = config.policy == "priority" and config.preemption_threshold is not None
         self._blocked_until = 0  # admission waits for this tick, or for slots to come free
         self.running: list[Request] = []
@@ -121,6 +123,8 @@ class RunningBatch:
         for request in self._waiting.order(self._manager.cache, tick):
             if room <= 0:
                 break
+            if not self._may_begin(request):
+                continue
             verdict = adder.add(request)
             while verdict is Verdict.FULL and self._yields():
                 verdict = adder.add(request)
@@ -157,6 +161,8 @@ class RunningBatch:
             )
             if not candidates:
                 return
+            if not self._may_begin(request):
+                continue
             victims = self._adder().places(request, candidates)
             if not victims:
                 return
@@ -170,6 +176,9 @@ class RunningBatch:
                 return
             self._enter(request)
 
+    def _may_begin(self, request: Request) -> bool:
+        return request.cached >= 0 or self._stage.before_first_decode(request)
+
     def _adder(self) -> PrefillAdder:
         return PrefillAdder(self._manager, self.running, self.ratio.value, self._config.max_prefill_tokens)
 
@@ -178,7 +187,7 @@ class RunningBatch:
         self.running.append(request)
         if request.cached < 0:
             request.cached = min(request.computed, request.prompt_len)
-            self._entered(request)
+            self._stage.admitted(request, self._clock())
 
     # -- going -----------------------------------------------------------------------------------------------
 
@@ -226,7 +235,7 @@ class RunningBatch:
         self._manager.check([*leases, *kept])
         if not self.running:
             cache = self._manager.cache
-            held = cache.held_by([lease.match for lease in kept])
+            held = cache.held_by([lease.match for lease in [*kept, *self._manager.transfers]])
             if held != cache.protected:
                 raise InternalFault(
                     f"{cache.protected} cached slots are locked, {held} of them by anybody", where="cache"

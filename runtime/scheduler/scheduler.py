@@ -33,6 +33,8 @@ from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.request import Request, defect, failure, named
 from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.sessions import Sessions
+from runtime.scheduler.stages.base import Stage
+from runtime.scheduler.stages.unified import Unified
 from runtime.scheduler.validator import RequestValidator
 
 MAX_FAULTS = 3  # plans in a row that may fail for a wrong account of slots
@@ -44,7 +46,7 @@ class Scheduler:
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
     `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
-    model ends its reasoning; None where that is not known."""
+    model ends its reasoning; None where that is not known. `stage`: makes the stage (see there)."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         verify_params: Callable[[SamplingParams], None] | None = None,
         reasoning: Reasoning | None = None,
+        stage: Callable[[CacheManager, Counters, Deadlines, Sessions], Stage] = Unified,
     ) -> None:
         self.config = config
         self.manager = CacheManager(
@@ -72,9 +75,10 @@ class Scheduler:
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
         self._sessions = Sessions(self.manager, config.max_sessions)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
+        self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
         self._batch = RunningBatch(
-            config, self.manager, self._waiting, self._counters,
-            yields=self._sessions.give_up, fail=self._fail, entered=self._entered,
+            config, self.manager, self._waiting, self._counters, self._stage, clock,
+            yields=self._sessions.give_up, fail=self._fail,
         )  # fmt: skip
         self._outbox = Outbox(clock)
         self._validator = RequestValidator(
@@ -387,8 +391,9 @@ class Scheduler:
         if row.position < request.publish_to:
             self._batch.publish(request)
         if row.sample and not void:
-            request.timing.sampled(now)
-            reason = self._accept(request, result.samples[0])
+            if request.timing.first_token_at < 0:
+                self._stage.prompt_done(request, now)
+            reason = request.ending or self._accept(request, result.samples[0])
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:
@@ -412,14 +417,6 @@ class Scheduler:
         request.plain = request.is_plain
         self._waiting.add(request)
         self._batch.unblock()
-
-    def _entered(self, request: Request) -> None:
-        """It was let in for the first time."""
-        now = self._clock()
-        request.timing.admitted(now)
-        self._counters.prompt_tokens += request.prompt_len
-        self._counters.cached += request.cached
-        self._deadlines.admitted(request, now)
 
     def _look_around(self, *, begin: bool = True) -> None:
         """What time and the grammars' threads have changed."""
@@ -481,13 +478,8 @@ class Scheduler:
         self._batch.remove(request, keep=keep)
         self._waiting.remove(request)
         self.guided.remove(request)
-        if request.source.session_params is not None:
-            self._sessions.end(request, self._clock())
+        self._stage.finished(request, self._clock())
         if request.cached >= 0:
             self._released.append(request.seq)
-        self._counters.generated += request.produced
-        self._counters.jumped += request.jumped
-        if request.guide is not None:
-            self._counters.rolled_back += request.guide.backtracks
         del self._live[request.rid]
         self._outbox.tell(request, reason)
