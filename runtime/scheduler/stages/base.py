@@ -13,8 +13,8 @@ class Stage(Protocol):
 
     def before_first_decode(self, request: Request) -> bool:
         """It is next to be let in, for the first time. False: it waits, others go on, and it is asked again.
-        Who decodes only adopts here what was computed elsewhere (cache.transfer). What it pins for longer than
-        this call is out of reach of the requests that run, and they may fail for lack of it."""
+        Who decodes only adopts here what was computed elsewhere (cache.transfer). What it pins for longer
+        than this call is out of reach of the requests that run, and they may fail for lack of it."""
         ...
 
     def admitted(self, request: Request, now: float) -> None:
