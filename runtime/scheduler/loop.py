@@ -1,11 +1,11 @@
 """The loop's one tick: scheduler and runner joined, with the errors of the one kept from the other. Knows
 neither's inside.
 
-Plain:       plan, launch, masks, finish, commit, and its news.
+Plain:       plan, launch, masks, finish, commit, and its outputs.
 Overlapped:  the same steps, cut elsewhere. A tick first ends the step that is under way, then plans and
-             launches the next, and only then tells the news of the one that ended.
+             launches the next, and only then gives the outputs of the one that ended.
 
-So these run on the CPU while the model computes: making and posting news, taking in requests (their checks,
+So these run on the CPU while the model computes: making and posting outputs, taking requests in (checks,
 sessions, prompts), deadlines, grammars that got ready, letting in those for whom there is room, filling
 masks. What stays between two passes is what the next plan needs: the sampled tokens, stop conditions,
 grammars' and jump-forward's moves, prefixes going to the cache, slots, and the plan itself (with those let in
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def step(scheduler: Scheduler, runner: Runner) -> list[TokenOutput]:
-    """Plan, run, commit; the news. Without anything to run: only what drain() gives, at once.
+    """Plan, run, commit; the outputs. Without anything to run: only what drain() gives, at once.
 
     Whatever the runner raises becomes an error answer for the requests of this plan; the next step is
     unaffected.
@@ -56,8 +56,8 @@ class Loop:
         return self._in_flight
 
     def step(self) -> list[TokenOutput]:
-        """One tick; its news. Overlapped, a pass may be running when it returns, and the first tick of a
-        burst has no news yet."""
+        """One tick; its outputs. Overlapped, a pass may be running when it returns, and the first tick of a
+        burst has no outputs yet."""
         if not self._overlap:
             return step(self._scheduler, self._runner)
         if self._in_flight:

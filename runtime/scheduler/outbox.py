@@ -1,4 +1,4 @@
-"""Outbox: who has something to tell, until somebody asks. Making the news costs as much as finding the
+"""Outbox: who has an output due, until somebody asks. Making outputs costs as much as finding the
 tokens, so it is put off until the next step is under way. Decides nothing.
 """
 
@@ -34,7 +34,7 @@ class Outbox:
             )
         )
 
-    def tell(self, request: Request, finish: FinishReason | None) -> None:
+    def add(self, request: Request, finish: FinishReason | None) -> None:
         self._outputs.append((request, finish))
 
     def drain(self) -> list[TokenOutput]:

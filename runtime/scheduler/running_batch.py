@@ -198,7 +198,7 @@ class RunningBatch:
             self._waiting.put_back(request)
 
     def remove(self, request: Request, *, keep: bool) -> None:
-        """It is over; nothing happens when it does not run. `keep`: what was computed is sound and may stay
+        """It is over; nothing happens when it does not run. `keep`: what was computed is right and may stay
         in the cache."""
         if request.lease is None:
             return

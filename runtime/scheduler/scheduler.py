@@ -1,4 +1,4 @@
-"""Scheduler: from requests to plans and from results to news, by continuous batching over a prefix cache.
+"""Scheduler: from requests to plans and from results to outputs, by continuous batching over a prefix cache.
 
     add() ... plan() -> [runner.launch] -> masks() -> [runner.finish] -> commit() -> add() ...
 
@@ -116,7 +116,7 @@ class Scheduler:
 
     def abort(self, rid: str | None, *, prefix: bool = False, message: str | None = None) -> int:
         """Cancel the request `rid`, all whose ids begin with it (`prefix`; an empty one names none), or all
-        there are (None), wherever they are; unknown ones are finished already. `message`: what they are told.
+        there are (None), wherever they are; unknown ones are finished already. `message`: their error.
         What they held is freed at once, or at the commit of the step they are part of. How many that are."""
         requests = named(self._live, rid, prefix)
         for request in requests:
@@ -124,7 +124,7 @@ class Scheduler:
         return len(requests)
 
     def drain(self) -> list[TokenOutput]:
-        """What there is to tell, each thing once: news of the last step, and what was rejected, aborted,
+        """Outputs not fetched yet, each once: those of the last step, and what was rejected, aborted,
         timed out or ended without a step. To be called before the next commit()."""
         return self._outbox.drain()
 
@@ -294,7 +294,7 @@ class Scheduler:
         return self.drain()
 
     def settle(self, result: StepResult) -> None:
-        """Take the results of the plan's rows. The next plan can be made at once; drain() tells the news."""
+        """Take the results of the plan's rows. The next plan can be made at once; see drain() for outputs."""
         flight = self._under_way or NO_FLIGHT
         requests, rows = flight.requests, flight.rows
         if len(result.rows) != len(rows):
@@ -354,7 +354,7 @@ class Scheduler:
         return self.drain()
 
     def fail_step(self, error: BaseException) -> None:
-        """fail() without the news."""
+        """fail() without the outputs."""
         requests, self._under_way = (self._under_way or NO_FLIGHT).requests, None
         for request in requests:
             fault = self._doomed.pop(request.seq, None)
@@ -399,7 +399,7 @@ class Scheduler:
         if request.ending is not None and request.ready:
             self._finish(request)
         elif request.stream:
-            self._outbox.tell(request, None)
+            self._outbox.add(request, None)
 
     def _accept(self, request: Request, sample: Sample) -> FinishReason | None:
         if not 0 <= sample.token < len(self._vocabulary):
@@ -465,7 +465,7 @@ class Scheduler:
 
     def _fail(self, request: Request, fault: RuntimeFault, *, keep: bool = True) -> None:
         """Answer with an error and free everything; for a row under way, at its commit. `keep`: what was
-        computed is sound and may stay in the cache."""
+        computed is right and may stay in the cache."""
         if self._under_way is not None and request.seq in self._under_way.seqs:
             self._doomed.setdefault(request.seq, fault)
             return
@@ -482,4 +482,4 @@ class Scheduler:
         if request.cached >= 0:
             self._released.append(request.seq)
         del self._live[request.rid]
-        self._outbox.tell(request, reason)
+        self._outbox.add(request, reason)

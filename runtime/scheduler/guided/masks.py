@@ -9,6 +9,7 @@ import numpy as np
 
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
+from runtime.scheduler.components import Guide
 from runtime.scheduler.guided.costs import Costs
 from runtime.scheduler.request import Request, defect
 
@@ -70,17 +71,15 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
 
 def can_wait(request: Request) -> bool:
     """Whether nothing is lost where its last token is computed again."""
-    plain = not request.returns_logprobs and request.hidden == "none"
-    return plain and request.guide is not None and request.heal is None
+    return not request.returns_logprobs and request.hidden == "none" and request.heal is None
 
 
-def check_cost(request: Request) -> None:
+def check_cost(request: Request, guide: Guide) -> None:
     """Raises BadConstraint where following the request's constraint holds up all others: a grammar can be
     small, and still take a second for every token."""
-    seconds = 0.0 if request.guide is None else request.guide.seconds
-    if seconds > GRAMMAR_S + GRAMMAR_TOKEN_S * request.produced:
+    if guide.seconds > GRAMMAR_S + GRAMMAR_TOKEN_S * request.produced:
         raise BadConstraint(
-            f"is too complex to follow: {seconds:.1f} s of computing for {request.produced} tokens",
+            f"is too complex to follow: {guide.seconds:.1f} s of computing for {request.produced} tokens",
             where=request.source.constraint.kind if request.source.constraint else "constraint",
             hint="simplify it: fewer ambiguous or nested repeats",
         )
@@ -114,11 +113,13 @@ def masks_of(
             guide.late_masks += 1
             continue
         try:
-            check_cost(request)
+            if guide is not None:
+                guide.late_masks = 0
+                check_cost(request, guide)
             mask = mask_of(request, everything)
             empty = mask is not None and is_empty(mask)
             if guide is not None:
-                guide.late_masks, guide.dead_end = 0, empty
+                guide.dead_end = empty
             if empty:
                 continue  # whatever is sampled is thrown away: see Liveness.backtrack
         except RuntimeFault as fault:
