@@ -50,7 +50,7 @@ def test_its_tokens_and_its_end_token_say_the_format(
 ) -> None:
     expected = ask.run(backend=EngineBackend(engine))["answer"]
     with (
-        caplog.at_level(logging.INFO, logger="runtime.processes.checkpoint.templates"),
+        caplog.at_level(logging.INFO, logger="runtime.processes.templates"),
         start(bare(tmp_path / "mine")) as known,
     ):
         assert (known.template_choice.source, known.template_choice.name) == ("checkpoint marks", "chatml")

@@ -36,7 +36,7 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.errors import ModelLoadError, TemplateError
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("runtime.processes.templates")  # the name that the tutorials give
 
 Source = Literal["asked", "checkpoint jinja", "checkpoint marks", "model name", "none"]
 _PROCESSOR_FILE = "chat_template.json"

@@ -282,7 +282,7 @@ def test_without_a_template_turns_are_refused_with_the_reason_and_the_ways_out(t
 
 
 def test_the_choice_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="runtime.processes.checkpoint.templates"):
+    with caplog.at_level(logging.INFO, logger="runtime.processes.templates"):
         choose(write(tmp_path / "my-finetune", LLAMA_3, "<|eot_id|>"))
     assert "llama-3-instruct" in caplog.text
     assert "checkpoint marks" in caplog.text
