@@ -182,7 +182,7 @@ class ChoiceMethod(ChoicesSamplingMethod):
         if normalized_prompt_logprobs is not None and self is token_length_normalized:
             means = tuple(normalized_prompt_logprobs)
             decision = Decision(best(means), means, tuple(softmax(means, 1.0)))
-        return ChoicesDecision(choices[decision.index], told(self, scored, decision))
+        return ChoicesDecision(choices[decision.index], report(self, scored, decision))
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def told(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision) -> dict[str, Any]:
+def report(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision) -> dict[str, Any]:
     """What a select's meta says of its options: Choice.of() reads it back, and programs written for sglang
     find what they look for (input_token_logprobs and the like: [log-probability, id, text] of each token; ids
     and texts are None where the backend does not say them)."""

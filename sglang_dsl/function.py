@@ -239,9 +239,9 @@ class SglFunction(Signature[P, R]):
         own = self.signature.parameters
         words = {k: v for k, v in kwargs.items() if k in RUN_WORDS and k not in own}
         rest = {k: v for k, v in kwargs.items() if k not in words}
-        return self._told(words) if words else self._options, rest
+        return self._with_words(words) if words else self._options, rest
 
-    def _told(self, words: Mapping[str, Any]) -> Options:
+    def _with_words(self, words: Mapping[str, Any]) -> Options:
         """This program's options with run's words over them. Raises BadProgram."""
         options = self._options.with_words(words)
         if self.is_async and not options.use_thread:
@@ -401,7 +401,7 @@ class SglFunction(Signature[P, R]):
             raise TypeError(f"run_batch got unexpected words: {', '.join(unknown)}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run")
-        options = self._told(words)
+        options = self._with_words(words)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
         return options

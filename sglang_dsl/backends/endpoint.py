@@ -165,7 +165,7 @@ class RuntimeEndpoint(Backend):
         growing = _Growing()
         with _faults(None):
             data = json.dumps({**body, "stream": True}).encode()
-            events = self._transport.events("/generate", data, self._patience(timeout))
+            events = self._transport.events("/generate", data, self._wait_limit(timeout))
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if event == "[DONE]":
@@ -285,13 +285,13 @@ class RuntimeEndpoint(Backend):
                 text = render_prompt(prompt.messages, self._template)
         return {"messages": msgspec.to_builtins(prompt.messages)} if text is None else {"text": text}
 
-    def _patience(self, timeout: float | None) -> float:
+    def _wait_limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout + GRACE_S
 
     async def request(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
         """The JSON that a POST of this JSON gives. Raises BackendError's kinds."""
         with _faults(None):
-            return await self._transport.post(path, json.dumps(body).encode(), self._patience(timeout))
+            return await self._transport.post(path, json.dumps(body).encode(), self._wait_limit(timeout))
 
     async def _post(self, body: Mapping[str, Any], timeout: float | None) -> Any:
         return await self.request("/generate", body, timeout)

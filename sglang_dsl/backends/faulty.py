@@ -152,7 +152,7 @@ class FaultyBackend(Backend):
     def _fault(self, verb: str, said: Call | ChoiceCall | Prompt) -> tuple[str | None, int]:
         """The fault that this call meets, and a number of its own."""
         self.calls += 1
-        text = repr((self.seed, verb, _told(said))).encode("utf-8", "surrogatepass")
+        text = repr((self.seed, verb, _described(said))).encode("utf-8", "surrogatepass")
         key = hashlib.blake2b(text, digest_size=16).digest()
         self._seen[key] += 1
         # Said again, it may meet something else: a program that tries again gets on.
@@ -214,9 +214,9 @@ class FaultyBackend(Backend):
             self.in_flight -= 1
 
 
-def _told(said: Call | ChoiceCall | Prompt) -> Any:
+def _described(said: Call | ChoiceCall | Prompt) -> Any:
     """What a call says, as plain data."""
     if isinstance(said, Prompt):
         return msgspec.to_builtins(said.messages)
     rest = [getattr(said, name) for name in said.__struct_fields__ if name != "prompt"]
-    return [_told(said.prompt), *(repr(one) for one in rest)]
+    return [_described(said.prompt), *(repr(one) for one in rest)]

@@ -151,19 +151,19 @@ class LiteLLM(Backend):
 
     async def _ask(self, body: dict[str, Any], timeout: float | None) -> Any:
         litellm = await self._loaded()
-        patience = self.timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         with self._faults(litellm):
             work = litellm.acompletion(
-                model=self.model_name, timeout=patience, drop_params=False, **self._client, **body
+                model=self.model_name, timeout=limit, drop_params=False, **self._client, **body
             )
             # Not wait_for(): it loses a cancellation that comes together with the answer.
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(limit):
                 return await work
 
     async def _guarded(self, chunks: Any, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
-        patience = self.timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         with self._faults(self._package):
-            deadline = asyncio.get_running_loop().time() + patience
+            deadline = asyncio.get_running_loop().time() + limit
             iterator = aiter(chunks)
             while True:
                 left = max(0.0, deadline - asyncio.get_running_loop().time())

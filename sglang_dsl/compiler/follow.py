@@ -92,8 +92,8 @@ def _write(
         if program.is_async:
             core = state.core
             assert isinstance(core, Tracer)
-            face = AsyncProgramState(core, state)
-            state.ret_value = _driven(program.write(face, given.args, given.kwargs))
+            async_state = AsyncProgramState(core, state)
+            state.ret_value = _driven(program.write(async_state, given.args, given.kwargs))
         else:
             state.ret_value = program.write(state, given.args, given.kwargs)
     finally:

@@ -31,7 +31,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
     part     for media: its part of a message
-    hidden   for a generated piece, what the model thought before it, marks and all, and `thought` without
+    hidden   for a generated piece, what the model reasoned before it, marks and all, and `reasoning` without
              them; the model sees it in its place while the turn is open, and nobody in plain text
     """
 
@@ -47,19 +47,21 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     before: Transcript | None = None
     part: Mapping[str, Any] | None = None
     hidden: str = ""
-    thought: str = ""
+    reasoning: str = ""
 
     def show(self, part: Mapping[str, Any]) -> Transcript:
         """With media added."""
         mark = f"<{part['type'].removesuffix('_url')}>"
         return Transcript(self, "media", mark, self.role, self.length + len(mark), part=part)
 
-    def say(self, text: str, *, chosen: str | None = None, hidden: str = "", thought: str = "") -> Transcript:
+    def say(
+        self, text: str, *, chosen: str | None = None, hidden: str = "", reasoning: str = ""
+    ) -> Transcript:
         """With `text` added, verbatim."""
         if not text and chosen is None:
             return self
         length = self.length + len(text)
-        return Transcript(self, "text", text, self.role, length, chosen, hidden=hidden, thought=thought)
+        return Transcript(self, "text", text, self.role, length, chosen, hidden=hidden, reasoning=reasoning)
 
     def open(self, role: str) -> Transcript:
         """With a turn of `role` begun. Raises ValueError inside another turn."""
@@ -74,14 +76,14 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.role is None:
             raise ValueError("no turn is open")
         first = self.prev
-        if self.kind == "text" and not self.thought and first is not None and first.kind == "open":
+        if self.kind == "text" and not self.reasoning and first is not None and first.kind == "open":
             # One piece of text, as most turns are.
             turn = Message(self.role, self.value)
             length = self.length + len(CLOSING)
             return Transcript(self, "close", self.role, None, length, None, turn, first.prev)
         begin, entries = self._open_turn()
-        thoughts = "\n\n".join(entry.thought for entry in entries if entry.thought)
-        turn = Message(role=self.role, content=content_of(entries), reasoning_content=thoughts or None)
+        reasoning = "\n\n".join(entry.reasoning for entry in entries if entry.reasoning)
+        turn = Message(role=self.role, content=content_of(entries), reasoning_content=reasoning or None)
         return Transcript(self, "close", self.role, None, self.length + len(CLOSING), None, turn, begin.prev)
 
     def _open_turn(self) -> tuple[Transcript, list[Transcript]]:
@@ -135,7 +137,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                     onto = onto.show(entry.part)
                 case _:
                     onto = onto.say(
-                        entry.value, chosen=entry.chosen, hidden=entry.hidden, thought=entry.thought
+                        entry.value, chosen=entry.chosen, hidden=entry.hidden, reasoning=entry.reasoning
                     )
         return onto
 
@@ -193,8 +195,8 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Content:
-    """A message's content: text, or its parts in order where there are media. `thinking`: with what the model
-    thought, in its place."""
+    """A message's content: text, or its parts in order where there are media. `thinking`: with the model's
+    reasoning, in its place."""
     parts: list[dict[str, Any]] = []
     text: list[str] = []
     for entry in entries:

@@ -34,7 +34,7 @@ async def as_they_end(
     done: deque[asyncio.Task[T]] = deque()  # of these, where the order does not count: as they ended
     more = True
     running = 0
-    news = asyncio.Event()  # some have ended since it was cleared
+    progressed = asyncio.Event()  # some have ended since it was cleared
     bar = bar_of(total) if progress else None
 
     def ended(task: asyncio.Task[T]) -> None:
@@ -42,7 +42,7 @@ async def as_they_end(
         running -= 1
         if not ordered:
             done.append(task)
-        news.set()
+        progressed.set()
 
     try:
         while begun or more:
@@ -57,8 +57,8 @@ async def as_they_end(
                 running += 1
             if not begun:
                 return
-            await news.wait()
-            news.clear()
+            await progressed.wait()
+            progressed.clear()
             if ordered:
                 done.extend(itertools.takewhile(asyncio.Task.done, begun))
             while done:

@@ -127,7 +127,7 @@ def in_order(
     def room() -> bool:
         return more and under_way - len(ended) < most and not (lazy and len(begun) >= 4 * most)
 
-    def news() -> bool:
+    def progressed() -> bool:
         return (begun[0].done if isinstance(begun, deque) else bool(ended)) or room()
 
     try:
@@ -146,7 +146,7 @@ def in_order(
                     pool.submit(functools.partial(contextvars.copy_context().run, job.run, make))
             if not begun:
                 break
-            signal.wait(news)
+            signal.wait(progressed)
             while ended:
                 job = ended.popleft()
                 under_way -= 1

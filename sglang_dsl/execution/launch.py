@@ -180,12 +180,12 @@ async def launch_async(
     function raises is raised here, in a stream where it is read; cancelling cancels the program. `own_task`:
     the calling task is there for this program alone."""
     if following():
-        return _async_face(follow(program, args, kwargs)[0])
+        return _async_state(follow(program, args, kwargs)[0])
     args, kwargs = program.fill(args, kwargs)
     program.check(args, kwargs)
     scope = _scope(wanted)
     if wanted.stream:
-        return _async_face(_beside(program, scope, wanted, index, args, kwargs))
+        return _async_state(_beside(program, scope, wanted, index, args, kwargs))
     speculation = wanted.num_api_spec_tokens
     made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
     if not program.is_async:
@@ -195,7 +195,7 @@ async def launch_async(
     if own_task:
         await _written(program, scope, state, args, kwargs)
         await _print_text_async(state)
-        return _async_face(state)
+        return _async_state(state)
     # A task of its own keeps the scope to itself.
     task = asyncio.create_task(_written(program, scope, state, args, kwargs))
     try:
@@ -205,7 +205,7 @@ async def launch_async(
             task.exception()  # it failed in the moment in which this was cancelled
         raise
     await _print_text_async(state)
-    return _async_face(state)
+    return _async_state(state)
 
 
 async def _beside_the_loop(
@@ -241,13 +241,13 @@ async def _beside_the_loop(
         stop.cancel()
         raise
     await _print_text_async(state)
-    return _async_face(state)
+    return _async_state(state)
 
 
 async def _print_text_async(state: ProgramState) -> None:
     if global_config.verbosity >= VERBOSE:
         with suppress(ProgramError):
-            print(await _async_face(state).text())
+            print(await _async_state(state).text())
 
 
 async def _written(
@@ -265,7 +265,7 @@ async def _written(
     if body is not None:
         body.enter()
     try:
-        state.ret_value = await program.write(_async_face(state), args, kwargs)
+        state.ret_value = await program.write(_async_state(state), args, kwargs)
     except BaseException as error:
         if run is not None and not isinstance(error, asyncio.CancelledError):
             run.failure = error
@@ -273,7 +273,7 @@ async def _written(
         raise
 
 
-def _async_face(state: ProgramState) -> AsyncProgramState:
+def _async_state(state: ProgramState) -> AsyncProgramState:
     # Not looked at: isinstance() of a protocol tries every method of it, which takes longer than a call.
     return AsyncProgramState(state.core, state)
 
@@ -302,8 +302,8 @@ def _scope(wanted: Wanted) -> Scope:
 def _beside(
     program: Startable, scope: Scope, wanted: Wanted, index: int | None, args: Args, kwargs: Kwargs
 ) -> ProgramState:
-    """Begin the body on another thread; the state can be read meanwhile. The body has a face of its own, so
-    that the reader's is garbage when its last reader has gone: then all is stopped."""
+    """Begin the body on another thread; the state can be read meanwhile. The body has a state object of its
+    own, so that the reader's is garbage when its last reader has gone: then all is stopped."""
     stop, context = stop_here(), contextvars.copy_context()
     context.run(stop.inside)
     speculation = wanted.num_api_spec_tokens

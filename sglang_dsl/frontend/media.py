@@ -34,7 +34,7 @@ class Savable(Protocol):
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """A numpy array, or what has its face."""
+    """A numpy array, or what looks like one."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.choices import METHODS, told
+from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import ChoiceCall, Completion
 from sglang_dsl.conversation.transcript import Transcript
@@ -21,7 +21,7 @@ from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramErr
 from sglang_dsl.interpreter.calls import Before, Where, about
 from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.reasoning import Split, Telling
+from sglang_dsl.interpreter.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.retries import corrected
 from sglang_dsl.interpreter.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.interpreter.speculation import Speculation
@@ -154,7 +154,7 @@ class Evaluator:
             return
         if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
             done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
-            self.settle(node, item, done, Telling.splits(node, done.texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, done.texts))
             return
         where = self.where("gen", node.name, item, node.timeout)
         call = ready.call(self.transcript.prompt(), where.timeout)
@@ -164,12 +164,12 @@ class Evaluator:
             if len(texts) == 1 and node.reasoning is None:
                 self._settle_one(node, item, texts[0], done.meta)
                 return
-            self.settle(node, item, done, Telling.splits(node, texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, texts))
             return
-        telling = Telling(node, item.variable, item.thought, self.output)
-        done = await run.calls.generate(where, call, self._before, telling.piece)
-        telling.end()
-        self.settle(node, item, done, Telling.splits(node, done.texts), streamed=True)
+        split = ReasoningStream(node, item.variable, item.reasoning, self.output)
+        done = await run.calls.generate(where, call, self._before, split.piece)
+        split.end()
+        self.settle(node, item, done, ReasoningStream.splits(node, done.texts), streamed=True)
 
     async def _until_it_fits(self, node: Gen, item: Item, ready: Lowered) -> None:
         """A generation with retries: asked for again, the error shown, until its text is read as a value. Of
@@ -181,7 +181,7 @@ class Evaluator:
         for left in range(node.retries or 0, -1, -1):
             where = self.where("gen", node.name, item, node.timeout)
             done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self._before)
-            splits = Telling.splits(node, done.texts)
+            splits = ReasoningStream.splits(node, done.texts)
             try:
                 for split in splits:
                     at = split.answer
@@ -203,14 +203,14 @@ class Evaluator:
         assert variable is not None
         first, one = splits[0], len(splits) == 1
         self.transcript = self.transcript.say(
-            first.answer, chosen=node.name or "", hidden=first.head, thought=first.reasoning
+            first.answer, chosen=node.name or "", hidden=first.head, reasoning=first.reasoning
         )
         self._sent = self.transcript.length
         if self.run.stream and not streamed:
             self.output.put(first.answer)
-        if item.thought is not None:
-            thoughts = [split.reasoning for split in splits]
-            item.thought.settle(thoughts[0] if one else thoughts)
+        if item.reasoning is not None:
+            reasonings = [split.reasoning for split in splits]
+            item.reasoning.settle(reasonings[0] if one else reasonings)
         variable.meta = done.meta
         texts = [split.answer for split in splits]
         variable.raw = first.answer if one else texts
@@ -261,7 +261,7 @@ class Evaluator:
         except ValueError as error:
             raise BackendError(f"the choices cannot be compared: {error}") from error
         text = node.choices[decision.index]
-        meta = dict(found.meta) | dict(decision.meta) | told(method, scores, decision)
+        meta = dict(found.meta) | dict(decision.meta) | report(method, scores, decision)
         self.transcript = self.transcript.say(text, chosen=node.name or "")
         self._sent = self.transcript.length
         if self.run.stream:

@@ -23,7 +23,7 @@ from sglang_dsl.interpreter.evaluator import Evaluator
 from sglang_dsl.interpreter.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.queue import Queue
-from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakBag
+from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakRefs
 from sglang_dsl.interpreter.variables import Mark, Variable
 from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
 from sglang_dsl.ir.passes import merge_text, role_after, sets, simple
@@ -62,7 +62,7 @@ class Executor(Queue):
         self._role, self._ended = role, False
         self._forks, self._steps = 0, 0
         self._changed = Signal()
-        self._children: WeakBag[Executor] = WeakBag()
+        self._children: WeakRefs[Executor] = WeakRefs()
         run.enter(self)
 
     @property
@@ -124,8 +124,8 @@ class Executor(Queue):
                     # The last queued setter is the one that readers wait for.
                     if (made := item.variable) is not None and made.name is not None:
                         self.variables[made.name] = made
-                    if (thought := item.thought) is not None and thought.name is not None:
-                        self.variables[thought.name] = thought
+                    if (reasoning := item.reasoning) is not None and reasoning.name is not None:
+                        self.variables[reasoning.name] = reasoning
                     self._put(item)
                 elif held_back:
                     self._put(Item(leaf, src))
@@ -146,11 +146,11 @@ class Executor(Queue):
         if type(leaf) is Gen:
             if self.run.backend is None:
                 self._need_backend()
-            thought = None
+            reasoning = None
             if leaf.reasoning is not None and leaf.name is not None:
-                thought = Variable(f"{leaf.name}_reasoning_content")
+                reasoning = Variable(f"{leaf.name}_reasoning_content")
             ready = lower.ready(leaf, self.run.defaults)
-            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, thought, ready, (), step)
+            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, reasoning, ready, (), step)
         if isinstance(leaf, Select):
             self._need_backend()
         return Item(leaf, src, Variable(sets(leaf)), step=step)

@@ -152,7 +152,7 @@ class Queue:
 
     def _skip(self, item: Item, error: BaseException) -> None:
         """Nothing comes of an item: its readers are told why."""
-        for made in (item.variable, item.thought):
+        for made in (item.variable, item.reasoning):
             if made is not None and not made.done:
                 made.fail(error)
         if self._evaluator.ahead is not None:

@@ -1,4 +1,4 @@
-"""A generation's text on its way to its readers: thoughts to one variable, the answer to the other, as they
+"""A generation's text on its way to its readers: reasoning to one variable, the answer to the other, as they
 come. Knows no backends.
 """
 
@@ -12,35 +12,35 @@ from sglang_dsl.conversation.requests import Delta
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Gen
 
-__all__ = ["Split", "Telling"]
+__all__ = ["Split", "ReasoningStream"]
 
 
-class Telling:
-    """For one generation. `thought`: the variable of its reasoning; `whole`: the stream of all that is said,
-    in which thoughts do not stand."""
+class ReasoningStream:
+    """For one generation. `reasoning`: the variable of its reasoning; `whole`: the stream of the program's
+    text, which has no reasoning in it."""
 
-    def __init__(self, node: Gen, variable: Variable, thought: Variable | None, whole: Stream) -> None:
-        self._variable, self._thought, self._whole = variable, thought, whole
+    def __init__(self, node: Gen, variable: Variable, reasoning: Variable | None, whole: Stream) -> None:
+        self._variable, self._reasoning, self._whole = variable, reasoning, whole
         kind = None if node.reasoning is None else reasoning_type(node.reasoning)
         self._splitter = None if node.reasoning is None else splitter_of(kind)
 
     def piece(self, delta: Delta) -> None:
         """A piece of the stream."""
         if self._splitter is None:
-            self._tell("", delta.text, delta)
+            self._put("", delta.text, delta)
         else:
-            self._tell(*self._splitter.feed(delta.text), delta)
+            self._put(*self._splitter.feed(delta.text), delta)
 
     def end(self) -> None:
-        """The stream is over: what was held back is told."""
+        """The stream is over: what was held back goes to its readers."""
         if self._splitter is not None:
-            self._tell(*self._splitter.end(), Delta(""))
+            self._put(*self._splitter.end(), Delta(""))
 
-    def _tell(self, thought: str, answer: str, delta: Delta) -> None:
-        if thought and self._thought is not None:
-            self._thought.put(thought)
-        told = delta.meta if delta.told is None else delta.told
-        self._variable.put(answer, told if answer or delta.meta is not None else None)
+    def _put(self, reasoning: str, answer: str, delta: Delta) -> None:
+        if reasoning and self._reasoning is not None:
+            self._reasoning.put(reasoning)
+        meta = delta.meta if delta.told is None else delta.told
+        self._variable.put(answer, meta if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
     @staticmethod

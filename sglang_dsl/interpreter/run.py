@@ -48,7 +48,7 @@ class Member(Protocol):
     def mark(self) -> Mark: ...
 
 
-class WeakBag(Generic[M]):
+class WeakRefs(Generic[M]):
     """Things that are not kept alive by it. Most hold one; a WeakSet, which is dear to make, is there from
     the second on. Not for several threads at once."""
 
@@ -80,7 +80,7 @@ class Stop:
     def __init__(self, outer: Stop | None = None) -> None:
         self.stopped = False
         self._lock = threading.Lock()
-        self._parts: WeakBag[Any] = WeakBag()
+        self._parts: WeakRefs[Any] = WeakRefs()
         self._outer = outer
         if outer is not None:
             outer.enter(self)
@@ -170,7 +170,7 @@ class RunInfo:
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
         self.failure: BaseException | None = None
-        self._members: WeakBag[Member] = WeakBag()
+        self._members: WeakRefs[Member] = WeakRefs()
         self._lock = threading.Lock()
         self._calls: Calls | None = None
 
@@ -271,7 +271,7 @@ class Item(msgspec.Struct, eq=False, gc=False):
     variable: Variable | None = None
     mark: Mark | None = None
     back: Mark | None = None
-    thought: Variable | None = None
+    reasoning: Variable | None = None
     ready: Lowered | None = None
     lead: tuple[Node, ...] = ()
     step: int = 0

@@ -332,7 +332,7 @@ class Speculation:
         items, self.held = self.held, []
         self.ahead.forget()
         for item in items:
-            for made in (item.variable, item.thought):
+            for made in (item.variable, item.reasoning):
                 if made is not None and not made.done:
                     made.fail(error)
 

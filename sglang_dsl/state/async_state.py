@@ -3,8 +3,7 @@
     s += gen("x")                     async with s.fork(3) as forks: ...
     value = await s["x"]              async for piece in s.text_iter("x"): ...
 
-Stands on the same Core as the state of an ordinary program, of which it is another face. Knows no loop in
-particular.
+Stands on the same Core as the state of an ordinary program. Knows no loop in particular.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Gen, Node, Select, caller
-from sglang_dsl.state.base import Face, Group
+from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
 from sglang_dsl.state.reads import checked, choice_of, name_of
@@ -57,11 +56,11 @@ class Pending(Awaitable[T], Generic[T]):
     def __repr__(self) -> str:
         return f"<{self._what}, to be awaited>"
 
-    def _told(self) -> str:
+    def _message(self) -> str:
         return f"{self._what} must be awaited in an async program: await {self._what}, at {caller()}"
 
     def _unawaited(self, *_: object) -> NoReturn:
-        raise BadProgram(self._told())
+        raise BadProgram(self._message())
 
     def __hash__(self) -> int:
         # gather() and its like keep what they wait for in a dict or set.
@@ -72,7 +71,7 @@ class Pending(Awaitable[T], Generic[T]):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _Unawaited(self._told())
+        raise _Unawaited(self._message())
 
     __str__ = __format__ = _unawaited
     __eq__ = __ne__ = _unawaited
@@ -116,7 +115,7 @@ class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
 
 
 @public
-class AsyncProgramState(Face["AsyncTurn"]):
+class AsyncProgramState(StateBase["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
     gives for code that may block."""
 
@@ -126,7 +125,7 @@ class AsyncProgramState(Face["AsyncTurn"]):
 
     @property
     def blocking(self) -> ProgramState:
-        """The face of the same state that waits by blocking."""
+        """The same state, which waits by blocking."""
         return self._sync
 
     @property

@@ -1,4 +1,4 @@
-"""What both faces of a state have in common: all that does not wait. A face stands on a Core; a group holds
+"""What both kinds of state have in common. A state stands on a Core; a group holds
 the forks of one state. Knows neither blocking nor `await`.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T", covariant=True)
 
 
 @public
-class Face(ABC, Generic[T]):
+class StateBase(ABC, Generic[T]):
     """Of one state; T is what its turns are."""
 
     _core: Core
@@ -145,7 +145,7 @@ class Face(ABC, Generic[T]):
         self._core.cancel()
 
 
-S = TypeVar("S", bound=Face[Any])
+S = TypeVar("S", bound=StateBase[Any])
 
 
 @public
@@ -207,7 +207,7 @@ class Group(Generic[S]):
             self.cancel()
             raise
         values, failed = [found[index] for index in sorted(found)], len(self._states) - len(found)
-        return branches.tally(values, failed, branches.place_of(self._states))
+        return branches.count_votes(values, failed, branches.place_of(self._states))
 
     def cancel(self) -> None:
         """Stop all forks."""

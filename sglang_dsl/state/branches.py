@@ -22,7 +22,7 @@ from sglang_dsl.ir import caller
 
 
 class Branch(Protocol):
-    """A state of either face."""
+    """A state, blocking or async."""
 
     @property
     def core(self) -> Core: ...
@@ -80,7 +80,7 @@ class _Watch(Generic[B]):
             index: (branch, branch.core.watch(self.signal)) for index, branch in enumerate(branches)
         }
 
-    def news(self) -> list[Ended[B]]:
+    def take_ended(self) -> list[Ended[B]]:
         found = []
         for index, (branch, mark) in list(self._left.items()):
             if mark.done:
@@ -96,7 +96,7 @@ class _Watch(Generic[B]):
         return not self._left
 
     @property
-    def patience(self) -> float | None:
+    def time_left(self) -> float | None:
         return None if self._until is None else max(0.0, self._until - time.monotonic())
 
     def late(self) -> Timeout:
@@ -114,9 +114,9 @@ async def as_they_end(
     """The branches as they end. Raises Timeout."""
     watch = _Watch(branches, timeout)
     while not watch.over:
-        if not await until(watch.signal, watch.ready, watch.patience):
+        if not await until(watch.signal, watch.ready, watch.time_left):
             raise watch.late()
-        for one in watch.news():
+        for one in watch.take_ended():
             yield one
 
 
@@ -160,7 +160,7 @@ class Race(Generic[B]):
         raise NoWinner(said, **place_of(self.branches)) from next(iter(self._failed.values()), None)
 
 
-def tally(values: Sequence[Any], failed: int, place: Mapping[str, Any] | None = None) -> Vote:
+def count_votes(values: Sequence[Any], failed: int, place: Mapping[str, Any] | None = None) -> Vote:
     """The vote of these values, in the branches' order. They are compared by ==. Raises NoWinner for none."""
     counts: list[tuple[Any, int]] = []
     for value in values:

@@ -25,11 +25,11 @@ class Reading:
         if not self._is_json or isinstance(self._variable.raw, list):
             return
         try:
-            news = self._stream.feed(piece)
+            grown = self._stream.feed(piece)
         except JsonStreamError:
             self._is_json = False  # told at the end, where it is known what else went wrong
             return
-        if news:
+        if grown:
             yield self._shown()
 
     def end(self) -> Iterator[Any]:
@@ -39,10 +39,10 @@ class Reading:
             yield value
             return
         try:
-            news = self._stream.close()
+            grown = self._stream.close()
         except JsonStreamError as error:
             raise self._broken(error) from error
-        if news:
+        if grown:
             yield self._shown()
 
     def _shown(self) -> Any:

@@ -37,7 +37,7 @@ from sglang_dsl.ir import (
     concat,
 )
 from sglang_dsl.state import branches
-from sglang_dsl.state.base import Face, Group
+from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.executor_view import ExecutorView
 from sglang_dsl.state.reads import checked, choice_of, name_of
@@ -48,7 +48,7 @@ REPR_WAIT_S = 0.5
 
 
 @public
-class ProgramState(Face["Turn"]):
+class ProgramState(StateBase["Turn"]):
     """The running program. Use it from one thread at a time; reading, which waits by blocking, is safe from
     any."""
 

@@ -64,7 +64,7 @@ def program_graph(title: str, body: Seq, called: Iterable[tuple[str, Seq]] = ())
 def _sequence(graph: Graph, nodes: Sequence[Node], ends: list[int]) -> list[int]:
     """Draw `nodes` behind the boxes `ends`; the boxes they end with. Branches that no join ends stay open."""
     open_branches: list[int] = []
-    for node, label, kind in _told(nodes):
+    for node, label, kind in _drawn(nodes):
         if isinstance(node, Fork):
             fork = graph.box(label, kind, ends)
             open_branches = []
@@ -79,7 +79,7 @@ def _sequence(graph: Graph, nodes: Sequence[Node], ends: list[int]) -> list[int]
     return ends
 
 
-def _told(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
+def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
     """What is drawn of each node. The ends of turns and scopes are left out: the next one's begin tells."""
     for node in nodes:
         match node:

@@ -59,16 +59,18 @@ def _entry(entry: Transcript, calls: dict[str | None, CallRecord]) -> str:
         return _media(entry.part)
     if entry.chosen is None:
         return escape(entry.value)
-    thought = ""
-    if entry.thought:
-        thought = f'<details style="{_SMALL}"><summary>reasoning</summary>{escape(entry.thought)}</details>'
+    reasoning = ""
+    if entry.reasoning:
+        reasoning = (
+            f'<details style="{_SMALL}"><summary>reasoning</summary>{escape(entry.reasoning)}</details>'
+        )
     record = calls.get(entry.chosen)
-    title = "" if record is None else f' title="{escape(_told(record))}"'
+    title = "" if record is None else f' title="{escape(_tooltip(record))}"'
     name = f'<sub style="{_SMALL}"> {escape(entry.chosen)}</sub>' if entry.chosen else ""
-    return f'{thought}<mark style="{_GENERATED}"{title}>{escape(entry.value)}</mark>{name}'
+    return f'{reasoning}<mark style="{_GENERATED}"{title}>{escape(entry.value)}</mark>{name}'
 
 
-def _told(record: CallRecord) -> str:
+def _tooltip(record: CallRecord) -> str:
     counts = [f"{record.count(key)} {key.replace('_', ' ')}" for key in COUNTED if record.count(key)]
     return ", ".join([record.kind, *counts, f"{record.seconds:.3f} s"])
 

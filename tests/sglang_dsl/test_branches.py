@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from sglang_dsl.errors import BadProgram, MissingVariable, NoWinner, ProgramError, StateClosed, Timeout
 from sglang_dsl.interpreter.joins import MODES, taken_over
-from sglang_dsl.state.branches import tally
+from sglang_dsl.state.branches import count_votes
 
 NEVER_S = 3600.0
 
@@ -135,11 +135,11 @@ def test_votes(face: str) -> None:
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=12))
 def test_a_tally_counts_every_vote_and_ties_go_to_the_earliest(values: list[str]) -> None:
-    vote = tally(values, 0)
+    vote = count_votes(values, 0)
     assert dict(vote.counts) == {value: values.count(value) for value in values}
     most = max(values.count(value) for value in values)
     assert vote.value == next(value for value in values if values.count(value) == most)
-    assert tally([[1], [2], [2]], 0).value == [2]  # also what cannot be hashed
+    assert count_votes([[1], [2], [2]], 0).value == [2]  # also what cannot be hashed
 
 
 @pytest.mark.parametrize("face", FACES)

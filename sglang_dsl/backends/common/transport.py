@@ -82,7 +82,7 @@ class Transport:
                 while True:
                     try:
                         # Not wait_for(): it loses a cancellation that comes together with the chunk.
-                        async with asyncio.timeout(self._patience(deadline)):
+                        async with asyncio.timeout(self._wait_limit(deadline)):
                             chunk = await anext(chunks, None)
                     except (TimeoutError, httpx.TimeoutException) as error:
                         raise self._late(path, timeout_s) from error
@@ -105,7 +105,7 @@ class Transport:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         async with self._answer(method, path, body, deadline) as answer:
             try:
-                async with asyncio.timeout(self._patience(deadline)):
+                async with asyncio.timeout(self._wait_limit(deadline)):
                     content = await answer.aread()
             except (TimeoutError, httpx.TimeoutException) as error:
                 raise self._late(path, timeout_s) from error
@@ -140,7 +140,7 @@ class Transport:
                 ours.close_with(self)
         return client
 
-    def _patience(self, deadline: float | None) -> float:
+    def _wait_limit(self, deadline: float | None) -> float:
         """Seconds to wait for the next piece."""
         if deadline is None:
             return self.limits.read_s
@@ -227,8 +227,8 @@ class _Answer:
         client = self._transport.client()
         headers = {"Content-Type": "application/json"} if self._body is not None else None
         request = client.build_request(self._method, self._path, content=self._body, headers=headers)
-        patience = self._transport._patience(self._deadline)
-        async with asyncio.timeout(patience):
+        limit = self._transport._wait_limit(self._deadline)
+        async with asyncio.timeout(limit):
             response = await client.send(request, stream=True)
         if response.is_success:
             self._response = response
