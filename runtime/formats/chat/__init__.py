@@ -1,4 +1,11 @@
-"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded when first used."""
+"""Chat formats: templates by name, by checkpoint and by Jinja. The names below are loaded when first used.
+
+Which chat template an engine uses is decided once, in `processes/checkpoint/templates.py`: asked for, else
+the checkpoint's own Jinja, else by a registered matching function, else by its marks, else by its name
+(both are data in the families' files, searched by `formats/chat/matching.py`), else none, and then turns
+are refused. A Jinja template is never replaced by the prefixes and suffixes derived from it
+(`formats/chat/derive.py`): these only say what holds of it.
+"""
 
 from __future__ import annotations
 
