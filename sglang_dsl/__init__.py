@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from sglang_dsl.state.async_state import AsyncProgramState
     from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup
     from sglang_dsl.tools.server_process import Runtime
+    from sglang_dsl.views.snapshot import Snapshot
 
 __version__ = "0.1.0.dev0"
 
@@ -113,6 +114,7 @@ _LATE: Registry[Any] = Registry(
         "ProgramStateGroup": "sglang_dsl.state.program_state:ProgramStateGroup",
         "Runtime": "sglang_dsl.tools.server_process:Runtime",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
+        "Snapshot": "sglang_dsl.views.snapshot:Snapshot",
         "ServerArgs": "runtime.config.server_args:ServerArgs",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
     },
@@ -154,6 +156,7 @@ __all__ = [
     "ServerArgs",
     "SglError",
     "SglFunction",
+    "Snapshot",
     "StateClosed",
     "Timeout",
     "Unsupported",
