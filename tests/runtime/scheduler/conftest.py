@@ -23,6 +23,7 @@ from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop, step
 from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.stages.unified import Unified
 
 EOS = 0
 LETTERS = [bytes([code]) for code in range(ord("a"), ord("z") + 1)]
@@ -141,7 +142,9 @@ def encode(text: str) -> list[int]:
 class Bench:
     """A scheduler on a FakeRunner, the news it gave, and an exact account of its slots."""
 
-    def __init__(self, config: dict[str, Any], slots: int, grammar: Any, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: dict[str, Any], slots: int, grammar: Any, clock: Callable[[], float], stage: Any
+    ) -> None:
         self.vocabulary = VOCABULARY
         self.scheduler = Scheduler(
             SchedulerConfig(**config),
@@ -151,6 +154,7 @@ class Bench:
             grammar=grammar,
             clock=clock,
             verify_params=FakeRunner(1, len(TOKENS)).verify,
+            stage=stage,
         )
         self.runner = FakeRunner(slots, len(TOKENS))
         self.overlapped = config.get("overlap", False)
@@ -252,9 +256,14 @@ def make_bench() -> Callable[..., Bench]:
     """For hypothesis, which wants fixtures that outlive an example."""
 
     def make(
-        slots: int = 512, *, grammar: Any = None, clock: Callable[[], float] = lambda: 0.0, **config: Any
+        slots: int = 512,
+        *,
+        grammar: Any = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        stage: Any = Unified,
+        **config: Any,
     ):
-        return Bench(config, slots, grammar, clock)
+        return Bench(config, slots, grammar, clock, stage)
 
     return make
 
