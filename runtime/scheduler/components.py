@@ -36,12 +36,6 @@ class Timing:
         if self.first_token_at < 0:
             self.first_token_at = now
 
-    def queue_s(self, now: float) -> float:
-        return (self.admitted_at if self.admitted_at >= 0 else now) - self.added_at
-
-    def first_token_s(self, now: float) -> float:
-        return (self.first_token_at if self.first_token_at >= 0 else now) - self.added_at
-
 
 class TokenScore(NamedTuple):
     """What is known of one output token: its log-probability, the best ids and the ids asked for there."""

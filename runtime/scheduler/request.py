@@ -260,12 +260,13 @@ class Request:
         """What is new since the last call; None when that is nothing. Output ids whose log-probability is
         wanted and still to come are held back, and those that may be taken back. What is left of a request
         that ends comes with its end: only FinishReason.matched says what is no part of the text."""
-        end, guide, logprobs = self.produced, self.guide, self.logprobs
+        end, guide, logprobs, timing = self.produced, self.guide, self.logprobs, self.timing
         if finish is None:
             if not self.stream or self.ending is not None or (guide is not None and guide.interrupted):
                 return None
-            if logprobs is not None and logprobs.returned and logprobs.next_target >= 0:
-                end = min(end, max(0, logprobs.next_target - self.prompt_len))
+            if logprobs is not None and logprobs.targets and logprobs.returned:
+                target = logprobs.next_target
+                end = end if target < 0 else min(end, max(0, target - self.prompt_len))
             if guide is not None:
                 end = min(end, guide.sure(len(self.tokens)) - self.prompt_len)
             if end <= self.sent or (self.sent and end - self.sent < self.params.stream_interval):
@@ -283,8 +284,8 @@ class Request:
             decode_steps=self.decode_steps,
             hidden_states=self.states if whole and self.hidden != "none" else None,
             retractions=self.retractions,
-            queue_s=self.timing.queue_s(now),
-            first_token_s=self.timing.first_token_s(now),
+            queue_s=(timing.admitted_at if timing.admitted_at >= 0 else now) - timing.added_at,
+            first_token_s=(timing.first_token_at if timing.first_token_at >= 0 else now) - timing.added_at,
             http_worker_ipc=self.source.http_worker_ipc,
             grammar=guide.info() if guide is not None and (finish is not None or start == 0) else None,
             healed=self.skip if start == 0 else 0,

@@ -17,7 +17,7 @@ from typing import Any
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import TUNABLE, SchedulerConfig
 from runtime.grammar.reasoner import Reasoning
-from runtime.plan import Row, RowResult, Sample, StepPlan, StepResult, TokenMask
+from runtime.plan import Row, RowResult, StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
@@ -381,7 +381,7 @@ class Scheduler:
         assert lease is not None
         lease.settle()
         request.computed += len(row.tokens)
-        void = self.guided.settle(request)
+        void = request.guide is not None and self.guided.settle(request)
         if row.scores and request.logprobs is not None:
             request.logprobs.score(
                 request.prompt_len, result.scores, result.score_tops, result.score_token_ids
@@ -393,21 +393,22 @@ class Scheduler:
         if row.sample and not void:
             if request.timing.first_token_at < 0:
                 self._stage.prompt_done(request, now)
-            reason = request.ending or self._accept(request, result.samples[0])
+            sample = result.samples[0]
+            if not 0 <= sample.token < len(self._vocabulary):
+                size = len(self._vocabulary)
+                raise InternalFault(
+                    f"token {sample.token} is not in the vocabulary of {size}", where="sampler"
+                )
+            reason = request.ending
+            if reason is None:
+                free = request.guide is None and request.heal is None
+                reason = request.accept(sample) if free else self.guided.accept(request, sample)
             if reason is not None:
                 request.end(reason)
         if request.ending is not None and request.ready:
             self._finish(request)
         elif request.stream:
             self._outbox.add(request, None)
-
-    def _accept(self, request: Request, sample: Sample) -> FinishReason | None:
-        if not 0 <= sample.token < len(self._vocabulary):
-            size = len(self._vocabulary)
-            raise InternalFault(f"token {sample.token} is not in the vocabulary of {size}", where="sampler")
-        if request.guide is None and request.heal is None:
-            return request.accept(sample)
-        return self.guided.accept(request, sample)
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
