@@ -1,0 +1,126 @@
+"""What a tool-call format is: how it is found in a text, read, and written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import Call, StructureInfo, Tool, ToolCallItem
+from runtime.formats.tools.values import text_of
+
+
+class CallSink:
+    """Where a format's parser puts the calls of one reply.
+
+    incremental: the pieces of a call are given out as they come, which is for text that a constraint shapes;
+    else a call is given out when it is whole, and what turns out to be none becomes content.
+    """
+
+    def __init__(self, reader: Reader, tools: Mapping[str, Tool], incremental: bool, forward: bool) -> None:
+        self.items: list[ToolCallItem] = []
+        self.count = 0
+        self._reader, self._tools = reader, tools
+        self._incremental, self._forward = incremental, forward
+        self._index = 0
+        self._held: list[str] = []
+
+    def tool(self, name: str) -> Tool:
+        """The tool of this name. Raises Malformed where there is none."""
+        tool = self._tools.get(name)
+        if tool is None:
+            if not self._forward:
+                raise Malformed(f"there is no tool {name[:80]!r}")
+            return Tool(name)
+        return tool
+
+    def knows(self, name: str) -> bool:
+        return name in self._tools
+
+    @property
+    def tools(self) -> Mapping[str, Tool]:
+        return self._tools
+
+    def begin(self, name: str) -> Tool:
+        """A call of this tool begins. Raises Malformed where there is no such tool."""
+        tool = self.tool(name)
+        self._index = self.count if name in self._tools else -1
+        self._held = []
+        self._name = name
+        if self._incremental:
+            self.count += self._index >= 0
+            self._give(ToolCallItem(self._index, name))
+        return tool
+
+    def arguments(self, piece: str) -> None:
+        """The next piece of its arguments' JSON."""
+        if self._incremental:
+            self._give(ToolCallItem(self._index, None, piece))
+        else:
+            self._held.append(piece)
+
+    def commit(self) -> None:
+        """The call is whole."""
+        if not self._incremental:
+            self.count += self._index >= 0
+            self._give(ToolCallItem(self._index, self._name))
+            self._give(ToolCallItem(self._index, None, "".join(self._held)))
+        self._reader.taken.clear()
+
+    def whole(self, name: str, arguments: str) -> None:
+        """A whole call; `arguments`: JSON."""
+        self.begin(name)
+        self.arguments(arguments)
+        self.commit()
+
+    def _give(self, item: ToolCallItem) -> None:
+        self._reader.taken.clear()
+        last = self.items[-1] if self.items else None
+        if (
+            last is not None
+            and item.name is None
+            and last.name is None
+            and last.tool_index == item.tool_index
+        ):
+            last.parameters += item.parameters
+        else:
+            self.items.append(item)
+
+
+class BaseFormatDetector(ABC):
+    """A format. keys: the names it is chosen by. One object serves all replies: it holds no state.
+
+    To add one: a subclass, or an object of one of the shapes (json_calls, named_calls, tagged, pythonic), in
+    a file of `formats`, and a line in `table`; a package of its own has an entry point in the group
+    `sglang_dsl.tool-call.format`.
+    """
+
+    keys: ClassVar[tuple[str, ...]] = ()
+
+    triggers: tuple[str, ...]
+    """Texts at which a call, or what stands around calls, begins."""
+
+    @abstractmethod
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        """Behind a trigger, which was consumed: all calls up to where content goes on. Raises Malformed where
+        there is none; what was taken since the last whole call is content then."""
+
+    @abstractmethod
+    def render(self, calls: Sequence[Call]) -> str:
+        """As the model writes them."""
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        """Around the JSON arguments of a call of one tool; None: they are not written as JSON."""
+        return None
+
+    def has_tool_call(self, text: str) -> bool:
+        return any(trigger in text for trigger in self.triggers)
+
+    def ends_in_special(self) -> bool:
+        """Whether its marks are special tokens, which must not be left out of the text."""
+        return True
+
+
+def arguments_text(arguments: Mapping[str, Any]) -> str:
+    return text_of(dict(arguments))

@@ -1,0 +1,68 @@
+"""DeepSeek V3, V3.1 and V3.2."""
+
+from __future__ import annotations
+
+import json
+
+from runtime.formats.tools.named_calls import LONGEST_NAME, NamedCalls
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.schema import plain, property_of, typed
+from runtime.formats.tools.tagged import TaggedCalls
+from runtime.formats.tools.types import Call, Tool
+from runtime.formats.tools.values import text_of
+
+_CALLS = {"begin": "<｜tool▁calls▁begin｜>", "end": "<｜tool▁calls▁end｜>"}
+_CALL = {"opener": "<｜tool▁call▁begin｜>", "closer": "<｜tool▁call▁end｜>"}
+_SEP = "<｜tool▁sep｜>"
+
+V3 = NamedCalls(
+    **_CALLS, **_CALL, before=f"function{_SEP}", after="\n```json\n", behind="\n```", separator="\n"
+)
+V3_1 = NamedCalls(**_CALLS, **_CALL, after=_SEP)
+
+
+class _V32(TaggedCalls):
+    """Each argument says whether it is a text."""
+
+    def argument(self, reader: Reader, tool: Tool) -> Reading[tuple[str, str]]:
+        key = yield from reader.until(('"',), LONGEST_NAME)
+        reader.take(1)
+        attributes = yield from reader.until((">",), LONGEST_NAME)
+        reader.take(1)
+        text = yield from self._value(reader, tool)
+        if 'string="true"' in attributes:
+            return key, text_of(text)
+        if 'string="false"' not in attributes:
+            return key, typed(text, property_of(tool, key))
+        try:
+            return key, text_of(json.loads(text, parse_constant=_refused))
+        except (ValueError, RecursionError):
+            return key, text_of(text)
+
+    def written(self, call: Call) -> str:
+        parts = [f"{self.opener}{call.name}{self.name_end}"]
+        for key, found in call.arguments.items():
+            flag = "true" if isinstance(found, str) else "false"
+            parts.append(f'{self.key_open}{key}" string="{flag}">{plain(found)}{self.value_end}')
+        return "\n".join([*parts, self.closer])
+
+
+def _refused(name: str) -> None:
+    raise ValueError(name)
+
+
+V3_2 = _V32(
+    begin="<｜DSML｜function_calls>\n",
+    end="\n</｜DSML｜function_calls>",
+    block=True,
+    opener='<｜DSML｜invoke name="',
+    name_end='">',
+    closer="</｜DSML｜invoke>",
+    key_open='<｜DSML｜parameter name="',
+    key_end='">',
+    value_end="</｜DSML｜parameter>",
+    gap="\n",
+    empty='"/>',
+)
+
+__all__ = ["V3", "V3_1", "V3_2", "Malformed"]

@@ -1,0 +1,59 @@
+"""gpt-oss: the channels of harmony. Calls go to a recipient; reasoning (analysis) is left out here, the final
+channel is content.
+
+Source: https://cookbook.openai.com/articles/openai-harmony
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.named_calls import LONGEST_NAME, arguments
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import Call
+from runtime.formats.tools.values import JSON
+
+_STARTS = ("<|start|>", "<|channel|>")
+_ENDS = ("<|end|>", "<|return|>", "<|call|>")
+_MESSAGE = "<|message|>"
+_RECIPIENT = re.compile(r"to=([\w.\-]+)")
+
+
+class Harmony(BaseFormatDetector):
+    triggers = (*_STARTS, *_ENDS)
+
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        if trigger in _STARTS:
+            header = trigger + (yield from reader.until((_MESSAGE,), LONGEST_NAME))
+            reader.take(len(_MESSAGE))
+            recipient = _RECIPIENT.search(header)
+            if recipient is not None:
+                calls.begin(recipient[1].rpartition(".")[2])
+                yield from arguments(reader, JSON, calls.arguments)
+                calls.commit()
+                if (yield from reader.follows(_ENDS)):
+                    yield from reader.follows(("commentary",))
+            elif "analysis" in header:
+                yield from self._skip(reader)
+        elif trigger == "<|call|>":
+            yield from reader.follows(("commentary",))
+        reader.reset()
+
+    def _skip(self, reader: Reader) -> Reading[None]:
+        """The rest of a message that is left out."""
+        try:
+            yield from reader.until((*_STARTS, *_ENDS))
+        except Malformed:
+            reader.take(reader.left)
+
+    def render(self, calls: Sequence[Call]) -> str:
+        return "".join(
+            f"<|start|>assistant<|channel|>commentary to=functions.{call.name} <|constrain|>json{_MESSAGE}"
+            f"{arguments_text(call.arguments)}<|call|>"
+            for call in calls
+        )
+
+
+GPT_OSS = Harmony()

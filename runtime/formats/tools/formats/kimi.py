@@ -1,0 +1,47 @@
+"""Kimi K2."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from runtime.formats.tools.base import CallSink
+from runtime.formats.tools.named_calls import NamedCalls, arguments
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.schema import property_of
+from runtime.formats.tools.values import JSON
+
+_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::(?P<number>\d+))?")
+
+
+class _Kimi(NamedCalls):
+    def call(self, reader: Reader, name: str, calls: CallSink) -> Reading[None]:
+        found = _ID.fullmatch(name)
+        if found is None:
+            raise Malformed("a call has no name")
+        if not (name.isdigit() and not calls.knows(name)):
+            yield from super().call(reader, found["name"], calls)
+            return
+        # A number alone: the tool whose arguments these are.
+        pieces: list[str] = []
+        yield from arguments(reader, JSON, pieces.append)
+        keys = json.loads("".join(pieces))
+        fits = {
+            tool.name: sum(property_of(tool, key) is not None for key in keys)
+            for tool in calls.tools.values()
+        }
+        best = max(fits, key=lambda one: fits[one], default="")
+        if not best or (keys and not fits[best]):
+            raise Malformed("a call has no name")
+        calls.whole(best, "".join(pieces))
+
+
+KIMI_K2 = _Kimi(
+    begin="<|tool_calls_section_begin|>",
+    end="<|tool_calls_section_end|>",
+    opener="<|tool_call_begin|>",
+    closer="<|tool_call_end|>",
+    prefix="functions.",
+    suffix=":{}",
+    after="<|tool_call_argument_begin|>",
+)

@@ -1,0 +1,161 @@
+"""Formats whose calls are JSON objects with a name and arguments, alone or in a list."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import Call, StructureInfo
+from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
+
+_ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
+_OTHERS = ("id", "type", "tool_call_id", "index", "thought")
+
+
+@dataclass(frozen=True)
+class JsonCalls(BaseFormatDetector):
+    """begin, end: around one call, or around all where `listed` (written as a list). Read either way.
+
+    separator: between calls. aliases: other texts that begin one. closers: other texts that may end one.
+    name, arguments: the keys that are written; all usual ones are read. bare: an object or a list without
+    `begin` is read as well.
+    """
+
+    begin: str
+    end: str = ""
+    separator: str = ""
+    listed: bool = False
+    aliases: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    name: str = "name"
+    arguments: str = "arguments"
+    bare: str = ""
+    dialect: Dialect = JSON
+    forced: bool = True
+
+    @property
+    def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
+        begin = self.begin.strip().removesuffix("[").strip()
+        return tuple(dict.fromkeys(filter(None, (begin, *self.aliases, *self.bare))))
+
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        opener = trigger if trigger and trigger in self.bare else (yield from reader.expect("{", "["))
+        ends = tuple(filter(None, (self.end.strip(), *self.closers)))
+        if opener == "{":
+            yield from call_object(reader, self.dialect, calls)
+            while self.bare and (yield from self._another(reader)):
+                yield from call_object(reader, self.dialect, calls)
+        else:
+            while True:
+                yield from reader.expect("{")
+                yield from call_object(reader, self.dialect, calls)
+                if (yield from reader.follows((",", "]"))) != ",":
+                    break
+            ends = tuple(one.removeprefix("]") for one in ends if one != "]")
+        if ends:
+            yield from reader.follows(ends)
+        reader.reset()
+
+    def _another(self, reader: Reader) -> Reading[bool]:
+        """Whether a separator and another object follow, which are consumed up to behind its brace."""
+        separator = self.separator.strip()
+        width = yield from reader.width_of_blank()
+        if not (yield from reader.starts((separator,), width)):
+            return False
+        after = width + len(separator)
+        after += yield from reader.width_of_blank(after)
+        begin = yield from reader.starts((self.begin.strip(), "{"), after)
+        if not begin:
+            return False
+        reader.take(after + len(begin))
+        if begin != "{":
+            yield from reader.expect("{")
+        return True
+
+    def render(self, calls: Sequence[Call]) -> str:
+        written = [
+            f'{{"{self.name}": {text_of(call.name)}, "{self.arguments}": {arguments_text(call.arguments)}}}'
+            for call in calls
+        ]
+        if self.listed:
+            return f"{self.begin}{', '.join(written)}{self.end}" if calls else ""
+        if self.bare:
+            return f"{self.begin}{self.separator.join(written)}{self.end}" if calls else ""
+        return self.separator.join(f"{self.begin}{one}{self.end}" for one in written)
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        begin = f'{self.begin}{{"{self.name}": {text_of(name)}, "{self.arguments}": '
+        return StructureInfo(begin, f"}}{self.end}", self.begin.strip()) if self.forced else None
+
+
+def call_object(reader: Reader, dialect: Dialect, calls: CallSink) -> Reading[None]:
+    """A call, behind its opening brace. Raises Malformed."""
+    name: str | None = None
+    begun = False
+    held: list[str] | None = None
+    while True:
+        key = yield from _text(reader, dialect)
+        yield from reader.expect(":")
+        if key in _NAMES and name is None:
+            name = yield from _text(reader, dialect)
+            if held is not None:
+                calls.begin(name)
+                calls.arguments("".join(held))
+        elif key in _ARGUMENTS and not begun:
+            begun = True
+            if name is not None:
+                calls.begin(name)
+                yield from _arguments(reader, dialect, calls.arguments)
+            else:
+                held = []
+                yield from _arguments(reader, dialect, held.append)
+        elif key in _OTHERS:
+            yield from value(reader, dialect, lambda _: None)
+        else:
+            raise Malformed(f"{key[:80]!r} is no part of a call")
+        if (yield from reader.expect(",", "}")) == "}":
+            break
+        if dialect.python and (yield from reader.follows(("}",))):
+            break
+    if name is None:
+        raise Malformed("a call has no name")
+    if not begun:
+        calls.begin(name)
+        calls.arguments("{}")
+    calls.commit()
+
+
+def _text(reader: Reader, dialect: Dialect) -> Reading[str]:
+    yield from reader.blank()
+    if not (yield from reader.starts(dialect.quotes)):
+        raise Malformed("a text is missing")
+    pieces: list[str] = []
+    yield from value(reader, dialect, pieces.append)
+    found: str = json.loads("".join(pieces))
+    return found
+
+
+def _arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
+    """An object; null is the empty one; a text is the JSON of one."""
+    yield from reader.blank()
+    if (yield from reader.peek()) == "{":
+        yield from value(reader, dialect, emit)
+        return
+    pieces: list[str] = []
+    yield from value(reader, dialect, pieces.append)
+    found = json.loads("".join(pieces))
+    if isinstance(found, str):
+        try:
+            found = json.loads(found) if found.strip() else None
+        except ValueError as error:
+            raise Malformed("arguments are no JSON") from error
+    if found is not None and not isinstance(found, dict):
+        raise Malformed("arguments are no object")
+    emit(text_of(found or {}))
+
+
+__all__ = ["JsonCalls", "call_object"]

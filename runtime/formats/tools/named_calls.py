@@ -1,0 +1,94 @@
+"""Formats that write a call's name in marks of its own, and its arguments as a JSON object behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import Call, StructureInfo
+from runtime.formats.tools.values import JSON, Dialect, Emit, value
+
+LONGEST_NAME = 256
+
+
+def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
+    """An object. Raises Malformed."""
+    yield from reader.blank()
+    if (yield from reader.peek()) != "{":
+        raise Malformed("arguments are missing")
+    yield from value(reader, dialect, emit)
+
+
+@dataclass(frozen=True)
+class NamedCalls(BaseFormatDetector):
+    """begin, end: around all calls ("": nothing). opener, closer: around one. before: between the opener and
+    the name. after: between the name and its arguments. behind: between them and the closer. separator:
+    between calls; prefix, suffix: around the name, "{}" in the suffix: the call's number.
+    """
+
+    opener: str
+    after: str
+    closer: str = ""
+    begin: str = ""
+    end: str = ""
+    before: str = ""
+    behind: str = ""
+    separator: str = ""
+    prefix: str = ""
+    suffix: str = ""
+    dialect: Dialect = JSON
+
+    @property
+    def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(filter(None, (self.begin.strip(), self.opener.strip())))
+
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        begun = trigger == self.begin.strip()
+        if begun and self.begin != self.opener:
+            yield from reader.expect(self.opener)
+        while True:
+            yield from self.one(reader, calls)
+            if not (yield from self.next_one(reader)):
+                break
+        reader.reset()
+
+    def next_one(self, reader: Reader) -> Reading[bool]:
+        """Whether another call follows, whose opener is consumed; the end of all calls is consumed, too."""
+        found = yield from reader.follows(tuple(filter(None, (self.opener, self.end.strip()))))
+        return found == self.opener
+
+    def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
+        """A call, behind its opener."""
+        if self.before:
+            yield from reader.expect(self.before)
+        after = self.after.strip()
+        name = (yield from reader.until((after or "{",), LONGEST_NAME)).strip()
+        if after:
+            yield from reader.expect(after)
+        yield from self.call(reader, name, calls)
+        for mark in (self.behind, self.closer):
+            if mark.strip():
+                yield from reader.follows((mark.strip(),))
+
+    def call(self, reader: Reader, name: str, calls: CallSink) -> Reading[None]:
+        """The call of what stands in the name's place, behind which its arguments begin."""
+        calls.begin(name)
+        yield from arguments(reader, self.dialect, calls.arguments)
+        calls.commit()
+
+    def written(self, number: int, call: Call) -> str:
+        name = f"{self.prefix}{call.name}{self.suffix.format(number)}"
+        arguments = arguments_text(call.arguments)
+        return f"{self.opener}{self.before}{name}{self.after}{arguments}{self.behind}{self.closer}"
+
+    def render(self, calls: Sequence[Call]) -> str:
+        if not calls:
+            return ""
+        written = self.separator.join(self.written(number, call) for number, call in enumerate(calls))
+        return f"{self.begin}{written}{self.end}"
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        before, after = self.written(0, Call(name, {})).rsplit("{}", 1)
+        return StructureInfo(self.begin + before, after + self.end, (self.begin or self.opener).strip())

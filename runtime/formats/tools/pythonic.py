@@ -1,0 +1,124 @@
+"""Formats whose calls are written as in Python: f(a=1, b="x"). Literals only, by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import Call
+from runtime.formats.tools.values import PYTHON, text_of, value
+
+_NAME = re.compile(r"[\w.\-]*")
+
+
+@dataclass(frozen=True)
+class PythonicCalls(BaseFormatDetector):
+    """begin, end: around all calls. listed: in a list; else each stands on a line. aliases: other texts that
+    begin one, closers: that end one. within: what may stand between begin and the calls, and around their
+    end. fallback: another format's calls may stand there instead."""
+
+    begin: str
+    end: str
+    listed: bool = True
+    aliases: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
+    within: tuple[str, str] = ("", "")
+    json: BaseFormatDetector | None = None
+
+    @property
+    def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys((self.begin.strip().removesuffix("[") or "[", *self.aliases)))
+
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        opened = trigger == "["
+        if not opened and self.within[0].strip():
+            yield from reader.follows((self.within[0].strip(),))
+        if not opened:
+            opened = bool((yield from reader.follows(("[",))))
+            if self.listed and not opened and self.json is None:
+                raise Malformed("no list of calls")
+        if self.json is not None and (yield from self._json(reader)):
+            yield from self.json.read(reader, "[" if opened else "", calls)
+        else:
+            yield from self._calls(reader, opened, calls)
+        ends = (self.within[1].strip(), self.end.strip().removeprefix("]"), *self.closers)
+        for _ in range(2):
+            if any(ends):
+                yield from reader.follows(tuple(filter(None, ends)))
+        reader.reset()
+
+    def _json(self, reader: Reader) -> Reading[bool]:
+        blank = yield from reader.width_of_blank()
+        return bool((yield from reader.starts(("{",), blank)))
+
+    def _calls(self, reader: Reader, opened: bool, calls: CallSink) -> Reading[None]:
+        while True:
+            yield from self._call(reader, calls)
+            if not opened:
+                if not (yield from self._another(reader)):
+                    return
+            # Behind the last one comes its bracket, which may follow a comma, or be missing.
+            elif (yield from reader.follows((",", "]"))) != "," or (yield from reader.follows(("]",))):
+                return
+
+    def _another(self, reader: Reader) -> Reading[bool]:
+        """Whether a call follows on the next line."""
+        skip = yield from reader.width_of_blank()
+        while True:
+            found = _NAME.match(reader.text, reader.at + skip)
+            size = found.end() - reader.at if found else skip
+            if size < reader.left or reader.over or size > skip + 256:
+                return size > skip and reader.text[reader.at + size : reader.at + size + 1] == "("
+            yield
+
+    def _call(self, reader: Reader, calls: CallSink) -> Reading[None]:
+        yield from reader.blank()
+        name = yield from reader.run(_NAME)
+        if not name:
+            raise Malformed("a name is missing")
+        yield from reader.expect("(")
+        calls.begin(name)
+        calls.arguments("{")
+        first = True
+        while not (yield from reader.follows((")",))):
+            if not first:
+                yield from reader.expect(",")
+                if (yield from reader.follows((")",))):
+                    break
+            yield from reader.blank()
+            key = yield from reader.run(_NAME)
+            if not key:
+                raise Malformed("an argument has no name")
+            yield from reader.expect("=")
+            calls.arguments(f"{'' if first else ', '}{text_of(key)}: ")
+            yield from value(reader, PYTHON, calls.arguments)
+            first = False
+        calls.arguments("}")
+        calls.commit()
+
+    def render(self, calls: Sequence[Call]) -> str:
+        if not calls:
+            return ""
+        written = (
+            f"{call.name}({', '.join(f'{key}={_literal(found)}' for key, found in call.arguments.items())})"
+            for call in calls
+        )
+        return f"{self.begin}{(', ' if self.listed else chr(10)).join(written)}{self.end}"
+
+
+def _literal(found: Any) -> str:
+    """As Python writes it, texts as JSON does."""
+    match found:
+        case None | bool():
+            return str(found)
+        case str():
+            return text_of(found)
+        case list():
+            return f"[{', '.join(map(_literal, found))}]"
+        case dict():
+            return f"{{{', '.join(f'{text_of(key)}: {_literal(one)}' for key, one in found.items())}}}"
+    return text_of(found)

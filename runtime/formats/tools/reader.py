@@ -1,0 +1,167 @@
+"""Reads a text that comes in pieces of any size.
+
+A format's parser is a generator over a Reader: it yields where it needs more text, and decides only by what
+the text says, never by where a piece ended. So the same text gives the same result however it was cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from functools import lru_cache
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+"""Yields where more text is needed; returns what was read."""
+
+_BLANK = re.compile(r"\s*")
+
+
+class Malformed(Exception):
+    """What stands here is no call of this format."""
+
+
+class Reader:
+    """feed() and end() are called from outside between two steps of the parser; the rest is the parser's.
+
+    `taken`: everything consumed since the last reset, which becomes content if it turns out to be no call.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.over = False
+        self.taken: list[str] = []
+
+    def feed(self, text: str) -> None:
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    def end(self) -> None:
+        self.over = True
+
+    @property
+    def left(self) -> int:
+        """Characters that are here and not yet consumed."""
+        return len(self.text) - self.at
+
+    def take(self, count: int) -> str:
+        """Consume `count` characters that are here."""
+        piece = self.text[self.at : self.at + count]
+        self.at += count
+        self.taken.append(piece)
+        return piece
+
+    def reset(self) -> str:
+        """What was taken, which is forgotten."""
+        text = "".join(self.taken)
+        self.taken.clear()
+        return text
+
+    def more(self) -> Reading[None]:
+        """Wait for text. Raises Malformed where there is no more."""
+        if self.over:
+            raise Malformed("the text ends")
+        yield
+
+    def peek(self) -> Reading[str]:
+        """The next character."""
+        while not self.left:
+            yield from self.more()
+        return self.text[self.at]
+
+    def run(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Consume the longest run that `pattern`, a repetition of one class of characters, matches."""
+        pieces = []
+        while True:
+            found = pattern.match(self.text, self.at)
+            if found is not None and found.end() > self.at:
+                pieces.append(self.take(found.end() - self.at))
+            if self.left or self.over:
+                return "".join(pieces)
+            yield
+
+    def blank(self) -> Reading[str]:
+        """Consume white space."""
+        return (yield from self.run(_BLANK))
+
+    def starts(self, options: Sequence[str], skip: int = 0) -> Reading[str]:
+        """Which of `options` stands `skip` characters on, the longest; "" for none. Consumes nothing."""
+        longest = max(map(len, options), default=0)
+        while True:
+            here = self.text[self.at + skip : self.at + skip + longest]
+            if self.over or not any(len(one) > len(here) and one.startswith(here) for one in options):
+                return max((one for one in options if here.startswith(one)), key=len, default="")
+            yield
+
+    def follows(self, options: Sequence[str]) -> Reading[str]:
+        """Which of `options` comes next behind white space; consumes both. "" for none: nothing is
+        consumed."""
+        blank = yield from self.width_of_blank()
+        found = yield from self.starts(options, blank)
+        if found:
+            self.take(blank + len(found))
+        return found
+
+    def width_of_blank(self, skip: int = 0) -> Reading[int]:
+        """How much white space stands `skip` characters on. Consumes nothing."""
+        width = skip
+        while True:
+            found = _BLANK.match(self.text, self.at + width)
+            width = (found.end() if found else self.at + width) - self.at
+            if self.at + width < len(self.text) or self.over:
+                return width - skip
+            yield
+
+    def expect(self, *options: str) -> Reading[str]:
+        """Consume one of `options`, behind white space. Raises Malformed."""
+        found = yield from self.follows(options)
+        if not found:
+            raise Malformed(f"{options[0]!r} is missing")
+        return found
+
+    def until(self, options: Sequence[str], limit: int | None = None) -> Reading[str]:
+        """Consume up to the first of `options`, which stays. Raises Malformed where none comes, or not within
+        `limit` characters."""
+        pieces, size = [], 0
+        while True:
+            place = self.find(options)
+            count = self.left - self.held(options) if place is None else place
+            if limit is not None and size + count > limit:
+                self.take(limit - size)
+                raise Malformed(f"no {options[0]!r} within {limit} characters")
+            pieces.append(self.take(count))
+            size += count
+            if place is not None:
+                return "".join(pieces)
+            yield from self.more()
+
+    def held(self, options: Sequence[str]) -> int:
+        """How many of the last characters that are here may begin one of `options`."""
+        return held_back(self.text, self.at, options)
+
+    def find(self, options: Sequence[str]) -> int | None:
+        """How far away the first of `options` is. None: there is none, or it may begin where the text that is
+        here ends."""
+        found = _any_of(tuple(options)).search(self.text, self.at)
+        if found is None:
+            return None
+        place = found.start() - self.at
+        # Another one may begin before it, of which only the beginning is here.
+        return None if not self.over and self.left - self.held(options) < place else place
+
+
+@lru_cache(maxsize=256)
+def _any_of(options: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, options)))
+
+
+def held_back(text: str, start: int, options: Sequence[str]) -> int:
+    """How many of the last characters of text[start:] may begin one of `options`."""
+    longest = max(map(len, options), default=0)
+    for size in range(min(longest - 1, len(text) - start), 0, -1):
+        tail = text[len(text) - size :]
+        if any(len(one) > size and one.startswith(tail) for one in options):
+            return size
+    return 0

@@ -1,0 +1,84 @@
+"""Takes a reply apart as it comes: content, and tool calls.
+
+Content goes out at once, but for what may be the beginning of a call. White space before a call, and between
+two of them, belongs to neither. What turns out to be no call is content, from its first character on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.types import StreamingParseResult, Tool
+
+
+class Splitter:
+    """One reply. feed() and at last end(): whatever the pieces, they add up to the same content and calls."""
+
+    def __init__(
+        self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
+    ) -> None:
+        self._format, self._reader = detector, Reader()
+        self._calls = CallSink(self._reader, tools, incremental, forward)
+        self._content: list[str] = []
+        self._blank: list[str] = []  # white space that belongs to what follows, if that is content
+        self._steps = self._run()
+        self._done = False
+
+    def feed(self, text: str) -> StreamingParseResult:
+        self._reader.feed(text)
+        return self._step()
+
+    def end(self) -> StreamingParseResult:
+        self._reader.end()
+        return self._step()
+
+    def _step(self) -> StreamingParseResult:
+        if not self._done:
+            self._done = next(self._steps, self) is self
+        result = StreamingParseResult("".join(self._content), self._calls.items)
+        self._content, self._calls.items = [], []
+        return result
+
+    def _run(self) -> Reading[None]:
+        reader = self._reader
+        while True:
+            trigger = yield from self._find()
+            if not trigger:
+                return
+            reader.reset()
+            reader.take(len(trigger))
+            before = self._calls.count
+            try:
+                yield from self._format.read(reader, trigger, self._calls)
+            except Malformed:
+                if self._calls.count != before:
+                    self._blank.clear()
+                self._say(reader.reset())
+            else:
+                self._blank.clear()
+
+    def _find(self) -> Reading[str]:
+        """Content, up to a trigger, which is not consumed; "" at the end of the text."""
+        reader, triggers = self._reader, self._format.triggers
+        while True:
+            place = reader.find(triggers)
+            self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
+            reader.reset()
+            if place is not None:
+                return (yield from reader.starts(triggers))
+            if reader.over:
+                self._say(reader.take(reader.left))
+                if not self._calls.count:
+                    self._content += self._blank
+                return ""
+            yield
+
+    def _say(self, text: str) -> None:
+        said = text.rstrip()
+        if said:
+            self._content += [*self._blank, said]
+            self._blank.clear()
+        if len(said) < len(text):
+            self._blank.append(text[len(said) :])

@@ -1,0 +1,183 @@
+"""Formats that write each argument as plain text between tags."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
+from runtime.formats.tools.named_calls import LONGEST_NAME
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.schema import plain, property_of, typed
+from runtime.formats.tools.types import Call, StructureInfo, Tool
+from runtime.formats.tools.values import JSON, text_of, value
+
+
+def _given(*marks: str) -> tuple[str, ...]:
+    return tuple(filter(None, marks))
+
+
+@dataclass(frozen=True)
+class TaggedCalls(BaseFormatDetector):
+    """begin, end: around one call, or around all where `block`. opener, name_end, closer: around one call:
+    opener NAME name_end ARGUMENTS closer. key_open, key_end, value_end: around one argument: key_open KEY
+    key_end VALUE value_end. gap: between all of these, as it is written; any white space is read.
+    padding: what stands around a value, and is no part of it. separator: between calls.
+    entities: values are escaped as in HTML. call, tail: before the opener and behind the closer. name_ends:
+    other texts that end a name. empty: ends a call without arguments, in the place of name_end.
+    filler: what some models write in the place of white space.
+    """
+
+    opener: str
+    name_end: str
+    closer: str
+    key_open: str
+    key_end: str
+    value_end: str
+    begin: str = ""
+    end: str = ""
+    block: bool = False
+    gap: str = ""
+    padding: str = ""
+    separator: str = "\n"
+    entities: bool = False
+    call: str = ""
+    tail: str = ""
+    name_ends: tuple[str, ...] = ()
+    empty: str = ""
+    filler: str = ""
+
+    @property
+    def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(filter(None, (self.begin.strip(), self.call, self.opener))))
+
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        if trigger != self.opener:
+            if trigger != self.call and self.call:
+                yield from reader.follows((self.call,))
+            yield from reader.expect(self.opener)
+        while True:
+            yield from self.one(reader, calls)
+            found = yield from reader.follows(_given(self.call, self.opener, self.end.strip()))
+            if not found or found == self.end.strip() or found == self.begin.strip():
+                break
+            if found == self.call:
+                yield from reader.expect(self.opener)
+        reader.reset()
+
+    def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
+        """A call, behind its opener."""
+        ends = _given(self.name_end, *self.name_ends, self.empty, self.key_open, self.closer)
+        name = (yield from reader.until(ends, LONGEST_NAME)).strip()
+        end = yield from reader.starts(ends)
+        closed = end in (self.closer, self.empty)
+        if end != self.key_open:
+            reader.take(len(end))
+        tool = calls.begin(name.strip("\"'"))
+        if not closed:
+            yield from reader.blank()
+            if (yield from reader.starts(("{",))):
+                yield from value(reader, JSON, calls.arguments)
+                yield from reader.expect(self.closer)
+                calls.commit()
+                return
+        calls.arguments("{")
+        first = True
+        ends = _given(self.key_open, self.closer, self.end.strip())
+        while not closed:
+            yield from self._filled(reader)
+            if (yield from reader.expect(*ends)) != self.key_open:
+                break
+            key, text = yield from self.argument(reader, tool)
+            calls.arguments(f"{'' if first else ', '}{text_of(key)}: {text}")
+            first = False
+        calls.arguments("}")
+        calls.commit()
+        if self.tail:
+            yield from reader.follows((self.tail,))
+
+    def _filled(self, reader: Reader) -> Reading[None]:
+        if self.filler:
+            yield from reader.follows((self.filler,))
+
+    def argument(self, reader: Reader, tool: Tool) -> Reading[tuple[str, str]]:
+        """An argument's name and its JSON, behind key_open."""
+        first, _, second = self.key_end.partition("\n")
+        key = (yield from reader.until((first,), LONGEST_NAME)).strip()
+        yield from reader.expect(first)
+        if second:
+            yield from self._filled(reader)
+            yield from reader.expect(second)
+        text = self._unpadded((yield from self._value(reader, tool)))
+        if self.entities:
+            text = html.unescape(text)
+        return self.typed(key, text, tool)
+
+    def typed(self, key: str, text: str, tool: Tool) -> tuple[str, str]:
+        return key, typed(text, property_of(tool, key))
+
+    def _unpadded(self, text: str) -> str:
+        if self.padding and text.startswith(self.padding):
+            text = text[len(self.padding) :]
+        return text.removesuffix(self.padding) if self.padding else text
+
+    def _value(self, reader: Reader, tool: Tool) -> Reading[str]:
+        """Up to the tag that ends it: one behind which the call goes on or ends, for a value may hold the
+        same text. That tag may be missing before the call's end, and before another declared argument."""
+        after = _given(self.key_open, self.closer, self.end.strip(), self.filler)
+        pieces: list[str] = []
+        while True:
+            pieces.append((yield from reader.until((self.value_end, self.closer, self.key_open))))
+            found = yield from reader.starts((self.value_end, self.closer, self.key_open))
+            if found == self.value_end:
+                blank = yield from reader.width_of_blank(len(found))
+                if (yield from reader.starts(after, len(found) + blank)):
+                    reader.take(len(found))
+                    return "".join(pieces)
+            elif found == self.closer:
+                if (yield from self._ends_here(reader, len(found))):
+                    return "".join(pieces)
+            elif "".join(pieces[-1:]).endswith("\n") and (yield from self._declared(reader, tool)):
+                return "".join(pieces)
+            pieces.append(reader.take(len(found)))
+
+    def _ends_here(self, reader: Reader, skip: int) -> Reading[bool]:
+        """Whether what stands behind a call's end may stand there."""
+        skip += yield from reader.width_of_blank(skip)
+        if reader.over and reader.left == skip:
+            return True
+        after = _given(self.end.strip(), self.opener, self.begin.strip(), self.tail)
+        return bool((yield from reader.starts(after, skip)))
+
+    def _declared(self, reader: Reader, tool: Tool) -> Reading[bool]:
+        """Whether the argument that seems to begin here is one of the tool's."""
+        end, start = self.key_end.partition("\n")[0], len(self.key_open)
+        while True:
+            key, found, _ = reader.text[reader.at + start : reader.at + start + LONGEST_NAME].partition(end)
+            if found or reader.over or len(key) >= LONGEST_NAME:
+                return bool(found) and property_of(tool, key.strip()) is not None
+            yield
+
+    def render(self, calls: Sequence[Call]) -> str:
+        written = [self.written(call) for call in calls]
+        if self.block:
+            return f"{self.begin}{self.separator.join(written)}{self.end}" if calls else ""
+        return self.separator.join(f"{self.begin}{one}{self.end}" for one in written)
+
+    def written(self, call: Call) -> str:
+        parts = [f"{self.call}{self.opener}{call.name}{self.name_end.rstrip() or self.name_end.strip()}"]
+        for key, found in call.arguments.items():
+            text = plain(found)
+            text = html.escape(text, quote=False) if self.entities else text
+            parts.append(
+                f"{self.key_open}{key}{self.key_end}{self.padding}{text}{self.padding}{self.value_end}"
+            )
+        parts.append(self.closer)
+        return self.gap.join(parts) + self.tail
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        return None
+
+
+__all__ = ["Malformed", "TaggedCalls"]

@@ -1,0 +1,183 @@
+"""Values as models write them, JSON or nearly, read as they come and given out as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from runtime.formats.tools.reader import Malformed, Reader, Reading
+
+Emit = Callable[[str], None]
+
+DEEPEST = 200
+"""Levels of nesting that are read."""
+
+_WORD = re.compile(r"[\w+\-.]*")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_PYTHON_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][+-]?[0-9]+)?")
+_HEX = re.compile(r"[0-9a-fA-F]*")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
+_CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_LONGEST_WORD = 400  # digits of a number, at most
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """quotes: what stands around a string; escaped: whether a backslash means something in one. words: names
+    of constants -> JSON. bare_keys: keys of objects need no quotes. python: numbers, tuples, trailing commas
+    and escapes as Python writes them."""
+
+    quotes: tuple[str, ...] = ('"',)
+    escaped: bool = True
+    words: Mapping[str, str] = field(
+        default_factory=lambda: {"true": "true", "false": "false", "null": "null"}
+    )
+    bare_keys: bool = False
+    python: bool = False
+
+
+JSON = Dialect()
+_BOTH = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+PYTHON = Dialect(quotes=('"', "'", '"""', "'''"), words=_BOTH, python=True)
+
+
+def text_of(value: object) -> str:
+    """As JSON."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _inner(text: str) -> str:
+    """As it stands inside a JSON string."""
+    return text_of(text)[1:-1]
+
+
+def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
+    """One value, given out as JSON in pieces, written as json.dumps writes it. Raises Malformed."""
+    open_brackets: list[str] = []
+    while True:
+        yield from reader.blank()
+        character = yield from reader.peek()
+        if character in "{[" or (character == "(" and dialect.python):
+            reader.take(1)
+            if len(open_brackets) == DEEPEST:
+                raise Malformed("too deeply nested")
+            open_brackets.append(_CLOSERS[character])
+            emit("{" if character == "{" else "[")
+            yield from reader.blank()
+            if (yield from reader.peek()) != open_brackets[-1]:
+                if character == "{":
+                    yield from _key(reader, dialect, emit)
+                continue
+        elif (quote := (yield from reader.starts(dialect.quotes))) != "":
+            yield from _string(reader, dialect, quote, emit)
+        else:
+            emit(_constant((yield from reader.run(_WORD)), dialect))
+        # A value is over; so may be what it stands in.
+        while open_brackets:
+            yield from reader.blank()
+            character = yield from reader.peek()
+            closer = open_brackets[-1]
+            if character == ",":
+                reader.take(1)
+                yield from reader.blank()
+                if not (dialect.python and (yield from reader.peek()) == closer):
+                    emit(", ")
+                    if closer == "}":
+                        yield from _key(reader, dialect, emit)
+                    break
+            elif character != closer:
+                raise Malformed(f"{character!r} instead of {closer!r}")
+            else:
+                reader.take(1)
+                open_brackets.pop()
+                emit("}" if closer == "}" else "]")
+        else:
+            return
+
+
+def _key(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
+    yield from reader.blank()
+    quote = yield from reader.starts(dialect.quotes)
+    if quote:
+        yield from _string(reader, dialect, quote, emit)
+    elif dialect.bare_keys:
+        emit(text_of((yield from reader.until(":,{}[]", limit=_LONGEST_WORD)).strip()))
+    else:
+        raise Malformed("a key is missing")
+    yield from reader.expect(":")
+    emit(": ")
+
+
+def _constant(word: str, dialect: Dialect) -> str:
+    if word in dialect.words:
+        return dialect.words[word]
+    if len(word) > _LONGEST_WORD:
+        raise Malformed("a long number")
+    if _JSON_NUMBER.fullmatch(word):
+        return word
+    if dialect.python and re.search("[0-9]", word) and _PYTHON_NUMBER.fullmatch(word):
+        plain = word.replace("_", "").lstrip("+")
+        return text_of(float(plain)) if re.search("[.eE]", plain) else text_of(int(plain))
+    raise Malformed(f"{word[:20]!r} is no value")
+
+
+def _string(reader: Reader, dialect: Dialect, quote: str, emit: Emit) -> Reading[None]:
+    reader.take(len(quote))
+    emit('"')
+    plain = re.compile(rf"[^{re.escape(quote[0])}{re.escape(chr(92)) if dialect.escaped else ''}]+")
+    while True:
+        run = yield from _some(reader, plain)
+        if run:
+            emit(_inner(run))
+        elif (yield from reader.starts((quote,))):
+            reader.take(len(quote))
+            emit('"')
+            return
+        elif (yield from reader.peek()) == "\\" and dialect.escaped:
+            reader.take(1)
+            emit(_inner((yield from _escape(reader, dialect))))
+        else:
+            emit(_inner(reader.take(1)))
+
+
+def _some(reader: Reader, pattern: re.Pattern[str]) -> Reading[str]:
+    """What is here of a run; "" where something else stands here."""
+    yield from reader.peek()
+    found = pattern.match(reader.text, reader.at)
+    return reader.take(found.end() - reader.at) if found else ""
+
+
+def _escape(reader: Reader, dialect: Dialect) -> Reading[str]:
+    """What the escape behind a backslash means."""
+    yield from reader.peek()
+    kind = reader.take(1)
+    if kind in _ESCAPES:
+        return _ESCAPES[kind]
+    if kind == "u" or (dialect.python and kind in "xU"):
+        size = {"u": 4, "x": 2, "U": 8}[kind]
+        code = yield from _hex(reader, size)
+        if 0xD800 <= code < 0xDC00 and (yield from reader.starts(("\\u",))):
+            reader.take(2)
+            low = yield from _hex(reader, 4)
+            if not 0xDC00 <= low < 0xE000:
+                raise Malformed("half a character")
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+        if 0xD800 <= code < 0xE000 or code > 0x10FFFF:
+            raise Malformed("half a character")
+        return chr(code)
+    if dialect.python:
+        return {"'": "'", "\n": "", "a": "\a", "v": "\v", "0": "\0"}.get(kind, "\\" + kind)
+    if kind == "'":
+        return kind
+    raise Malformed(f"\\{kind} is no escape")
+
+
+def _hex(reader: Reader, size: int) -> Reading[int]:
+    while reader.left < size:
+        yield from reader.more()
+    digits = reader.take(size)
+    if not _HEX.fullmatch(digits):
+        raise Malformed(f"{digits!r} is no number of a character")
+    return int(digits, 16)
