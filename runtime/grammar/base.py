@@ -107,6 +107,10 @@ class Matcher(ABC):
     def forced_bytes(self) -> bytes:
         """The longest unique byte path from here, b"" when there is a choice (stopping counts as one)."""
 
+    def likely_bytes(self) -> bytes:
+        """Where there is a choice, what is likely to lead to an end: a search for a completion tries it."""
+        return b""
+
     def next_bytes(self) -> frozenset[int]:
         """The bytes that allowed text may go on with: the first ones of the texts of the ids in mask()."""
         if self.vocabulary is not None:

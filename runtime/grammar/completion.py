@@ -73,6 +73,7 @@ class Walker(Protocol):
     def advance(self, token: int) -> bool: ...
     def mask(self) -> TokenMask: ...
     def forced_bytes(self) -> bytes: ...
+    def likely_bytes(self) -> bytes: ...
     def may_stop(self) -> bool: ...
     def copy(self: Self) -> Self: ...
 
@@ -315,7 +316,13 @@ class _Search:
         self._kept[here] = walker
         if len(self._kept) > _COPIES:
             del self._kept[next(iter(self._kept))]
-        for cost, token in enumerate(self._ordered(place, choices)):
+        likely = self._spelling.pieces(walker.likely_bytes())
+        if likely:
+            # Several ids: they are followed from the start.
+            self._tickets += 1
+            way_on = _Way(way.cost, -len(ids) - 1, self._tickets, -1, (*ids, *likely), place)
+            heapq.heappush(self._ways, way_on)
+        for cost, token in enumerate(self._ordered(place, choices), 1 if likely else 0):
             if cost == 0:
                 self._tried[place, token] += 1
             self._tickets += 1

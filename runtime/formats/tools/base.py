@@ -114,12 +114,29 @@ class BaseFormatDetector(ABC):
         """Around the JSON arguments of a call of one tool; None: they are not written as JSON."""
         return None
 
+    around: tuple[str, str, str] = ("", "", "")
+    """Begin of all calls, separator, end of all calls, as structural tags write them."""
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The structural tag ({"type": "tag", ...}) of one call; None where structural tags cannot say it.
+        schema: of the arguments, where they are written as JSON; else the tool's own decides."""
+        info = self.structure_info(tool.name)
+        if info is None:
+            return None
+        return {
+            "type": "tag",
+            "begin": info.begin,
+            "content": {"type": "json_schema", "json_schema": schema},
+            "end": info.end,
+        }
+
+    def auto_trigger(self) -> str | None:
+        """The text after which a call must follow, in a reply that need not call; None where content may
+        hold it, too."""
+        return self.triggers[0]
+
     def has_tool_call(self, text: str) -> bool:
         return any(trigger in text for trigger in self.triggers)
-
-    def ends_in_special(self) -> bool:
-        """Whether its marks are special tokens, which must not be left out of the text."""
-        return True
 
 
 def arguments_text(arguments: Mapping[str, Any]) -> str:

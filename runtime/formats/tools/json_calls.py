@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call, StructureInfo
+from runtime.formats.tools.types import Call, StructureInfo, Tool
 from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -22,7 +23,7 @@ class JsonCalls(BaseFormatDetector):
 
     separator: between calls. aliases: other texts that begin one. closers: other texts that may end one.
     name, arguments: the keys that are written; all usual ones are read. bare: an object or a list without
-    `begin` is read as well.
+    `begin` is read as well. others: what else an object says is passed over; else it is no call.
     """
 
     begin: str
@@ -35,7 +36,7 @@ class JsonCalls(BaseFormatDetector):
     arguments: str = "arguments"
     bare: str = ""
     dialect: Dialect = JSON
-    forced: bool = True
+    others: bool = False
 
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -46,13 +47,13 @@ class JsonCalls(BaseFormatDetector):
         opener = trigger if trigger and trigger in self.bare else (yield from reader.expect("{", "["))
         ends = tuple(filter(None, (self.end.strip(), *self.closers)))
         if opener == "{":
-            yield from call_object(reader, self.dialect, calls)
+            yield from call_object(reader, self.dialect, calls, self.others)
             while self.bare and (yield from self._another(reader)):
-                yield from call_object(reader, self.dialect, calls)
+                yield from call_object(reader, self.dialect, calls, self.others)
         else:
             while True:
                 yield from reader.expect("{")
-                yield from call_object(reader, self.dialect, calls)
+                yield from call_object(reader, self.dialect, calls, self.others)
                 if (yield from reader.follows((",", "]"))) != ",":
                     break
             ends = tuple(one.removeprefix("]") for one in ends if one != "]")
@@ -87,12 +88,29 @@ class JsonCalls(BaseFormatDetector):
             return f"{self.begin}{self.separator.join(written)}{self.end}" if calls else ""
         return self.separator.join(f"{self.begin}{one}{self.end}" for one in written)
 
+    @property
+    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
+        if self.listed:
+            return self.begin, ", ", self.end
+        return (self.begin, self.separator, self.end) if self.bare else ("", self.separator, "")
+
+    def auto_trigger(self) -> str | None:
+        trigger = self.triggers[0]
+        return None if trigger in self.bare else trigger
+
     def structure_info(self, name: str) -> StructureInfo | None:
-        begin = f'{self.begin}{{"{self.name}": {text_of(name)}, "{self.arguments}": '
-        return StructureInfo(begin, f"}}{self.end}", self.begin.strip()) if self.forced else None
+        head = f'{{"{self.name}": {text_of(name)}, "{self.arguments}": '
+        return StructureInfo(self.begin + head, f"}}{self.end}", self.triggers[0])
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        tag = super().call_tag(tool, schema)
+        if tag is not None and (self.listed or self.bare):  # the marks stand around all calls
+            tag["begin"] = tag["begin"].removeprefix(self.begin)
+            tag["end"] = "}"
+        return tag
 
 
-def call_object(reader: Reader, dialect: Dialect, calls: CallSink) -> Reading[None]:
+def call_object(reader: Reader, dialect: Dialect, calls: CallSink, others: bool = False) -> Reading[None]:
     """A call, behind its opening brace. Raises Malformed."""
     name: str | None = None
     begun = False
@@ -113,7 +131,7 @@ def call_object(reader: Reader, dialect: Dialect, calls: CallSink) -> Reading[No
             else:
                 held = []
                 yield from _arguments(reader, dialect, held.append)
-        elif key in _OTHERS:
+        elif others or key in _OTHERS:
             yield from value(reader, dialect, lambda _: None)
         else:
             raise Malformed(f"{key[:80]!r} is no part of a call")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call, StructureInfo
+from runtime.formats.tools.types import Call, StructureInfo, Tool
 from runtime.formats.tools.values import JSON, Dialect, Emit, value
 
 LONGEST_NAME = 256
@@ -89,6 +90,17 @@ class NamedCalls(BaseFormatDetector):
         written = self.separator.join(self.written(number, call) for number, call in enumerate(calls))
         return f"{self.begin}{written}{self.end}"
 
+    @property
+    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return self.begin, self.separator, self.end
+
     def structure_info(self, name: str) -> StructureInfo | None:
         before, after = self.written(0, Call(name, {})).rsplit("{}", 1)
         return StructureInfo(self.begin + before, after + self.end, (self.begin or self.opener).strip())
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        tag = super().call_tag(tool, schema)
+        if tag is not None:
+            tag["begin"] = tag["begin"].removeprefix(self.begin)
+            tag["end"] = tag["end"].removesuffix(self.end) if self.end else tag["end"]
+        return tag

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call
+from runtime.formats.tools.schema import is_plain, with_definitions
+from runtime.formats.tools.types import Call, Tool
 from runtime.formats.tools.values import PYTHON, text_of, value
 
 _NAME = re.compile(r"[\w.\-]*")
+_MOST_OPTIONAL = 40
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,50 @@ class PythonicCalls(BaseFormatDetector):
             for call in calls
         )
         return f"{self.begin}{(', ' if self.listed else chr(10)).join(written)}{self.end}"
+
+    @property
+    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return self.begin, ", " if self.listed else "\n", self.end
+
+    def auto_trigger(self) -> str | None:
+        return None if self.triggers[0] == "[" else self.triggers[0]
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not is_plain(tool.parameters):
+            return None
+        schema = tool.parameters
+        required = [key for key in schema.get("properties", {}) if key in schema.get("required", ())]
+        optional = [key for key in schema.get("properties", {}) if key not in required]
+        if len(optional) > _MOST_OPTIONAL:
+            return None
+
+        def argument(key: str, comma: bool) -> dict[str, Any]:
+            inner = {
+                "type": "json_schema",
+                "json_schema": with_definitions(schema["properties"][key], schema),
+            }
+            return _sequence({"type": "const_string", "value": f"{', ' * comma}{key}="}, inner)
+
+        def others(left: list[str]) -> list[dict[str, Any]]:
+            return [{"type": "optional", "content": argument(key, True)} for key in left]
+
+        end = {"type": "const_string", "value": ")"}
+        if required:
+            content = [*(argument(key, at > 0) for at, key in enumerate(required)), *others(optional), end]
+        elif optional:
+            # Which comes first decides where commas stand.
+            firsts = [
+                _sequence(argument(key, False), *others(optional[at + 1 :]))
+                for at, key in enumerate(optional)
+            ]
+            content = [{"type": "optional", "content": {"type": "or", "elements": firsts}}, end]
+        else:
+            content = [end]
+        return {"type": "tag", "begin": f"{tool.name}(", "content": _sequence(*content), "end": ""}
+
+
+def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "sequence", "elements": list(elements)}
 
 
 def _literal(found: Any) -> str:

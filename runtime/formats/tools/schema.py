@@ -102,6 +102,17 @@ def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
     return schema
 
 
+def is_plain(schema: Mapping[str, Any]) -> bool:
+    """Whether it says what arguments there are by `properties` alone."""
+    return not any(word in schema for word in ("$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"))
+
+
+def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A part of `root` as a schema by itself: with the definitions it may refer to."""
+    found = {word: root[word] for word in ("$defs", "definitions") if word in root}
+    return {**schema, **found} if found and isinstance(schema, Mapping) else schema
+
+
 def typed(text: str, schema: Any) -> str:
     """The JSON of an argument written as plain text. What does not fit its type stays a text."""
     kinds = types_of(schema)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.named_calls import LONGEST_NAME
-from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.schema import plain, property_of, typed
-from runtime.formats.tools.types import Call, StructureInfo, Tool
+from runtime.formats.tools.reader import Reader, Reading
+from runtime.formats.tools.schema import is_plain, plain, property_of, typed, types_of, with_definitions
+from runtime.formats.tools.types import Call, Tool
 from runtime.formats.tools.values import JSON, text_of, value
 
 
@@ -168,16 +169,46 @@ class TaggedCalls(BaseFormatDetector):
     def written(self, call: Call) -> str:
         parts = [f"{self.call}{self.opener}{call.name}{self.name_end.rstrip() or self.name_end.strip()}"]
         for key, found in call.arguments.items():
-            text = plain(found)
-            text = html.escape(text, quote=False) if self.entities else text
-            parts.append(
-                f"{self.key_open}{key}{self.key_end}{self.padding}{text}{self.padding}{self.value_end}"
-            )
+            before = f"{self.opened(key, isinstance(found, str))}{self.padding}"
+            parts.append(f"{before}{self.shown(plain(found))}{self.padding}{self.value_end}")
         parts.append(self.closer)
         return self.gap.join(parts) + self.tail
 
-    def structure_info(self, name: str) -> StructureInfo | None:
-        return None
+    @property
+    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return (self.begin, self.separator, self.end) if self.block else ("", self.separator, "")
 
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        if not is_plain(tool.parameters):
+            return None
+        schema = tool.parameters
+        before, after = ("", "") if self.block else (self.begin, self.end)
+        begin, end = self.written(Call(tool.name, {})).rsplit(self.gap + self.closer, 1)
+        arguments = [
+            tag if key in schema.get("required", ()) else {"type": "optional", "content": tag}
+            for key, inner in schema.get("properties", {}).items()
+            for tag in [self.argument_tag(key, inner, schema)]
+        ]
+        closer = {"type": "const_string", "value": self.gap + self.closer + end}
+        content = {"type": "sequence", "elements": [*arguments, closer]}
+        return {"type": "tag", "begin": before + begin, "content": content, "end": after}
 
-__all__ = ["Malformed", "TaggedCalls"]
+    def argument_tag(self, key: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+        """One argument: free text up to its end where it is a text, else JSON."""
+        only_text = types_of(schema) == {"string"}
+        begin = f"{self.gap}{self.opened(key, only_text)}{self.padding}"
+        if only_text and isinstance(schema.get("enum"), list):
+            options = [{"type": "const_string", "value": self.shown(one)} for one in schema["enum"]]
+            content: dict[str, Any] = {"type": "or", "elements": options}
+        elif only_text:
+            content = {"type": "any_text"}
+        else:
+            content = {"type": "json_schema", "json_schema": with_definitions(schema, root)}
+        return {"type": "tag", "begin": begin, "content": content, "end": self.padding + self.value_end}
+
+    def opened(self, key: str, only_text: bool) -> str:
+        """What stands before an argument's value."""
+        return f"{self.key_open}{key}{self.key_end}"
+
+    def shown(self, text: str) -> str:
+        return html.escape(text, quote=False) if self.entities else text

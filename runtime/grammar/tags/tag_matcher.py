@@ -12,7 +12,7 @@ import numpy as np
 from runtime.grammar.backtracking import BacktrackingMatcher
 from runtime.grammar.base import Origin
 from runtime.grammar.tags.tag_space import TagSpace
-from runtime.grammar.tags.tagged_text import Candidates, InLeaf, Machine, Now, Part, Runs
+from runtime.grammar.tags.tagged_text import Candidates, InLeaf, InLiteral, InText, Machine, Now, Part, Runs
 from runtime.plan import TokenMask
 from runtime.protocol.errors import BadConstraint
 
@@ -120,6 +120,20 @@ class TagMatcher(BacktrackingMatcher[_State]):
 
     def forced_bytes(self) -> bytes:
         return b"" if self._stopped or self._forbidden else self._machine.forced(self._now, _FORCED)
+
+    def likely_bytes(self) -> bytes:
+        """The rest of the word, or the end of the free text, behind which least is to come."""
+        found: dict[int, bytes] = {}
+        for thread in () if self._stopped else self._now.threads:
+            left, rest = 0, thread.rest
+            while rest is not None:
+                left, rest = left + 1, rest.after
+            match thread:
+                case InText(text=text) if text.exits and not text.may_end:
+                    found[left] = text.exits[0].data
+                case InLiteral(data=data, at=at):
+                    found[left] = data[at:]
+        return found[min(found)] if found else b""
 
     def may_stop(self) -> bool:
         return self._stopped or self._now.whole

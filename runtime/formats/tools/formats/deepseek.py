@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from runtime.formats.tools.named_calls import LONGEST_NAME, NamedCalls
-from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.schema import plain, property_of, typed
+from runtime.formats.tools.reader import Reader, Reading
+from runtime.formats.tools.schema import property_of, typed
 from runtime.formats.tools.tagged import TaggedCalls
-from runtime.formats.tools.types import Call, Tool
+from runtime.formats.tools.types import Tool
 from runtime.formats.tools.values import text_of
 
-_CALLS = {"begin": "<｜tool▁calls▁begin｜>", "end": "<｜tool▁calls▁end｜>"}
-_CALL = {"opener": "<｜tool▁call▁begin｜>", "closer": "<｜tool▁call▁end｜>"}
 _SEP = "<｜tool▁sep｜>"
 
 V3 = NamedCalls(
-    **_CALLS, **_CALL, before=f"function{_SEP}", after="\n```json\n", behind="\n```", separator="\n"
+    begin="<｜tool▁calls▁begin｜>",
+    end="<｜tool▁calls▁end｜>",
+    opener="<｜tool▁call▁begin｜>",
+    closer="<｜tool▁call▁end｜>",
+    before=f"function{_SEP}",
+    after="\n```json\n",
+    behind="\n```",
+    separator="\n",
 )
-V3_1 = NamedCalls(**_CALLS, **_CALL, after=_SEP)
+V3_1 = replace(V3, before="", after=_SEP, behind="", separator="")
 
 
 class _V32(TaggedCalls):
@@ -39,12 +45,8 @@ class _V32(TaggedCalls):
         except (ValueError, RecursionError):
             return key, text_of(text)
 
-    def written(self, call: Call) -> str:
-        parts = [f"{self.opener}{call.name}{self.name_end}"]
-        for key, found in call.arguments.items():
-            flag = "true" if isinstance(found, str) else "false"
-            parts.append(f'{self.key_open}{key}" string="{flag}">{plain(found)}{self.value_end}')
-        return "\n".join([*parts, self.closer])
+    def opened(self, key: str, only_text: bool) -> str:
+        return f'{self.key_open}{key}" string="{"true" if only_text else "false"}">'
 
 
 def _refused(name: str) -> None:
@@ -64,5 +66,3 @@ V3_2 = _V32(
     gap="\n",
     empty='"/>',
 )
-
-__all__ = ["V3", "V3_1", "V3_2", "Malformed"]

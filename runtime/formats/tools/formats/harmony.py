@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
 from runtime.formats.tools.named_calls import LONGEST_NAME, arguments
 from runtime.formats.tools.reader import Malformed, Reader, Reading
-from runtime.formats.tools.types import Call
+from runtime.formats.tools.types import Call, StructureInfo
 from runtime.formats.tools.values import JSON
 
 _STARTS = ("<|start|>", "<|channel|>")
@@ -54,6 +54,15 @@ class Harmony(BaseFormatDetector):
             f"{arguments_text(call.arguments)}<|call|>"
             for call in calls
         )
+
+    def auto_trigger(self) -> str | None:
+        return "<|channel|>commentary to="
+
+    around = ("", "<|start|>assistant", "")
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        head = f"<|channel|>commentary to=functions.{name} <|constrain|>json{_MESSAGE}"
+        return StructureInfo(head, "<|call|>", "<|channel|>commentary to=")
 
 
 GPT_OSS = Harmony()

@@ -5,9 +5,7 @@ from __future__ import annotations
 from runtime.formats.tools.json_calls import JsonCalls
 from runtime.formats.tools.values import PYTHON
 
-LLAMA_3 = JsonCalls(
-    "<|python_tag|>", separator=";", bare="{", arguments="parameters", dialect=PYTHON, forced=True
-)
+LLAMA_3 = JsonCalls("<|python_tag|>", separator=";", bare="{", arguments="parameters", dialect=PYTHON)
 INTERN_S1 = JsonCalls(
     "<|action_start|> <|plugin|>\n", "<|action_end|>", separator="\n", arguments="parameters"
 )
@@ -18,4 +16,4 @@ COMMAND = JsonCalls(
 )
 GRANITE = JsonCalls("<|tool_call|>[", "]", listed=True, aliases=("<tool_call>",))
 PHI_4 = JsonCalls("<|tool_call|>[", "]<|/tool_call|>", listed=True, aliases=("functools",))
-LIST = JsonCalls("[", "]", listed=True, arguments="parameters", bare="[")
+LIST = JsonCalls("[", "]", listed=True, arguments="parameters", bare="[", others=True)

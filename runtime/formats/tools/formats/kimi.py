@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from runtime.formats.tools.base import CallSink
 from runtime.formats.tools.named_calls import NamedCalls, arguments
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.schema import property_of
+from runtime.formats.tools.types import Tool
 from runtime.formats.tools.values import JSON
 
 _ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::(?P<number>\d+))?")
@@ -34,6 +37,14 @@ class _Kimi(NamedCalls):
         if not best or (keys and not fits[best]):
             raise Malformed("a call has no name")
         calls.whole(best, "".join(pieces))
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        number = {"type": "regex", "pattern": "[0-9]{1,3}"}
+        after = {"type": "const_string", "value": self.after}
+        arguments = {"type": "json_schema", "json_schema": schema}
+        begin = f"{self.opener}{self.prefix}{tool.name}:"
+        content = {"type": "sequence", "elements": [number, after, arguments]}
+        return {"type": "tag", "begin": begin, "content": content, "end": self.closer}
 
 
 KIMI_K2 = _Kimi(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from runtime.formats.tools.base import CallSink
 from runtime.formats.tools.json_calls import JsonCalls
 from runtime.formats.tools.named_calls import NamedCalls
 from runtime.formats.tools.reader import Reader, Reading
-from runtime.formats.tools.types import Call
+from runtime.formats.tools.types import Call, StructureInfo, Tool
 
 COMPACT = NamedCalls(opener="[TOOL_CALLS]", after="[ARGS]")
 
@@ -27,6 +28,16 @@ class _Either(JsonCalls):
 class _Compact(_Either):
     def render(self, calls: Sequence[Call]) -> str:
         return COMPACT.render(calls)
+
+    @property
+    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
+        return COMPACT.around
+
+    def structure_info(self, name: str) -> StructureInfo | None:
+        return COMPACT.structure_info(name)
+
+    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+        return COMPACT.call_tag(tool, schema)
 
 
 MISTRAL = _Either("[TOOL_CALLS] [", "]", listed=True)

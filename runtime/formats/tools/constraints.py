@@ -1,0 +1,172 @@
+"""What a reply must look like where tools may, or must, be called.
+
+The structural tag of a format comes from its own declaration; a format whose calls structural tags cannot say
+is replaced by a JSON list of calls, which the parser "json-array" reads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from runtime.formats.tools.base import BaseFormatDetector
+from runtime.formats.tools.types import Tool
+from runtime.protocol.errors import BadRequest
+
+ToolChoice: TypeAlias = Literal["auto", "none", "required"] | str
+"""A tool's name is written with "=" before it ("=search"), so that a tool may be called "auto"."""
+
+_LEVELS = {"off": 0, "function": 1, "parameter": 2}
+
+
+class ToolConstraint(NamedTuple):
+    """kind: "structural_tag" or "json_schema". key: the parser of the text, where it is not the format's."""
+
+    kind: Literal["structural_tag", "json_schema"]
+    spec: dict[str, Any]
+    key: str | None = None
+
+
+def strict_level() -> int:
+    """SGLANG_TOOL_STRICT_LEVEL: 0, off: only tools that ask for it. 1, function: names and form of all calls.
+    2, parameter: their arguments' schemas, too."""
+    given = os.environ.get("SGLANG_TOOL_STRICT_LEVEL", "0").strip().lower()
+    return _LEVELS.get(given, int(given) if given.isdigit() else 0)
+
+
+def chosen(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
+    """The tools that may be called. Raises BadRequest."""
+    if choice == "none":
+        return []
+    if not choice.startswith("="):
+        if choice == "required" and not tools:
+            raise BadRequest("Tools cannot be empty if tool choice is set to required.", where="tools")
+        return list(tools)
+    if not tools:
+        raise BadRequest("Tools cannot be empty if tool choice is set to a specific tool.", where="tools")
+    found = [tool for tool in tools if tool.name == choice[1:]]
+    if not found:
+        raise BadRequest(f"Tool '{choice[1:]}' not found in tools list.", where="tool_choice")
+    return found
+
+
+def structure_constraint(
+    detector: BaseFormatDetector | None, tools: Sequence[Tool], choice: ToolChoice, parallel: bool = True
+) -> ToolConstraint | None:
+    """None: the reply is free. `detector` None: of a model whose format nobody knows."""
+    allowed = chosen(tools, choice)
+    if not allowed:
+        return None
+    level = strict_level()
+    if choice == "auto":
+        if level == 0 and not any(tool.strict for tool in allowed):
+            return None
+        return _auto(detector, allowed, parallel, level)
+    tags = _tags(detector, allowed, level=2)
+    if detector is None or tags is None:
+        return ToolConstraint("json_schema", calls_schema(allowed, parallel), "json-array")
+    return ToolConstraint("structural_tag", _tagged(_only_calls(detector, tags, parallel)))
+
+
+def _auto(
+    detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, level: int
+) -> ToolConstraint | None:
+    """Free text, in which every call is one of these."""
+    trigger = None if detector is None else detector.auto_trigger()
+    tags = _tags(detector, tools, level)
+    if detector is None or trigger is None or tags is None:
+        return None
+    begin, _, end = detector.around
+    if begin or end:
+        calls = {**_only_calls(detector, tags, parallel), "type": "tag"}
+        tags, parallel = [calls], False
+    outer = {
+        "type": "triggered_tags",
+        "triggers": [trigger],
+        "tags": tags,
+        "at_least_one": False,
+        "stop_after_first": not parallel,
+    }
+    return ToolConstraint("structural_tag", _tagged(outer))
+
+
+def _tagged(inner: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "structural_tag", "format": inner}
+
+
+def _tags(
+    detector: BaseFormatDetector | None, tools: Sequence[Tool], level: int
+) -> list[dict[str, Any]] | None:
+    if detector is None:
+        return None
+    tags = [
+        detector.call_tag(tool, schema_of(tool) if tool.strict or level >= 2 else {"type": "object"})
+        for tool in tools
+    ]
+    return None if any(tag is None for tag in tags) else [tag for tag in tags if tag is not None]
+
+
+def _only_calls(detector: BaseFormatDetector, tags: list[dict[str, Any]], parallel: bool) -> dict[str, Any]:
+    begin, separator, end = detector.around
+    calls = {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": not parallel,
+    }
+    return {"type": "tag", "begin": begin, "content": calls, "end": end} if begin or end else calls
+
+
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """Of the tool's arguments: an object."""
+    return {"type": "object", "properties": {}, **tool.parameters}
+
+
+def calls_schema(tools: Sequence[Tool], parallel: bool) -> dict[str, Any]:
+    """A list of calls as JSON. Raises BadRequest for two definitions of one name that differ."""
+    definitions: dict[str, Any] = {}
+    options = []
+    for tool in tools:
+        schema = schema_of(tool)
+        for name, body in dict(schema.pop("$defs", {})).items():
+            if definitions.setdefault(name, body) != body:
+                raise BadRequest(
+                    f"Tool definition '{name}' has multiple schemas, which is not supported.", where="tools"
+                )
+        options.append({
+            "properties": {"name": {"type": "string", "enum": [tool.name]}, "parameters": schema},
+            "required": ["name", "parameters"],
+        })  # fmt: skip
+    items = {"type": "object", **(options[0] if len(options) == 1 else {"anyOf": options})}
+    made: dict[str, Any] = {"type": "array", "minItems": 1, "items": items}
+    if not parallel:
+        made["maxItems"] = 1
+    return {**made, "$defs": definitions} if definitions else made
+
+
+def legacy_tag(
+    detector: BaseFormatDetector, tools: Sequence[Tool], at_least_one: bool = False
+) -> dict[str, Any] | None:
+    """The older form of a structural tag: {"structures": [...], "triggers": [...]}; None where the format
+    has none."""
+    infos = [detector.structure_info(tool.name) for tool in tools]
+    structures = [
+        {
+            "begin": info.begin,
+            "schema": schema_of(tool) if tool.strict or strict_level() >= 2 else {},
+            "end": info.end,
+        }
+        for tool, info in zip(tools, infos, strict=True)
+        if info is not None
+    ]
+    if len(structures) < len(tools):
+        return None
+    triggers = list(dict.fromkeys(info.trigger for info in infos if info is not None))
+    return {
+        "type": "structural_tag",
+        "structures": structures,
+        "triggers": triggers,
+        "at_least_one": at_least_one,
+    }
