@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -113,6 +114,10 @@ class BaseFormatDetector(ABC):
     def structure_info(self, name: str) -> StructureInfo | None:
         """Around the JSON arguments of a call of one tool; None: they are not written as JSON."""
         return None
+
+    pattern: re.Pattern[str] | None = None
+    """What finds triggers, where only some of them count: one whose text says at once that no call follows
+    need not be looked at. It must find one where the text that decides is not there yet."""
 
     around: tuple[str, str, str] = ("", "", "")
     """Begin of all calls, separator, end of all calls, as structural tags write them."""

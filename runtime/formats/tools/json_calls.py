@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
@@ -42,6 +44,15 @@ class JsonCalls(BaseFormatDetector):
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
         begin = self.begin.strip().removesuffix("[").strip()
         return tuple(dict.fromkeys(filter(None, (begin, *self.aliases, *self.bare))))
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:  # type: ignore[override]
+        if not self.bare:
+            return None
+        marks = [re.escape(one) for one in self.triggers if one not in self.bare]
+        follows = {"{": """["']""", "[": "\\{"}
+        bare = [rf"{re.escape(one)}(?=\s*(?:{follows[one]}|\Z))" for one in self.bare]
+        return re.compile("|".join(marks + bare))
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
         opener = trigger if trigger and trigger in self.bare else (yield from reader.expect("{", "["))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink
@@ -34,6 +35,13 @@ class PythonicCalls(BaseFormatDetector):
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys((self.begin.strip().removesuffix("[") or "[", *self.aliases)))
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str] | None:  # type: ignore[override]
+        if "[" not in self.triggers:
+            return None
+        marks = [re.escape(one) for one in self.triggers if one != "["]
+        return re.compile("|".join([*marks, r"\[(?=\s*(?:[\w.\-]+(?:\s*\(|\s*\Z)|\Z))"]))
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
         opened = trigger == "["

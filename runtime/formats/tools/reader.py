@@ -91,7 +91,11 @@ class Reader:
         longest = max(map(len, options), default=0)
         while True:
             here = self.text[self.at + skip : self.at + skip + longest]
-            if self.over or not any(len(one) > len(here) and one.startswith(here) for one in options):
+            if (
+                len(here) == longest
+                or self.over
+                or not any(len(one) > len(here) and one.startswith(here) for one in options)
+            ):
                 return max((one for one in options if here.startswith(one)), key=len, default="")
             yield
 
@@ -141,10 +145,10 @@ class Reader:
         """How many of the last characters that are here may begin one of `options`."""
         return held_back(self.text, self.at, options)
 
-    def find(self, options: Sequence[str]) -> int | None:
+    def find(self, options: Sequence[str], pattern: re.Pattern[str] | None = None) -> int | None:
         """How far away the first of `options` is. None: there is none, or it may begin where the text that is
-        here ends."""
-        found = _any_of(tuple(options)).search(self.text, self.at)
+        here ends. pattern: what finds them, where not all of them count."""
+        found = (pattern or _any_of(tuple(options))).search(self.text, self.at)
         if found is None:
             return None
         place = found.start() - self.at

@@ -20,6 +20,7 @@ class Splitter:
         self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
     ) -> None:
         self._format, self._reader = detector, Reader()
+        self._triggers, self._pattern = detector.triggers, detector.pattern
         self._calls = CallSink(self._reader, tools, incremental, forward)
         self._content: list[str] = []
         self._blank: list[str] = []  # white space that belongs to what follows, if that is content
@@ -61,9 +62,9 @@ class Splitter:
 
     def _find(self) -> Reading[str]:
         """Content, up to a trigger, which is not consumed; "" at the end of the text."""
-        reader, triggers = self._reader, self._format.triggers
+        reader, triggers, pattern = self._reader, self._triggers, self._pattern
         while True:
-            place = reader.find(triggers)
+            place = reader.find(triggers, pattern)
             self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
             reader.reset()
             if place is not None:

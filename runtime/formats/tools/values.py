@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 
@@ -18,7 +19,9 @@ _WORD = re.compile(r"[\w+\-.]*")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][+-]?[0-9]+)?")
 _HEX = re.compile(r"[0-9a-fA-F]*")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'"}
+_SIMPLE_ESCAPES = r"ntrbf/\\\"'"
+_SIMPLE = re.compile(rf"\\([{_SIMPLE_ESCAPES}])")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_WORD = 400  # digits of a number, at most
 
@@ -126,11 +129,11 @@ def _constant(word: str, dialect: Dialect) -> str:
 def _string(reader: Reader, dialect: Dialect, quote: str, emit: Emit) -> Reading[None]:
     reader.take(len(quote))
     emit('"')
-    plain = re.compile(rf"[^{re.escape(quote[0])}{re.escape(chr(92)) if dialect.escaped else ''}]+")
+    plain = _plain(quote[0], dialect.escaped)
     while True:
         run = yield from _some(reader, plain)
         if run:
-            emit(_inner(run))
+            emit(_inner(_SIMPLE.sub(_meant, run) if dialect.escaped else run))
         elif (yield from reader.starts((quote,))):
             reader.take(len(quote))
             emit('"')
@@ -140,6 +143,18 @@ def _string(reader: Reader, dialect: Dialect, quote: str, emit: Emit) -> Reading
             emit(_inner((yield from _escape(reader, dialect))))
         else:
             emit(_inner(reader.take(1)))
+
+
+@lru_cache(maxsize=16)
+def _plain(quote: str, escaped: bool) -> re.Pattern[str]:
+    """A run of characters of a string, simple escapes included."""
+    if not escaped:
+        return re.compile(f"[^{re.escape(quote)}]+")
+    return re.compile(rf"""(?:[^{re.escape(quote)}\\]+|\\[{_SIMPLE_ESCAPES}])+""")
+
+
+def _meant(escape: re.Match[str]) -> str:
+    return _ESCAPES[escape[1]]
 
 
 def _some(reader: Reader, pattern: re.Pattern[str]) -> Reading[str]:
@@ -168,9 +183,7 @@ def _escape(reader: Reader, dialect: Dialect) -> Reading[str]:
             raise Malformed("half a character")
         return chr(code)
     if dialect.python:
-        return {"'": "'", "\n": "", "a": "\a", "v": "\v", "0": "\0"}.get(kind, "\\" + kind)
-    if kind == "'":
-        return kind
+        return {"\n": "", "a": "\a", "v": "\v", "0": "\0"}.get(kind, "\\" + kind)
     raise Malformed(f"\\{kind} is no escape")
 
 
