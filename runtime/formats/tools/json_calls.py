@@ -50,7 +50,9 @@ class JsonCalls(BaseFormatDetector):
         if not self.bare:
             return None
         marks = [re.escape(one) for one in self.triggers if one not in self.bare]
-        follows = {"{": """["']""", "[": "\\{"}
+        keys = "|".join(sorted({key[:2] for key in (*_NAMES, *_ARGUMENTS, *_OTHERS)}))
+        first = "".join(sorted({key[0] for key in keys.split("|")}))
+        follows = {"{": f"""["'](?:{keys}|[{first}]?\\Z)""", "[": "\\{"}
         bare = [rf"{re.escape(one)}(?=\s*(?:{follows[one]}|\Z))" for one in self.bare]
         return re.compile("|".join(marks + bare))
 

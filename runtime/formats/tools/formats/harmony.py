@@ -18,6 +18,7 @@ from runtime.formats.tools.values import JSON
 _STARTS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _MESSAGE = "<|message|>"
+_MANY_ENDS = re.compile("(?:" + "|".join(map(re.escape, _ENDS)) + ")*")
 _RECIPIENT = re.compile(r"to=([\w.\-]+)")
 
 
@@ -37,8 +38,12 @@ class Harmony(BaseFormatDetector):
                     yield from reader.follows(("commentary",))
             elif "analysis" in header:
                 yield from self._skip(reader)
-        elif trigger == "<|call|>":
-            yield from reader.follows(("commentary",))
+        else:
+            run = _MANY_ENDS.match(reader.text, reader.at)
+            if run is not None:
+                trigger = reader.take(run.end() - run.start()) or trigger
+            if trigger.endswith("<|call|>"):
+                yield from reader.follows(("commentary",))
         reader.reset()
 
     def _skip(self, reader: Reader) -> Reading[None]:
