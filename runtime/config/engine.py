@@ -141,6 +141,11 @@ class EngineConfig:
         "what ends the reasoning of a model that thinks before it answers: auto (as its tokenizer or chat "
         "template says), none, or the text itself",
     )
+    tool_call_parser: str = option(
+        "auto",
+        "the format in which the model writes tool calls: auto (as its chat template shows), none, or a "
+        "format's name, such as qwen25",
+    )
     chat_template: str | dict[str, str] | None = option(  # noqa: RUF009 - a field()
         None,
         "a built-in chat template's name, a .jinja or .json file's path, or Jinja texts by name; None: "

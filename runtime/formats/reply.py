@@ -10,6 +10,8 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from runtime.formats.reasoning.splitter import ReasoningSplitter, TextMarks
+from runtime.formats.tools.parser import FunctionCallParser
+from runtime.formats.tools.types import StreamingParseResult
 from runtime.protocol.io_struct import OutputDelta
 
 
@@ -23,7 +25,16 @@ class ContentDelta(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-ReplyEvent: TypeAlias = ReasoningDelta | ContentDelta
+class ToolCallDelta(msgspec.Struct, frozen=True, gc=False):
+    """index: which call of the reply. The first delta of a call has its name; arguments: the next piece of
+    their JSON."""
+
+    index: int
+    name: str | None
+    arguments: str = ""
+
+
+ReplyEvent: TypeAlias = ReasoningDelta | ContentDelta | ToolCallDelta
 
 
 class ToolCallSplitter(Protocol):
@@ -44,6 +55,24 @@ class NoToolCalls:
         return []
 
 
+class ToolCalls:
+    """Calls in a format of models."""
+
+    def __init__(self, parser: FunctionCallParser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[ReplyEvent]:
+        return _events(self._parser.parse_stream_chunk(text)) if text else []
+
+    def end(self) -> list[ReplyEvent]:
+        return _events(self._parser.parse_stream_end())
+
+
+def _events(found: StreamingParseResult) -> list[ReplyEvent]:
+    content: list[ReplyEvent] = [ContentDelta(found.normal_text)] if found.normal_text else []
+    return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in found.calls]
+
+
 class ReplyParser:
     """One reply. Fed the deltas of a stream, or a whole output, it holds what came of it:
 
@@ -52,6 +81,7 @@ class ReplyParser:
     is_first    it was the first
     reasoning   all of it so far, None where the reply has none
     content     all of it so far
+    calls       [name, arguments' JSON] of each tool call so far
 
     marks: of the model's reasoning; None: it is not kept apart. Any split of an output into deltas gives the
     same reasoning and content.
@@ -65,6 +95,7 @@ class ReplyParser:
         self._splitter: ReasoningSplitter | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
+        self.calls: list[list[str]] = []
 
     @property
     def reasoning(self) -> str | None:
@@ -92,10 +123,15 @@ class ReplyParser:
         if ended:
             events += self._tools.end()
         for one in events:
-            if isinstance(one, ContentDelta):
-                self._content.append(one.text)
-        if not events and meta.get("output_token_logprobs"):
-            events = [ContentDelta("")]
+            match one:
+                case ContentDelta(text=piece):
+                    self._content.append(piece)
+                case ToolCallDelta(name=None, arguments=piece):
+                    self.calls[-1][1] += piece
+                case ToolCallDelta(name=str(name), arguments=piece):
+                    self.calls.append([name, piece])
+        if meta.get("output_token_logprobs") and not any(isinstance(one, ContentDelta) for one in events):
+            events = [ContentDelta(""), *events]
         if reasoning:
             self._reasoning.append(reasoning)
             events = [ReasoningDelta(reasoning), *events]

@@ -17,6 +17,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     template_source, template_name, template_reason  which chat template is used, and why
     force_reasoning          every reply begins inside the model's reasoning
     tool_parser, reasoning_parser  names of the formats in which the model writes calls and thoughts
+    tool_parser_reason       why this format, or why none
     default_sampling         sampling words of the checkpoint's generation_config
     """
 
@@ -40,6 +41,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     template_reason: str = ""
     force_reasoning: bool = False
     tool_parser: str | None = None
+    tool_parser_reason: str = ""
     reasoning_parser: str | None = None
     weight_version: str = "default"
     default_sampling: dict[str, Any] = {}

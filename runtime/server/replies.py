@@ -14,6 +14,7 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames, mapped_errors
 from runtime.server.http.sse import closing_stream
+from runtime.server.tool_use import ToolUse
 
 
 def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> GenerateReqInput:
@@ -31,9 +32,10 @@ def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> G
     return request
 
 
-def parsers(ctx: ServerContext, request: GenerateReqInput) -> list[ReplyParser]:
-    """One for each item of a request whose replies keep reasoning apart."""
-    return [ReplyParser(ctx.manager.reasoning) for _ in range(len(request))]
+def parsers(ctx: ServerContext, request: GenerateReqInput, tools: ToolUse | None = None) -> list[ReplyParser]:
+    """One for each item of a request whose replies keep reasoning, and calls of `tools`, apart."""
+    tools = tools or ToolUse()
+    return [ReplyParser(ctx.manager.reasoning, tools.splitter()) for _ in range(len(request))]
 
 
 async def run(

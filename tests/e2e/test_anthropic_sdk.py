@@ -113,8 +113,7 @@ def test_tools_are_taken(client: anthropic.Anthropic) -> None:
     assert size(tools=[TOOL]) == size(tools=[TOOL], tool_choice={"type": "auto"}) > bare
     assert size(tools=[TOOL], tool_choice={"type": "none"}) == bare
     for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
-        with pytest.raises(anthropic.BadRequestError, match="tool-call format"):
-            size(tools=[TOOL], tool_choice=choice)
+        assert size(tools=[TOOL], tool_choice=choice) > bare
     with pytest.raises(anthropic.BadRequestError, match="not found"):
         size(tools=[TOOL], tool_choice={"type": "tool", "name": "other"})
     used: Any = [

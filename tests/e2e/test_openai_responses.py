@@ -226,8 +226,7 @@ def test_tools_and_items_of_tools(client: openai.OpenAI) -> None:
     assert size(client, tools=[TOOL]) == size(client, tools=[TOOL], tool_choice="auto") > bare
     assert size(client, tools=[TOOL], tool_choice="none") == bare
     for choice in ("required", {"type": "function", "name": "weather"}):
-        with pytest.raises(openai.BadRequestError, match="tool-call format"):
-            size(client, tools=[TOOL], tool_choice=choice)
+        assert size(client, tools=[TOOL], tool_choice=choice) > bare
     with pytest.raises(openai.BadRequestError, match="'web_search'"):
         size(client, tools=[{"type": "web_search"}])
     items: Any = [

@@ -230,9 +230,7 @@ def test_tools_are_shown_to_the_model(client: openai.OpenAI) -> None:
     assert prompt(tools=[TOOL], tool_choice="none") == bare
     named = {"type": "function", "function": {"name": "weather"}}
     for choice in ("required", named):
-        with pytest.raises(openai.BadRequestError, match="tool-call format") as caught:
-            prompt(tools=[TOOL], tool_choice=choice)
-        assert (caught.value.code, caught.value.param) == ("not_supported", "tool_choice")
+        assert prompt(tools=[TOOL], tool_choice=choice) > bare
     with pytest.raises(openai.BadRequestError, match="not found in tools list"):
         prompt(tools=[TOOL], tool_choice={"type": "function", "function": {"name": "other"}})
     with pytest.raises(openai.BadRequestError, match="Tools cannot be empty"):

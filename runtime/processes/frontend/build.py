@@ -12,11 +12,15 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.fields import Fields
 from runtime.config.model import ModelSpec
+from runtime.formats.chat.jinja import JinjaChatTemplate
+from runtime.formats.tools.detect import tool_format_of
+from runtime.formats.tools.parser import detector_of
 from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import left_on, model_reasoning
 from runtime.processes.frontend.prepare import Limits, Preparer
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.model_info import ModelInfo
 
 SAMPLING_WORDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -58,6 +62,7 @@ def build_tokenizer_manager(
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
     """Facts about what is served."""
     spec, choice = model.spec, model.template_choice
+    tool_parser, why = tool_parser_of(config, model)
     return ModelInfo(
         path=str(model.path),
         served_name=served_name or Path(config.model).name or str(model.path),
@@ -76,8 +81,28 @@ def describe(config: EngineConfig, model: Model, limits: Limits, served_name: st
         template_name=choice.name,
         template_reason=choice.reason,
         force_reasoning=choice.force_reasoning,
+        tool_parser=tool_parser,
+        tool_parser_reason=why,
         default_sampling=default_sampling(model.path),
     )
+
+
+def tool_parser_of(config: EngineConfig, model: Model) -> tuple[str | None, str]:
+    """The format of the model's tool calls, and why. Raises BadRequest for a name nobody knows."""
+    asked = config.tool_call_parser
+    if asked == "none":
+        return None, "tool_call_parser is none"
+    if asked != "auto":
+        try:
+            detector_of(asked)
+        except ValueError as error:
+            raise BadRequest(str(error), where="tool_call_parser") from error
+        return asked, "asked for"
+    template = model.template_choice.template
+    found = tool_format_of(template.sources.values()) if isinstance(template, JinjaChatTemplate) else None
+    if found is None:
+        return None, "the chat template shows no known format of tool calls"
+    return found[0], f"the chat template shows {found[1]}"
 
 
 def default_sampling(path: Path) -> dict[str, Any]:

@@ -154,28 +154,25 @@ def _unknown(block: Mapping[str, Any], where: str) -> BadRequest:
 
 
 def tools_of(
-    tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None, *, forced_ok: bool
-) -> list[dict[str, Any]] | None:
-    """The tools to be shown to the model, in the shape templates know. `forced_ok`: a call can be made
-    certain. Raises BadRequest, NotSupported."""
+    tools: Sequence[Mapping[str, Any]] | None, choice: Mapping[str, Any] | None
+) -> tuple[list[dict[str, Any]] | None, str, bool]:
+    """The tools to be shown to the model, in the shape templates know; the choice as ToolUse takes it; and
+    whether several calls may come. Raises BadRequest, NotSupported."""
     kind = "auto" if choice is None else choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
         raise BadRequest(f'type is "auto", "any", "tool" or "none", got {kind!r:.80}', where="tool_choice")
     if not tools:
         if kind in ("any", "tool"):
             raise BadRequest("tools are needed for this tool_choice", where="tools")
-        return None
+        return None, "none", True
     made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
     if kind == "tool" and choice is not None:
         name = choice.get("name")
         if name not in (tool["function"]["name"] for tool in made):
             raise BadRequest(f"Tool {name!r:.80} not found in tools list.", where="tool_choice.name")
-    if kind in ("any", "tool") and not forced_ok:
-        raise NotSupported(
-            "no tool-call format is known for this model, so a call cannot be made certain",
-            where="tool_choice",
-        )
-    return None if kind == "none" else made
+    choice = choice or {}
+    said = {"any": "required", "tool": f"={choice.get('name')}"}.get(kind, kind)
+    return (None if kind == "none" else made), said, choice.get("disable_parallel_tool_use") is not True
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:

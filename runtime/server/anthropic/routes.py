@@ -6,6 +6,7 @@ shapes: Anthropic's API reference, version 2023-06-01.
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reply import ReasoningDelta
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
@@ -29,6 +30,7 @@ from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model
 from runtime.server.openai.tokenize import beside
 from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/v1/messages",)
 """Paths whose errors look as Anthropic's clients expect."""
@@ -169,7 +171,7 @@ def routes(ctx: ServerContext) -> list[Route]:
     async def count(request: Request) -> Response:
         body = await read_struct(request, ctx.config, Prompting)
         with mapped_errors(_NAMES):
-            made = GenerateReqInput(**_prompt(ctx, body))
+            made = GenerateReqInput(**_prompt(ctx, body)[0])
         size = sum(len(str(message)) for message in body.messages)
         with mapped_errors(_NAMES):
             ids = await beside(size, ctx.manager.prompt_ids, made)
@@ -181,14 +183,18 @@ def routes(ctx: ServerContext) -> list[Route]:
     ]
 
 
-def _prompt(ctx: ServerContext, body: Prompting) -> dict[str, Any]:
-    """The conversation's fields of a GenerateReqInput. A last assistant message is continued."""
+def _prompt(
+    ctx: ServerContext, body: Prompting, asked: Mapping[str, Any] = {}
+) -> tuple[dict[str, Any], ToolUse]:
+    """The conversation's fields of a GenerateReqInput, and what it says of tools. A last assistant message is
+    continued. asked: the request's words of sampling."""
     check_model(ctx, body.model)
     made, switch = _thinking(ctx, body.thinking)
-    tools = tools_of(body.tools, body.tool_choice, forced_ok=ctx.model.tool_parser is not None)
+    tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
     begun = messages[-1].role == "assistant" and not messages[-1].tool_calls
     made["messages"] = conversation(messages, continue_final_message=begun)
+    use = ToolUse.of(ctx.model, tools, choice, parallel, messages, asked)
     if tools:
         made["tools"] = tools
     effort = (body.output_config or {}).get("effort")
@@ -196,7 +202,7 @@ def _prompt(ctx: ServerContext, body: Prompting) -> dict[str, Any]:
         switch["reasoning_effort"] = effort
     if switch:
         made["template_kwargs"] = switch
-    return made
+    return made, use
 
 
 def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -277,12 +283,14 @@ class _Job:
                 f"must be less than max_tokens, {body.max_tokens}, got {budget}",
                 where="thinking.budget_tokens",
             )
-        made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **_prompt(ctx, body))
+        prompt, self._tools = _prompt(ctx, body, sampling)
+        sampling |= self._tools.sampling
+        made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **prompt)
         self._names = (
             _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
         )
         self._request = ready(ctx, made, self._names)
-        [self._reply] = parsers(ctx, self._request)
+        [self._reply] = parsers(ctx, self._request, self._tools)
         self._thinks = made.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
 
@@ -290,27 +298,31 @@ class _Job:
         reply = self._reply
         await run(self._ctx, self._request, self._names, [reply])
         content = [] if reply.reasoning is None else [_thought(reply.reasoning)]
-        if reply.content or reply.reasoning is None:
+        if reply.content or (reply.reasoning is None and not reply.calls):
             content.append({"type": "text", "text": reply.content})
+        for number, (name, arguments) in enumerate(reply.calls):
+            content.append(_call(self._tools.new_id(number, name), name, _read(arguments)))
         return self._message(content, *self._stop())
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        reply, blocks = self._reply, _Blocks()
+        reply, blocks = self._reply, _Blocks(self._tools)
         async with closing_stream(follow(self._ctx, self._request, self._names, [reply])) as changes:
             async for _ in changes:
                 if reply.is_first:
                     head = self._message([], None, None)
                     head.usage.output_tokens = 0
                     yield event({"type": "message_start", "message": head}, "message_start")
-                    for made in blocks.kind("thinking" if self._thinks else "text"):
-                        yield made
+                    if self._thinks or self._tools.key is None:
+                        for made in blocks.kind("thinking" if self._thinks else "text"):
+                            yield made
                     yield _named("ping")
                 for one in reply.events:
-                    kind = "thinking" if isinstance(one, ReasoningDelta) else "text"
-                    for made in blocks.add(kind, one.text):
+                    for made in blocks.of(one):
                         yield made
         if reply.output is None:
             return
+        for made in blocks.kind("text") if blocks.empty else ():
+            yield made
         for made in blocks.end():
             yield made
         reason, sequence = self._stop()
@@ -330,7 +342,7 @@ class _Job:
             case {"matched": str(matched)} if matched in (self._body.stop_sequences or ()):
                 return "stop_sequence", matched
             case _:
-                return "end_turn", None
+                return ("tool_use" if self._reply.calls else "end_turn"), None
 
     def _usage(self) -> Usage:
         meta = self._reply.meta
@@ -344,22 +356,45 @@ class _Job:
 class _Blocks:
     """The content blocks of a stream, one open at a time."""
 
-    def __init__(self) -> None:
-        self._open, self._index = "", -1
+    def __init__(self, tools: ToolUse) -> None:
+        self._open, self._index, self._tools = "", -1, tools
+
+    @property
+    def empty(self) -> bool:
+        return self._index < 0
+
+    def of(self, one: ReplyEvent) -> list[bytes]:
+        """What shows an event of the reply."""
+        match one:
+            case ReasoningDelta(text=text):
+                return self.add("thinking", text)
+            case ContentDelta(text=text):
+                return self.add("text", text)
+            case ToolCallDelta(index=number, name=name, arguments=arguments):
+                begun = [] if name is None else self._begin(f"call {number}", self._called(number, name))
+                return begun + self._more({"type": "input_json_delta", "partial_json": arguments}, arguments)
+        raise TypeError(f"no event of a reply: {one!r}")
+
+    def _called(self, number: int, name: str) -> dict[str, Any]:
+        return _call(self._tools.new_id(number, name), name, {})
 
     def kind(self, kind: str) -> list[bytes]:
         """What makes `kind` the block that is open."""
         if kind == self._open:
             return []
+        return self._begin(kind, _thought("") if kind == "thinking" else {"type": "text", "text": ""})
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> list[bytes]:
         events, self._open, self._index = self.end(), kind, self._index + 1
-        block = _thought("") if kind == "thinking" else {"type": "text", "text": ""}
         return [*events, _named("content_block_start", index=self._index, content_block=block)]
 
     def add(self, kind: str, text: str) -> list[bytes]:
         if not text:
             return []
-        delta = {"type": f"{kind}_delta", kind: text}
-        return [*self.kind(kind), _named("content_block_delta", index=self._index, delta=delta)]
+        return [*self.kind(kind), *self._more({"type": f"{kind}_delta", kind: text}, text)]
+
+    def _more(self, delta: dict[str, Any], text: str) -> list[bytes]:
+        return [_named("content_block_delta", index=self._index, delta=delta)] if text else []
 
     def end(self) -> list[bytes]:
         return [_named("content_block_stop", index=self._index)] if self._open else []
@@ -368,6 +403,18 @@ class _Blocks:
 def _thought(text: str) -> dict[str, Any]:
     """Nothing signs thoughts here: they are not taken back from clients either."""
     return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _call(identity: str, name: str, arguments: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": identity, "name": name, "input": arguments}
+
+
+def _read(arguments: str) -> Any:
+    """A call's arguments; of one that was cut off, what there is, as a text."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {"partial": arguments}
 
 
 def _named(name: str, **facts: Any) -> bytes:

@@ -5,7 +5,7 @@ It knows messages and choices; prompts, templates and tokens are the frontend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.messages import Message
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
@@ -35,6 +36,7 @@ from runtime.server.openai.params import (
     usage_of,
 )
 from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.tool_use import ToolUse
 
 MAX_TOP_LOGPROBS = 20
 
@@ -136,8 +138,9 @@ def routes(ctx: ServerContext) -> list[Route]:
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
-def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
-    """The runtime's request for a chat request. Raises BadRequest, NotSupported."""
+def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
+    """The runtime's request for a chat request, and what it says of tools. Raises BadRequest,
+    NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
@@ -151,10 +154,12 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
     if body.input_ids is not None:
         _check_ids(body)
         made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, made, names_of(body))
-    tools = tools_of(body.tools, body.tool_choice)
-    if tools:
-        fields["tools"] = tools
+        return ready(ctx, made, names_of(body)), ToolUse()
+    history = messages_of(body.messages or [])
+    use = _tools(ctx, body, history, fields["sampling_params"])
+    fields["sampling_params"] |= use.sampling
+    if use.tools:
+        fields["tools"] = tools_of(body.tools, body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
@@ -163,12 +168,21 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> GenerateReqInput:
     if body.allow_control_tokens is not None:
         fields["allow_control_tokens"] = body.allow_control_tokens
     messages = conversation(
-        messages_of(body.messages or []),
+        history,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
     )
     made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, made, names_of(body))
+    return ready(ctx, made, names_of(body)), use
+
+
+def _tools(
+    ctx: ServerContext, body: ChatRequest, history: Sequence[Message], asked: Mapping[str, Any]
+) -> ToolUse:
+    tools = tools_of(body.tools, body.tool_choice)
+    kind, name = choice_kind(body.tool_choice)
+    choice = f"={name}" if kind == "named" else kind
+    return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, asked)
 
 
 def _check_ids(body: ChatRequest) -> None:
@@ -204,14 +218,6 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
             where=name,
             hint="send require_reasoning: true as well",
         )
-    if choice_kind(body.tool_choice)[0] in ("required", "named"):
-        tools_of(body.tools, body.tool_choice)
-        if ctx.model.tool_parser is None:
-            raise NotSupported(
-                "no tool-call format is known for this model, so a call cannot be made certain",
-                where="tool_choice",
-                hint='"auto" shows the tools to the model and gives its reply as text',
-            )
 
 
 class ChatJob:
@@ -220,8 +226,8 @@ class ChatJob:
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
         self._names = names_of(body)
-        self._request = request_of(ctx, body)
-        self._replies = parsers(ctx, self._request)
+        self._request, self._tools = request_of(ctx, body)
+        self._replies = parsers(ctx, self._request, self._tools)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
         self._head: dict[str, Any] = {
@@ -238,10 +244,22 @@ class ChatJob:
         return ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
-        reason, matched = finish_of(reply)
-        content = reply.content or (None if reply.reasoning else "")
+        reason, matched = self._finish(reply)
+        content = reply.content or (None if reply.reasoning or reply.calls else "")
         message = ChatMessage("assistant", content, reasoning_content=reply.reasoning)
+        if reply.calls:
+            message.tool_calls = [
+                self._call(number, name, arguments) for number, (name, arguments) in enumerate(reply.calls)
+            ]
         return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras_of(reply))
+
+    def _finish(self, reply: ReplyParser) -> tuple[str | None, str | int | None]:
+        reason, matched = finish_of(reply)
+        return ("tool_calls" if reason == "stop" and reply.calls else reason), matched
+
+    def _call(self, number: int, name: str, arguments: str) -> dict[str, Any]:
+        function = {"name": name, "arguments": arguments}
+        return {"id": self._tools.new_id(number, name), "type": "function", "function": function}
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
         async with closing_stream(
@@ -256,13 +274,21 @@ class ChatJob:
                             yield self._chunk(index, {"reasoning_content": text})
                         case ContentDelta(text=text):
                             yield self._chunk(index, {"content": text}, logprobs=self._logprobs(reply))
-                reason, matched = finish_of(reply)
+                        case ToolCallDelta():
+                            yield self._chunk(index, {"tool_calls": [self._call_delta(one)]})
+                reason, matched = self._finish(reply)
                 if reason is not None:
                     extras = {"matched_stop": matched, **extras_of(reply)}
                     yield self._chunk(index, {}, reason=reason, extras=extras)
         if self._body.tells_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
+
+    def _call_delta(self, one: ToolCallDelta) -> dict[str, Any]:
+        """A call's id and name come first, then pieces of its arguments."""
+        if one.name is None:
+            return {"index": one.index, "function": {"arguments": one.arguments}}
+        return {"index": one.index, **self._call(one.index, one.name, one.arguments)}
 
     def _logprobs(self, reply: ReplyParser) -> dict[str, Any] | None:
         """Of the tokens of the reply's last delta."""

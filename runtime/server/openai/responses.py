@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
-from runtime.formats.reply import ContentDelta, ReasoningDelta
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
 from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
@@ -31,12 +31,20 @@ from runtime.server.http.errors import NotFound, NotSupported, error_type, json_
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.messages import tools_of
+from runtime.server.openai.messages import choice_kind, tools_of
 from runtime.server.openai.params import check_model
 from runtime.server.openai.responses_input import messages_of, tools_for_chat
-from runtime.server.openai.responses_items import message_item, reasoning_item, text_of, text_part
+from runtime.server.openai.responses_items import (
+    call_item,
+    calls_of,
+    message_item,
+    reasoning_item,
+    text_of,
+    text_part,
+)
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT
 from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.tool_use import ToolUse
 
 MAX_KEPT = 1024
 MAX_TOP_LOGPROBS = 20
@@ -263,14 +271,16 @@ class _Job:
                 raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
             # Instructions are not carried over; the new ones, if any, come first.
             messages = [one for one in earlier.messages if one.role != "system"]
-            messages.append(Message("assistant", text_of(earlier.response.output)))
+            said = earlier.response.output
+            messages.append(Message("assistant", text_of(said), tool_calls=calls_of(said)))
         instructed = [Message("system", body.instructions)] if body.instructions else []
         self._messages = [*instructed, *messages, *messages_of(body.input)]
         self._request = self._generation()
-        [self._reply] = parsers(ctx, self._request)
+        [self.reply] = parsers(ctx, self._request, self._tools)
+        self.calls: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
         self.response = self._blank()
-        self._message_id, self._thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
+        self.message_id, self.thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self._sequence = 0
 
     def _check(self) -> None:
@@ -307,10 +317,13 @@ class _Job:
         choice = body.tool_choice
         if isinstance(choice, Mapping) and choice.get("type") == "function":
             choice = {"type": "function", "function": {"name": choice.get("name")}}
-        if choice not in (None, "auto", "none") and model.tool_parser is None:
-            raise NotSupported("no tool-call format is known for this model", where="tool_choice")
-        if tools := tools_of(tools_for_chat(body.tools), choice):
+        tools = tools_of(tools_for_chat(body.tools), choice)
+        if tools:
             fields["tools"] = tools
+        kind, tool = choice_kind(choice)
+        called = f"={tool}" if kind == "named" else kind
+        self._tools = ToolUse.of(model, tools, called, body.parallel_tool_calls, self._messages, sampling)
+        sampling |= self._tools.sampling
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields |= {"return_logprob": True, "return_text_in_logprobs": True}
             fields["top_logprobs_num"] = body.top_logprobs or 0
@@ -388,17 +401,24 @@ class _Job:
             self._store.put(_Kept(self.response, self._messages, task))
 
     async def _run(self) -> None:
-        await run(self._ctx, self._request, _NAMES, [self._reply])
-        self._new_logprobs()
+        await run(self._ctx, self._request, _NAMES, [self.reply])
+        self.new_logprobs()
         self._finish()
 
     def _finish(self) -> None:
-        reply, meta = self._reply, self._reply.meta
+        reply, meta = self.reply, self.reply.meta
         cut = (meta.get("finish_reason") or {}).get("type") == "length"
         self.response.status = "incomplete" if cut else "completed"
-        self.response.output = [self._item(reply.content, self.response.status, self._logprobs)]
+        self.response.output = []
+        if reply.content or not reply.calls:
+            self.response.output.append(self.item(reply.content, self.response.status, self._logprobs))
+        for number, (name, arguments) in enumerate(reply.calls):
+            if number == len(self.calls):
+                self.call(number, name)
+            self.calls[number] |= {"arguments": arguments, "status": self.response.status}
+        self.response.output += self.calls
         if reply.reasoning is not None:
-            self.response.output.insert(0, self._thought(reply.reasoning, self.response.status))
+            self.response.output.insert(0, self.thought(reply.reasoning, self.response.status))
         if cut:
             self.response.incomplete_details = {"reason": "max_output_tokens"}
         prompt, made = (int(meta.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
@@ -411,68 +431,146 @@ class _Job:
             "total_tokens": prompt + made,
         }
 
-    def _thought(self, text: str, status: str) -> dict[str, Any]:
-        return reasoning_item(self._thought_id, text, status)
+    def thought(self, text: str, status: str) -> dict[str, Any]:
+        return reasoning_item(self.thought_id, text, status)
 
-    def _item(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-        return message_item(self._message_id, text, status, logprobs)
+    @property
+    def may_call(self) -> bool:
+        return self._tools.key is not None
+
+    def call(self, number: int, name: str) -> dict[str, Any]:
+        """The item of a call that begins."""
+        item = call_item(f"fc_{new_rid()}", self._tools.new_id(number, name), name, "", "in_progress")
+        self.calls.append(item)
+        return item
+
+    def item(self, text: str, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        return message_item(self.message_id, text, status, logprobs)
 
     # -- streamed --------------------------------------------------------------------------------------------
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        reply, within = self._reply, {"output_index": 0, "item_id": self._thought_id, "content_index": 0}
-        place = {"output_index": 0, "item_id": self._message_id, "content_index": 0}
+        reply, items = self.reply, _Items(self)
         async with closing_stream(follow(self._ctx, self._request, _NAMES, [reply])) as changes:
             async for _ in changes:
                 if reply.is_first:
-                    yield self._event("response.created", response=self.response)
-                    yield self._event("response.in_progress", response=self.response)
-                    if reply.reasoning is not None:
-                        place["output_index"] = 1
-                        yield self._added(0, {**self._thought("", "in_progress"), "content": []})
-                    item = {**self._item("", "in_progress"), "content": []}
-                    yield self._added(place["output_index"], item)
-                    yield self._event("response.content_part.added", **place, part=text_part("", ()))
+                    yield self.event("response.created", response=self.response)
+                    yield self.event("response.in_progress", response=self.response)
+                    for made in items.begin():
+                        yield made
                 for one in reply.events:
-                    match one:
-                        case ReasoningDelta(text=text):
-                            yield self._event("response.reasoning_text.delta", **within, delta=text)
-                        case ContentDelta(text=text):
-                            new = self._new_logprobs()
-                            yield self._event("response.output_text.delta", **place, delta=text, logprobs=new)
+                    for made in items.of(one):
+                        yield made
         if reply.output is None:
             return
         self._finish()
+        self.response.output.sort(key=items.place)
         self._keep(None)
-        content, logprobs = reply.content, self._logprobs
-        if reply.reasoning is not None:
-            yield self._event("response.reasoning_text.done", **within, text=reply.reasoning)
-            yield self._event("response.output_item.done", output_index=0, item=self.response.output[0])
-        yield self._event("response.output_text.done", **place, text=content, logprobs=logprobs)
-        yield self._event("response.content_part.done", **place, part=text_part(content, logprobs))
-        index = place["output_index"]
-        yield self._event("response.output_item.done", output_index=index, item=self.response.output[-1])
-        yield self._event(f"response.{self.response.status}", response=self.response)
-
-    def _added(self, index: Any, item: dict[str, Any]) -> bytes:
-        return self._event("response.output_item.added", output_index=index, item=item)
+        for made in items.end():
+            yield made
+        yield self.event(f"response.{self.response.status}", response=self.response)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
         """How an error in the middle of the stream is sent."""
         self._fail(fault)
         self._keep(None)
-        return self._event("response.failed", response=self.response)
+        return self.event("response.failed", response=self.response)
 
-    def _new_logprobs(self) -> list[dict[str, Any]]:
+    def new_logprobs(self) -> list[dict[str, Any]]:
         """Of the tokens of the last delta, which are added to all."""
-        assert self._reply.output is not None
-        new = token_entries(self._reply.output, self._ctx.manager.tokenizer.vocabulary)
+        assert self.reply.output is not None
+        new = token_entries(self.reply.output, self._ctx.manager.tokenizer.vocabulary)
         self._logprobs += new
         return new
 
-    def _event(self, kind: str, **facts: Any) -> bytes:
+    def event(self, kind: str, **facts: Any) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1
         return event({"type": kind, "sequence_number": number, **facts}, kind)
+
+
+class _Items:
+    """The items of a streamed output, in their order: reasoning, message, calls."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._places: dict[str, int] = {}  # item -> output_index
+
+    def begin(self) -> list[bytes]:
+        """What is known to come: a reply that may call need not say anything."""
+        job, made = self._job, []
+        if job.reply.reasoning is not None:
+            made += self._open("reasoning", {**job.thought("", "in_progress"), "content": []})
+        return made if job.may_call else made + self._message()
+
+    def place(self, item: dict[str, Any]) -> int:
+        """Where an item of the finished response stands."""
+        kind = item["type"]
+        if kind == "function_call":
+            kind = f"call {next(at for at, one in enumerate(self._job.calls) if one is item)}"
+        return self._places.get(kind, len(self._places))
+
+    def _open(self, kind: str, item: dict[str, Any]) -> list[bytes]:
+        place = self._places[kind] = len(self._places)
+        return [self._job.event("response.output_item.added", output_index=place, item=item)]
+
+    def _message(self) -> list[bytes]:
+        if "message" in self._places:
+            return []
+        made = self._open("message", {**self._job.item("", "in_progress"), "content": []})
+        part = text_part("", ())
+        return [*made, self._job.event("response.content_part.added", **self._at("message"), part=part)]
+
+    def _at(self, kind: str) -> dict[str, Any]:
+        identity = self._job.message_id if kind == "message" else self._job.thought_id
+        return {"output_index": self._places[kind], "item_id": identity, "content_index": 0}
+
+    def of(self, one: ReplyEvent) -> list[bytes]:
+        job = self._job
+        match one:
+            case ReasoningDelta(text=text):
+                return [job.event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)]
+            case ContentDelta(text=text):
+                new = job.new_logprobs()
+                if not text and job.may_call:
+                    return []
+                begun = self._message()
+                told = {**self._at("message"), "delta": text, "logprobs": new}
+                return [*begun, job.event("response.output_text.delta", **told)]
+            case ToolCallDelta(index=number, name=name, arguments=text):
+                begun = [] if name is None else self._open(f"call {number}", job.call(number, name))
+                if not text:
+                    return begun
+                place = {"output_index": self._places[f"call {number}"], "item_id": job.calls[number]["id"]}
+                return [*begun, job.event("response.function_call_arguments.delta", **place, delta=text)]
+        raise TypeError(f"no event of a reply: {one!r}")
+
+    def end(self) -> list[bytes]:
+        """Each item as it is in the end."""
+        job, made = self._job, []
+        if not job.calls:
+            made += self._message()
+        for kind, place in self._places.items():
+            item = self._final(kind)
+            match item["type"]:
+                case "reasoning":
+                    text = job.reply.reasoning or ""
+                    made.append(job.event("response.reasoning_text.done", **self._at(kind), text=text))
+                case "message":
+                    [part] = item["content"]
+                    told = {"text": part["text"], "logprobs": part["logprobs"]}
+                    made.append(job.event("response.output_text.done", **self._at(kind), **told))
+                    made.append(job.event("response.content_part.done", **self._at(kind), part=part))
+                case _:
+                    told = {"item_id": item["id"], "arguments": item["arguments"], "name": item["name"]}
+                    name = "response.function_call_arguments.done"
+                    made.append(job.event(name, output_index=place, **told))
+            made.append(job.event("response.output_item.done", output_index=place, item=item))
+        return made
+
+    def _final(self, kind: str) -> dict[str, Any]:
+        if kind.startswith("call "):
+            return self._job.calls[int(kind[5:])]
+        return next(item for item in self._job.response.output if item["type"] == kind)
 
 
 def _constraint(form: TextFormat | None) -> dict[str, Any]:

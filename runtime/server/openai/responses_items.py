@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runtime.protocol.messages import ToolCall
+
 
 def text_part(text: str, logprobs: Sequence[Any]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
@@ -23,6 +25,23 @@ def message_item(identity: str, text: str, status: str, logprobs: Sequence[Any] 
 def reasoning_item(identity: str, text: str, status: str) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}] if text else []
     return {"type": "reasoning", "id": identity, "status": status, "summary": [], "content": content}
+
+
+def call_item(identity: str, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
+    return {
+        "type": "function_call",
+        "id": identity,
+        "call_id": call_id,
+        "name": name,
+        "arguments": arguments,
+        "status": status,
+    }
+
+
+def calls_of(output: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]:
+    """The calls among the items."""
+    items = [item for item in output if item["type"] == "function_call"]
+    return tuple(ToolCall(item["name"], item["arguments"], item["call_id"]) for item in items)
 
 
 def text_of(output: Sequence[Mapping[str, Any]]) -> str:
