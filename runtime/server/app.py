@@ -21,11 +21,11 @@ from runtime.server.http.errors import json_response
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
-from runtime.server.native import control, generate, info
+from runtime.server.native import control, generate, info, parsing
 from runtime.server.openai import chat, completions, embeddings, models, responses, tokenize
 
 MODULES: tuple[RouteModule, ...] = (
-    generate, tokenize, info, control, models, completions, chat, embeddings, responses, anthropic,
+    generate, tokenize, parsing, info, control, models, completions, chat, embeddings, responses, anthropic,
 )  # fmt: skip
 SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
 """Beginnings of the paths whose errors look otherwise, and how."""

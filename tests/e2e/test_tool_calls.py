@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import jsonschema
 import openai
 import pytest
@@ -179,3 +180,21 @@ def test_messages(claude: anthropic.Anthropic) -> None:
     assert after.content[0].text == ANSWER
     forced = claude.messages.create(**{**words, "tool_choice": {"type": "tool", "name": "set_timer"}})
     assert [one.type for one in forced.content] == ["tool_use"]
+
+
+def test_a_text_is_taken_apart(shared_server: Any) -> None:
+    def asked(**body: Any) -> httpx.Response:
+        return httpx.post(f"{shared_server.url}/parse_function_call", json=body, timeout=PATIENCE_S)
+
+    text = 'Hi.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
+    found = {"tool_index": 0, "name": "get_weather", "parameters": '{"city": "Oslo"}'}
+    assert asked(text=text, tools=[WEATHER]).json() == {"normal_text": "Hi.", "calls": [found]}
+    other = asked(text='[get_weather(city="Oslo")]', tools=[WEATHER], tool_call_parser="pythonic")
+    assert other.json() == {"normal_text": "", "calls": [found]}
+    assert asked(text=text).json() == {"normal_text": text, "calls": []}
+    wrong = asked(text=text, tools=[WEATHER], tool_call_parser="nobody's")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tool_call_parser")
+    assert "qwen25" in wrong.json()["error"]["message"]
+    assert asked(text=text, tools=[{"function": {}}]).status_code == 400
+    model = httpx.get(f"{shared_server.url}/model_info", timeout=PATIENCE_S).json()
+    assert model["tool_parser"] == "qwen25"

@@ -148,7 +148,7 @@ class Reader:
     def find(self, options: Sequence[str], pattern: re.Pattern[str] | None = None) -> int | None:
         """How far away the first of `options` is. None: there is none, or it may begin where the text that is
         here ends. pattern: what finds them, where not all of them count."""
-        found = (pattern or _any_of(tuple(options))).search(self.text, self.at)
+        found = (pattern or _any_of(tuple(options))).search(self.text, self.at) if options else None
         if found is None:
             return None
         place = found.start() - self.at

@@ -270,3 +270,17 @@ def test_mutated_texts(given_text: tuple[str, str], data: st.DataObject) -> None
         assert any(tool["function"]["name"] == name for tool in TOOLS)
     if not found[1] and key not in ("gpt-oss", "trinity"):
         assert found[0] == text
+
+
+@pytest.mark.parametrize(("key", "text"), CASES)
+def test_without_tools_all_is_content(key: str, text: str) -> None:
+    for tools in (None, []):
+        parser = FunctionCallParser(tools, key)
+        assert not parser.has_tool_call(text)
+        assert whole(parser, text) == (text, [])
+        assert added(parser, text) == (text, [])
+
+
+def test_an_unknown_format_is_named() -> None:
+    with pytest.raises(ValueError, match=r"Unsupported tool_call_parser: nobody's; known: .*qwen25"):
+        FunctionCallParser(TOOLS, "nobody's")
