@@ -54,7 +54,7 @@ NOT_HERE: dict[str, str] = {
         "adapters are not supported; merge the adapter into a checkpoint and serve that",
     ),
     **dict.fromkeys(
-        ("/parse_function_call", "/separate_reasoning"),
+        ("/separate_reasoning",),
         "this server has no offline parsers",
     ),
     **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
