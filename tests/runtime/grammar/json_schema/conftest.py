@@ -102,6 +102,18 @@ class Small:
     def accepts(face: ByteMatcher, text: str) -> bool:
         return all(face.advance(byte) for byte in text.encode()) and face.may_stop()
 
+    @classmethod
+    def shortest(cls, value: Any) -> Any:
+        """The value as masks offer it: a whole number without a fraction."""
+        match value:
+            case float() if value.is_integer():
+                return int(value)
+            case list():
+                return [cls.shortest(one) for one in value]
+            case dict():
+                return {name: cls.shortest(one) for name, one in value.items()}
+        return value
+
     @staticmethod
     def is_valid(schema: Any, value: Any) -> bool:
         return bool(jsonschema.Draft202012Validator(schema).is_valid(value))

@@ -84,7 +84,7 @@ def test_accepts_what_a_validator_accepts(small, data):
         assert not any(small.is_valid(schema, value) for value in instances)
         return
     for value in instances:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(small.shortest(value), ensure_ascii=False)
         assert small.accepts(face.copy(), text) == small.is_valid(schema, value), text
 
 

@@ -94,7 +94,11 @@ def without_definitions(schema):
 @settings(max_examples=60, deadline=None)
 @given(schemas.filter(without_definitions), st.integers())
 def test_what_is_generated_is_valid(schema, seed):
-    matcher = start(schema)
+    try:
+        matcher = start(schema)
+    except UnsupportedConstraint as error:
+        assert "characters; at most" in str(error)  # noqa: PT017 - it is an answer like others
+        return
     checker, pick = jsonschema.Draft202012Validator(schema), random.Random(seed)
     assert matcher.origin.exact
     for _ in range(6):
