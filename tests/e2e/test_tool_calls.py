@@ -198,3 +198,15 @@ def test_a_text_is_taken_apart(shared_server: Any) -> None:
     assert asked(text=text, tools=[{"function": {}}]).status_code == 400
     model = httpx.get(f"{shared_server.url}/model_info", timeout=PATIENCE_S).json()
     assert model["tool_parser"] == "qwen25"
+
+
+def test_reasoning_is_taken_apart(shared_server: Any) -> None:
+    def asked(**body: Any) -> httpx.Response:
+        return httpx.post(f"{shared_server.url}/separate_reasoning", json=body, timeout=PATIENCE_S)
+
+    wanted = {"text": "Four.", "reasoning_text": "Two and two."}
+    assert asked(text="<think>Two and two.</think>\n\nFour.").json() == wanted
+    assert asked(text="Two and two.</think>Four.", reasoning_parser="deepseek-r1").json() == wanted
+    assert asked(text="Four.").json() == {"text": "Four.", "reasoning_text": ""}
+    wrong = asked(text="a", reasoning_parser="nobody's")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "reasoning_parser")

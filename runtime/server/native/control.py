@@ -53,10 +53,6 @@ NOT_HERE: dict[str, str] = {
         ("/load_lora_adapter", "/unload_lora_adapter"),
         "adapters are not supported; merge the adapter into a checkpoint and serve that",
     ),
-    **dict.fromkeys(
-        ("/separate_reasoning",),
-        "this server has no offline parsers",
-    ),
     **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
 }  # fmt: skip
 """Paths that other servers of this kind answer, and why this one does not. The OpenAPI document, which lists

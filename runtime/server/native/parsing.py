@@ -1,6 +1,9 @@
-"""/parse_function_call: a text that a model wrote, taken apart into content and tool calls.
+"""A text that a model wrote, taken apart: into content and tool calls, or into reasoning and answer.
 
-POST {"text": "...", "tools": [...], "tool_call_parser": "qwen25"} -> {"normal_text": "...", "calls": [...]}
+POST /parse_function_call {"text": "...", "tools": [...], "tool_call_parser": "qwen25"}
+    -> {"normal_text": "...", "calls": [...]}
+POST /separate_reasoning {"text": "...", "reasoning_parser": "qwen3"}
+    -> {"text": "...", "reasoning_text": "..."}
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runtime.formats.reasoning.types import AUTO, reasoning_type, split_reasoning
 from runtime.formats.tools import FunctionCallParser, ToolCallItem
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.registry import UnknownName
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
 from runtime.server.http.errors import json_response
@@ -39,10 +44,25 @@ class ParsedCalls(msgspec.Struct):
     calls: list[ToolCallItem]
 
 
+class SeparateReasoning(msgspec.Struct, forbid_unknown_fields=True):
+    """reasoning_parser: how the model marks its reasoning; "auto": by whatever known mark the text shows."""
+
+    text: str
+    reasoning_parser: str = AUTO
+
+
+class SeparatedReasoning(msgspec.Struct):
+    text: str
+    reasoning_text: str
+
+
 OPENAPI = {
+    "POST /separate_reasoning": Operation(
+        "reasoning and answer of a model's text", request=SeparateReasoning, response=SeparatedReasoning
+    ),
     "POST /parse_function_call": Operation(
         "content and tool calls of a model's text", request=ParseFunctionCall, response=ParsedCalls
-    )
+    ),
 }
 
 
@@ -54,8 +74,7 @@ def routes(ctx: ServerContext) -> list[Route]:
             raise BadRequest(
                 f"is needed: {ctx.model.tool_parser_reason or 'the model has none'}", where="tool_call_parser"
             )
-        if len(body.text) > MOST_TEXT:
-            raise BadRequest(f"has {len(body.text)} characters; at most {MOST_TEXT}", where="text")
+        _check(body.text)
         try:
             parser = FunctionCallParser(body.tools, key)
         except ValueError as error:
@@ -64,4 +83,21 @@ def routes(ctx: ServerContext) -> list[Route]:
         content, calls = await asyncio.to_thread(parser.parse_non_stream, body.text)
         return json_response(ParsedCalls(content, calls))
 
-    return [Route("/parse_function_call", parse, methods=["POST"])]
+    async def separate(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, SeparateReasoning)
+        _check(body.text)
+        try:
+            found = split_reasoning(body.text, reasoning_type(body.reasoning_parser))
+        except UnknownName as error:
+            raise BadRequest(str(error), where="reasoning_parser") from error
+        return json_response(SeparatedReasoning(found.answer, found.reasoning))
+
+    return [
+        Route("/parse_function_call", parse, methods=["POST"]),
+        Route("/separate_reasoning", separate, methods=["POST"]),
+    ]
+
+
+def _check(text: str) -> None:
+    if len(text) > MOST_TEXT:
+        raise BadRequest(f"has {len(text)} characters; at most {MOST_TEXT}", where="text")
