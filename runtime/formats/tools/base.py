@@ -117,7 +117,9 @@ class BaseFormatDetector(ABC):
 
     pattern: re.Pattern[str] | None = None
     """What finds triggers, where only some of them count: one whose text says at once that no call follows
-    need not be looked at. It must find one where the text that decides is not there yet."""
+    need not be looked at."""
+    unsure: re.Pattern[str] | None = None
+    """A trigger at the end of the text that is here, of which it is not yet known whether it counts."""
 
     around: tuple[str, str, str] = ("", "", "")
     """Begin of all calls, separator, end of all calls, as structural tags write them."""

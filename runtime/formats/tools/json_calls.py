@@ -17,6 +17,16 @@ from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
 _ARGUMENTS = ("arguments", "parameters")
 _NAMES = ("name", "tool_name")
 _OTHERS = ("id", "type", "tool_call_id", "index", "thought")
+_KEYS = sorted({key[:2] for key in (*_NAMES, *_ARGUMENTS, *_OTHERS)})
+_FIRST = "".join(sorted({key[0] for key in _KEYS}))
+# Of a bracket without other marks: what may be a call behind it, and what may become that.
+_BARE = {
+    "{": (
+        rf"""\{{(?=\s{{0,64}}["'](?:{"|".join(_KEYS)}))""",
+        rf"""\{{\s{{0,64}}(?:["'][{_FIRST}]?)?\Z""",
+    ),
+    "[": (r"\[(?=\s{0,64}\{)", r"\[\s{0,64}\Z"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,11 +60,11 @@ class JsonCalls(BaseFormatDetector):
         if not self.bare:
             return None
         marks = [re.escape(one) for one in self.triggers if one not in self.bare]
-        keys = "|".join(sorted({key[:2] for key in (*_NAMES, *_ARGUMENTS, *_OTHERS)}))
-        first = "".join(sorted({key[0] for key in keys.split("|")}))
-        follows = {"{": f"""["'](?:{keys}|[{first}]?\\Z)""", "[": "\\{"}
-        bare = [rf"{re.escape(one)}(?=\s*(?:{follows[one]}|\Z))" for one in self.bare]
-        return re.compile("|".join(marks + bare))
+        return re.compile("|".join([*marks, _BARE[self.bare][0]]))
+
+    @cached_property
+    def unsure(self) -> re.Pattern[str] | None:  # type: ignore[override]
+        return re.compile(_BARE[self.bare][1]) if self.bare else None
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
         opener = trigger if trigger and trigger in self.bare else (yield from reader.expect("{", "["))

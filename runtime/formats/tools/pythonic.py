@@ -41,7 +41,11 @@ class PythonicCalls(BaseFormatDetector):
         if "[" not in self.triggers:
             return None
         marks = [re.escape(one) for one in self.triggers if one != "["]
-        return re.compile("|".join([*marks, r"\[(?=\s*(?:[\w.\-]+(?:\s*\(|\s*\Z)|\Z))"]))
+        return re.compile("|".join([*marks, r"\[(?=\s{0,64}[\w.\-]{1,256}\s{0,64}\()"]))
+
+    @cached_property
+    def unsure(self) -> re.Pattern[str] | None:  # type: ignore[override]
+        return re.compile(r"\[\s{0,64}(?:[\w.\-]{1,256}\s{0,64})?\Z") if "[" in self.triggers else None
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
         opened = trigger == "["

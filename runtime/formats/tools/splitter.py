@@ -20,7 +20,7 @@ class Splitter:
         self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
     ) -> None:
         self._format, self._reader = detector, Reader()
-        self._triggers, self._pattern = detector.triggers, detector.pattern
+        self._triggers, self._pattern, self._unsure = detector.triggers, detector.pattern, detector.unsure
         self._calls = CallSink(self._reader, tools, incremental, forward)
         self._content: list[str] = []
         self._blank: list[str] = []  # white space that belongs to what follows, if that is content
@@ -65,6 +65,14 @@ class Splitter:
         reader, triggers, pattern = self._reader, self._triggers, self._pattern
         while True:
             place = reader.find(triggers, pattern)
+            unsure = (
+                None if self._unsure is None or reader.over else self._unsure.search(reader.text, reader.at)
+            )
+            if unsure is not None and (place is None or unsure.start() - reader.at < place):
+                self._say(reader.take(min(unsure.start() - reader.at, reader.left - reader.held(triggers))))
+                reader.reset()
+                yield
+                continue
             self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
             reader.reset()
             if place is not None:
