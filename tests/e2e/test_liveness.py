@@ -64,6 +64,19 @@ def test_a_tiny_budget_is_enough_where_a_whole_output_fits(engine: Engine) -> No
     assert closed
 
 
+def test_a_stream_of_one_token_ends_as_the_whole_does(engine: Engine) -> None:
+    """The text that is looked for first, `\u00e9`, takes two tokens."""
+    for seed in range(12):
+        sampling = {"regex": "(\u00e9|ab|abab)", "max_new_tokens": 1, "temperature": 1.0, "seed": seed}
+        asked = {"text": "Once", "sampling_params": sampling}
+        whole = asyncio.run(engine.submit(GenerateReqInput(**asked)))
+
+        async def last(asked: dict[str, Any]) -> Any:
+            return [event async for event in engine.stream(GenerateReqInput(**asked, stream=True))][-1]
+
+        assert asyncio.run(last(asked)).text == whole.text == "ab"
+
+
 def test_where_none_fits_it_ends_by_length_and_says_so(engine: Engine) -> None:
     meta = ask(engine, "plain", seed=1, max_new_tokens=2).meta
     assert meta["finish_reason"]["type"] == "length"

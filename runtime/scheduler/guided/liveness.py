@@ -84,7 +84,9 @@ class Liveness:
         guide.check_at = many // 2 if many >= SMALL else 0
         if request.stream:
             ids = later.get()
-            guide.sure_held = ids if ids is not None and len(ids) <= many else ()
+            if ids is not None and len(ids) > many:  # the one that is known is not the shortest
+                ids = guide.matcher.closing(many)
+            guide.sure_held = ids or ()
             if not guide.sure_held:
                 guide.completion = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from runtime.grammar.base import Matcher
@@ -82,7 +83,8 @@ _Place = tuple[Matcher, bytes]
 
 
 class _Search:
-    """Each value is told once it fits; of an object the orders of its members are tried one after another."""
+    """Of an object the orders of its members are tried one after another, and others where what follows does
+    not fit: a schema with several branches may take one order at its end only in some of them."""
 
     def __init__(self, comma: bytes, colon: bytes) -> None:
         self._comma, self._colon = comma, colon
@@ -91,42 +93,37 @@ class _Search:
     def whole(self, start: Matcher, value: Any) -> bytes | None:
         self._work = WORK * len(json.dumps(value)) + 400
         try:
-            end = self._value((start, b""), value)
+            ends = self._value((start, b""), value)
+            return next((end[1] for end in ends if end[0].may_stop()), None)
         except (BadConstraint, RecursionError):
             return None
-        return end[1] if end is not None and end[0].may_stop() else None
 
-    def _say(self, place: _Place, data: bytes) -> _Place | None:
+    def _say(self, place: _Place, data: bytes) -> Iterator[_Place]:
         self._work -= len(data)
         ahead = place[0].copy()
-        return (ahead, place[1] + data) if self._work > 0 and ahead.advance_bytes(data) else None
+        if self._work > 0 and ahead.advance_bytes(data):
+            yield ahead, place[1] + data
 
-    def _value(self, place: _Place, value: Any) -> _Place | None:
+    def _value(self, place: _Place, value: Any) -> Iterator[_Place]:
         if isinstance(value, dict | list):
             named = isinstance(value, dict)
-            opened = self._say(place, b"{" if named else b"[")
             inside = list(value.items()) if named else [(None, item) for item in value]
-            return None if opened is None else self._members(opened, inside, b"", named)
+            for opened in self._say(place, b"{" if named else b"["):
+                yield from self._members(opened, inside, b"", named)
+            return
         said = [json.dumps(value, ensure_ascii=False)]
         if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
             said.insert(0, json.dumps(int(value)))
         for one in said:
-            found = self._say(place, one.encode("utf-8", "surrogatepass"))
-            if found is not None:
-                return found
-        return None
+            yield from self._say(place, one.encode("utf-8", "surrogatepass"))
 
     def _members(
         self, place: _Place, left: list[tuple[Any, Any]], before: bytes, named: bool
-    ) -> _Place | None:
+    ) -> Iterator[_Place]:
         if not left:
-            return self._say(place, b"}" if named else b"]")
+            yield from self._say(place, b"}" if named else b"]")
         for at, (name, inner) in enumerate(left if named else left[:1]):
             key = json.dumps(name, ensure_ascii=False).encode() + self._colon if named else b""
-            begun = self._say(place, before + key)
-            told = None if begun is None else self._value(begun, inner)
-            if told is not None:
-                ended = self._members(told, left[:at] + left[at + 1 :], self._comma, named)
-                if ended is not None:
-                    return ended
-        return None
+            for begun in self._say(place, before + key):
+                for told in self._value(begun, inner):
+                    yield from self._members(told, left[:at] + left[at + 1 :], self._comma, named)
