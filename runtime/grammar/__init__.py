@@ -21,7 +21,7 @@ llguidance, and what that cannot read to XGrammar.
   share a path; those of a kind are shared by constraints, and `MaskStore` can keep them on disk
   (`grammar_cache_dir`). What is too large goes to llguidance.
 - In the scheduler all of this stands in `scheduler/guided/`, behind `guided/decoding.py`; what it knows
-  of a request is its `Guide` (`scheduler/components.py`), which nobody else writes.
+  of a request is its `Guide` (`scheduler/requests/components.py`), which nobody else writes.
 - Backtracking. `scheduler/guided/liveness.py` takes output back where nothing may follow it
   (`Matcher.verdict`, `retract`; `CacheManager.cut` shortens the lease, below what it published if need be),
   in bounds, and leads an output to an end before `max_new_tokens` runs out, along ids that

@@ -10,7 +10,7 @@ from enum import Enum
 
 from runtime.cache.base import Match
 from runtime.cache.manager import CacheManager
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 CLIP = 4096  # new tokens counted for one request at most: longer ones seldom need all they may have
 SHARED = 32  # uncached tokens shared with a request under way that make it worth waiting for

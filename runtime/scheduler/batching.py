@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 HEALS = 1 << 62
 """Draws that choose the end of a prompt are other ones than those of the output."""

@@ -31,7 +31,7 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.scheduler.report import Counters, totals
-from runtime.scheduler.request import failure
+from runtime.scheduler.requests.request import failure
 
 TUNABLE = ("max_prefill_tokens", "max_running_requests", "max_waiting_requests")
 ONLY_VECTORS = "this model gives embeddings only"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
-from runtime.scheduler.request import Request, failure
+from runtime.scheduler.requests.request import Request, failure
 
 
 class Outbox:

@@ -7,7 +7,7 @@ from operator import attrgetter
 from runtime.cache.base import PrefixCache
 from runtime.cache.none import NoCache
 from runtime.scheduler.policies import Order
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 REFRESH = 8  # ticks a look into the cache is good for
 _ARRIVAL = attrgetter("arrival")

@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 RATE_S = 1.0  # seconds a rate is measured over, at least
 

@@ -13,7 +13,7 @@ from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, grow
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 from runtime.scheduler.stages.base import Stage
 
 MAX_TAIL_AHEAD = 256  # slots reserved ahead of a growing tail, at most

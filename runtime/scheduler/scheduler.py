@@ -24,13 +24,13 @@ from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, 
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
-from runtime.scheduler.expiry import Deadlines
 from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
-from runtime.scheduler.request import Request, defect, failure, named
+from runtime.scheduler.requests.expiry import Deadlines
+from runtime.scheduler.requests.request import Request, defect, failure, named
 from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.stages.base import Stage

@@ -17,7 +17,7 @@ import msgspec
 from runtime.cache.manager import CacheManager, Lease
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 MAX_TURNS = 4096  # of one session
 

@@ -11,9 +11,9 @@ from runtime.config.scheduler import SchedulerConfig
 from runtime.protocol.errors import BadRequest, QueueFull
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.sampling import SamplingParams
-from runtime.scheduler.checks import verify
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.checks import verify
+from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import Fail
 from runtime.scheduler.sessions import Sessions
 

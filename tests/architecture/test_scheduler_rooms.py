@@ -7,8 +7,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from runtime.scheduler.components import Guide, Logprobs, Timing
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.components import Guide, Logprobs, Timing
+from runtime.scheduler.requests.request import Request
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEDULER = ROOT / "runtime" / "scheduler"

@@ -47,7 +47,7 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.scheduler.embedding import EmbeddingScheduler
-from runtime.scheduler.request import failure
+from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from runtime.protocol.io_struct import FinishReason
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.guided.steps import drop_last, guide_of, mark
-from runtime.scheduler.request import Request
-from runtime.scheduler.stop import STOP, Seen
+from runtime.scheduler.requests.request import Request
+from runtime.scheduler.requests.stop import STOP, Seen
 
 Encode = Callable[[str], list[int]]
 

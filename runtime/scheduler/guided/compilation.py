@@ -19,10 +19,10 @@ from runtime.protocol.errors import (
     RuntimeFault,
     UnsupportedConstraint,
 )
-from runtime.scheduler.components import Guide
 from runtime.scheduler.guided.advance import Advance
 from runtime.scheduler.guided.liveness import completion_ready
-from runtime.scheduler.request import Request, defect
+from runtime.scheduler.requests.components import Guide
+from runtime.scheduler.requests.request import Request, defect
 
 
 class Grammars(Protocol):

@@ -24,7 +24,7 @@ from runtime.scheduler.guided.compilation import Compilation, Grammars
 from runtime.scheduler.guided.deferred import DeferredAdvance, Over
 from runtime.scheduler.guided.masks import full, masks_of
 from runtime.scheduler.guided.throttle import Pass, Throttle
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 __all__ = ["Encode", "Grammars", "GuidedDecoding", "Over", "ended"]
 

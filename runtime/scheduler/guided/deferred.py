@@ -28,7 +28,7 @@ from runtime.scheduler.admission import shrink
 from runtime.scheduler.guided.advance import Advance
 from runtime.scheduler.guided.costs import Costs
 from runtime.scheduler.guided.steps import guide_of
-from runtime.scheduler.request import Request, defect
+from runtime.scheduler.requests.request import Request, defect
 
 SHARE = 4
 """Constrained requests are deferred where there is at least one free request for so many of them: each jump

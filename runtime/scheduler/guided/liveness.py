@@ -40,8 +40,8 @@ from runtime.protocol.errors import BadConstraint, InternalFault
 from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
 from runtime.scheduler.guided.steps import cut, guide_of, mark
-from runtime.scheduler.request import Request
-from runtime.scheduler.stop import STOP
+from runtime.scheduler.requests.request import Request
+from runtime.scheduler.requests.stop import STOP
 
 SMALL = 48  # max_new_tokens below which a completion is wanted from the start
 SPARE = 4  # the share of the tokens to spare after which is asked again

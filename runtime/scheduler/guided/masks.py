@@ -9,9 +9,9 @@ import numpy as np
 
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
-from runtime.scheduler.components import Guide
 from runtime.scheduler.guided.costs import Costs
-from runtime.scheduler.request import Request, defect
+from runtime.scheduler.requests.components import Guide
+from runtime.scheduler.requests.request import Request, defect
 
 GRAMMAR_S, GRAMMAR_TOKEN_S = 3.0, 0.03
 """CPU seconds that following one request's constraint may take: to begin with, and more for each token."""

@@ -3,8 +3,8 @@ computed of the tokens, and the matcher, are the caller's."""
 
 from __future__ import annotations
 
-from runtime.scheduler.components import Guide, Mark, Replaced
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.components import Guide, Mark, Replaced
+from runtime.scheduler.requests.request import Request
 
 
 def guide_of(request: Request) -> Guide:

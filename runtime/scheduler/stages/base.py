@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 
 class Stage(Protocol):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from runtime.cache.manager import CacheManager
-from runtime.scheduler.expiry import Deadlines
 from runtime.scheduler.report import Counters
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.expiry import Deadlines
+from runtime.scheduler.requests.request import Request
 from runtime.scheduler.sessions import Sessions
 from runtime.scheduler.stages.base import Stage
 

@@ -27,10 +27,10 @@ from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.loop import Loop
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
+from runtime.scheduler.requests.stop import LENGTH
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.stages.unified import Unified
-from runtime.scheduler.stop import LENGTH
 
 NEW = 24
 PROMPTS = {

@@ -14,7 +14,7 @@ from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, reclaim
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 
 @pytest.fixture

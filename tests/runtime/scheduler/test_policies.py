@@ -15,7 +15,7 @@ from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.protocol.constraint import Constraint
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 from runtime.scheduler.stages.unified import Unified
 
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 
 from runtime.protocol.errors import DeadlineExceeded
-from runtime.scheduler.request import Request
+from runtime.scheduler.requests.request import Request
 
 _Entry = tuple[float, int, str]  # (when, seq, rid)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from runtime.grammar.base import Completion, Matcher, Origin
 from runtime.protocol.io_struct import GrammarInfo, TokenizedGenerateReqInput
-from runtime.scheduler.stop import Seen
+from runtime.scheduler.requests.stop import Seen
 
 Top = list[tuple[int, float]]
 """(id, log-probability) pairs."""

@@ -20,8 +20,8 @@ from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
-from runtime.scheduler.components import Guide, Logprobs, Timing
-from runtime.scheduler.stop import LENGTH, NOTHING_SEEN, StopRule
+from runtime.scheduler.requests.components import Guide, Logprobs, Timing
+from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
 
 Hidden: TypeAlias = Literal["none", "last", "all"]
 

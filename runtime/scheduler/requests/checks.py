@@ -5,7 +5,7 @@ from __future__ import annotations
 from runtime.config.scheduler import SchedulerConfig
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
-from runtime.scheduler.stop import search_of
+from runtime.scheduler.requests.stop import search_of
 
 
 def verify(req: TokenizedGenerateReqInput, config: SchedulerConfig, slots: int, vocab_size: int) -> None:
