@@ -1,0 +1,253 @@
+"""MCPToolServer: tools of servers that speak the Model Context Protocol, on its official SDK.
+
+Source: https://modelcontextprotocol.io/specification
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.formats.tools.types import Tool
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.registry import Registry
+from runtime.tools.schema_trimming import trimmed
+from runtime.tools.tool_server import ToolNamespace, ToolResult, ToolServer, ToolServerError, ToolSession
+
+log = logging.getLogger(__name__)
+
+# The SDK is an extra, and slow to import.
+_SDK: Registry[Any] = Registry(
+    "part of MCP",
+    {
+        "client": "mcp:Client",
+        "stdio": "mcp:StdioServerParameters",
+        "sse": "mcp.client.sse:sse_client",
+        "text": "mcp.types:TextContent",
+    },
+    extras=dict.fromkeys(("client", "stdio", "sse", "text"), "mcp"),
+)
+MOST_TOOLS = 1000
+LONGEST_RESULT = 1 << 20
+"""Characters of a tool's result that are kept."""
+
+
+@dataclass(frozen=True)
+class McpAddress:
+    """Where an MCP server is: "host:port" and "http://.../sse" (SSE), any other URL (streamable HTTP), or
+    "stdio:command arguments", which is started for each session."""
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.text or (self.text.startswith("stdio:") and not self.text[6:].strip()):
+            raise BadRequest(f"{self.text!r} is no address of a tool server", where="tool_server")
+
+    def transport(self, timeout_s: float) -> Any:
+        """What the SDK's client takes."""
+        if self.text.startswith("stdio:"):
+            command, *arguments = shlex.split(self.text[6:])
+            return _SDK.load("stdio")(command=command, args=arguments)
+        url = self.text if "://" in self.text else f"http://{self.text}/sse"
+        if url.rstrip("/").endswith("/sse"):
+            return _SDK.load("sse")(url, timeout=timeout_s, sse_read_timeout=max(timeout_s, 300.0))
+        return url
+
+
+class MCPToolServer(ToolServer):
+    """Each server is a namespace, called as the server calls itself. Two of one name: the first is kept.
+
+    connect_timeout_s: to connect and to list the tools; call_timeout_s: for each call.
+    """
+
+    def __init__(self, connect_timeout_s: float = 10.0, call_timeout_s: float = 60.0) -> None:
+        self._connect_s, self._call_s = connect_timeout_s, call_timeout_s
+        self._namespaces: dict[str, tuple[ToolNamespace, McpAddress]] = {}
+
+    async def add_tool_server(self, addresses: str) -> None:
+        """Addresses separated by commas (see McpAddress). Each server is asked for its tools. Raises
+        ToolServerError for one that does not answer, BadRequest for what is no address."""
+        for text in filter(None, (one.strip() for one in addresses.split(","))):
+            await self._add(McpAddress(text))
+
+    async def _add(self, address: McpAddress) -> None:
+        async with (
+            _connected(address, self._connect_s) as client,
+            _in_time(address, self._connect_s, "list its tools"),
+        ):
+            namespace = await _described(address, client)
+        if namespace.name in self._namespaces:
+            known = self._namespaces[namespace.name][1].text
+            log.warning(
+                "two tool servers are called %r: %s is left out, %s is kept",
+                namespace.name,
+                address.text,
+                known,
+            )
+            return
+        self._namespaces[namespace.name] = namespace, address
+
+    def names(self) -> list[str]:
+        return list(self._namespaces)
+
+    def has_tool(self, name: str) -> bool:
+        return name in self._namespaces
+
+    def get_tool_description(self, name: str) -> ToolNamespace | None:
+        found = self._namespaces.get(name)
+        return None if found is None else found[0]
+
+    def get_tool_session(self, name: str) -> AbstractAsyncContextManager[ToolSession]:
+        found = self._namespaces.get(name)
+        if found is None:
+            known = ", ".join(self._namespaces) or "none"
+            raise ToolServerError(f"there is no tool server {name!r}; known: {known}")
+        return self._session(found[1])
+
+    @asynccontextmanager
+    async def _session(self, address: McpAddress) -> AsyncGenerator[ToolSession, None]:
+        session = _McpSession(address, self._connect_s, self._call_s)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+
+class _McpSession:
+    """Connects with the first call, and anew after a connection broke.
+
+    The SDK's connections must be opened and closed by one task, so each lives in a task of its own.
+    """
+
+    def __init__(self, address: McpAddress, connect_s: float, call_s: float) -> None:
+        self._address, self._connect_s, self._call_s = address, connect_s, call_s
+        self._calls: asyncio.Queue[tuple[str, Mapping[str, Any], asyncio.Future[ToolResult]] | None] = (
+            asyncio.Queue()
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._broken = False
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if self._broken and self._task is not None:
+            await asyncio.wait({self._task}, timeout=self._connect_s)
+            self._task.cancel()
+        if self._task is None or self._task.done() or self._broken:
+            self._broken = False
+            self._task = asyncio.create_task(self._serve(), name="sglang-dsl-mcp")
+        answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
+        self._calls.put_nowait((name, arguments, answer))
+        # The task ends without an answer where it is cancelled, or broke in the SDK.
+        either: set[asyncio.Future[Any]] = {answer, self._task}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return answer.result()
+        failed = None if self._task.cancelled() else self._task.exception()
+        return ToolResult(
+            f"the connection to the tool server {self._address.text} broke: {_told(failed)}", True
+        )
+
+    async def close(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._calls.put_nowait(None)
+            await asyncio.wait({self._task}, timeout=self._connect_s)
+            if not self._task.done():
+                self._task.cancel()
+                await asyncio.wait({self._task}, timeout=self._connect_s)
+
+    async def _serve(self) -> None:
+        """Answer calls until there is no more, or the connection breaks."""
+        queue = self._calls
+        try:
+            async with _connected(self._address, self._connect_s) as client:
+                while (item := await queue.get()) is not None:
+                    name, arguments, answer = item
+                    result, self._broken = await self._answer(client, name, arguments)
+                    if not answer.done():
+                        answer.set_result(result)
+                    if self._broken:
+                        return
+        except ToolServerError as error:
+            while not queue.empty():
+                item = queue.get_nowait()
+                if item is not None and not item[2].done():
+                    item[2].set_result(ToolResult(str(error), True))
+
+    async def _answer(self, client: Any, name: str, arguments: Mapping[str, Any]) -> tuple[ToolResult, bool]:
+        """The result, and whether the connection is of no more use."""
+        try:
+            async with asyncio.timeout(self._call_s):
+                found = await client.call_tool(name, dict(arguments))
+        except TimeoutError:
+            return ToolResult(f"the tool {name!r} did not answer within {self._call_s:g} s", True), True
+        except Exception as error:  # noqa: BLE001 - whatever the SDK raises is told to the model
+            broken = type(error).__name__ != "MCPError" or "losed" in str(error)
+            return ToolResult(f"the tool {name!r} failed: {_told(error)}", True), broken
+        text = "\n".join(_shown(block) for block in found.content)
+        if not text and found.structured_content is not None:
+            text = str(found.structured_content)
+        if len(text) > LONGEST_RESULT:
+            text = f"{text[:LONGEST_RESULT]}\n[cut: {len(text)} characters]"
+        return ToolResult(text, bool(found.is_error), found.structured_content), False
+
+
+def _shown(block: Any) -> str:
+    return str(block.text) if isinstance(block, _SDK.load("text")) else f"[{block.type}]"
+
+
+def _told(error: BaseException | None) -> str:
+    """In one line; of a group, its first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300] if error is not None else "it was closed"
+
+
+@asynccontextmanager
+async def _in_time(address: McpAddress, seconds: float, to: str) -> AsyncGenerator[None, None]:
+    """Raises ToolServerError where it takes longer, or fails."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise ToolServerError(f"the tool server {address.text} did not {to} within {seconds:g} s") from error
+    except ToolServerError:
+        raise
+    except Exception as error:
+        raise ToolServerError(f"the tool server {address.text} did not {to}: {_told(error)}") from error
+
+
+@asynccontextmanager
+async def _connected(address: McpAddress, seconds: float) -> AsyncGenerator[Any, None]:
+    """A client of the SDK. Raises ToolServerError."""
+    client = _SDK.load("client")(address.transport(seconds))
+    async with _in_time(address, seconds, "answer"):
+        await client.__aenter__()
+    try:
+        yield client
+    finally:
+        try:
+            await client.__aexit__(None, None, None)
+        except Exception as error:  # noqa: BLE001 - it is given up; what it answered is known
+            log.info("closing the connection to %s: %s", address.text, _told(error))
+
+
+async def _described(address: McpAddress, client: Any) -> ToolNamespace:
+    tools: list[Tool] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor) if cursor else await client.list_tools()
+        for one in page.tools:
+            said = {**(getattr(one.annotations, "model_extra", None) or {}), **(one.meta or {})}
+            if said.get("include_in_prompt") is False:
+                continue
+            tools.append(Tool(one.name, trimmed(one.input_schema), one.description))
+        cursor = page.next_cursor
+        if not cursor or len(tools) > MOST_TOOLS:
+            break
+    info = client.server_info
+    name = info.name if info is not None and info.name else address.text
+    return ToolNamespace(name, client.instructions, tuple(tools[:MOST_TOOLS]))
