@@ -17,6 +17,7 @@ import sys
 
 _REFUSED = 97
 _NEW_USER, _NEW_PID, _NEW_NET, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+_NEW_MOUNTS = 0x00020000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _NOBODY = 65534
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -57,11 +58,45 @@ def _lock_files(folder: str) -> None:
     os.close(rules)
 
 
+def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
+    words = [word.encode() for word in (source, target, kind)]
+    if _LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()):
+        _refuse(f"{target} cannot be mounted")
+
+
+def _show_python(folder: str) -> None:
+    """For root, whose Python may be in a home that nobody else can enter: a view of the files, for this
+    process alone, in which that home holds Python and nothing else."""
+    hidden: dict[str, list[str]] = {}
+    for path in {sys.prefix, sys.base_prefix}:
+        parts = path.strip("/").split("/")
+        above = ["/" + "/".join(parts[: size + 1]) for size in range(len(parts))]
+        closed = next((one for one in above if not os.stat(one).st_mode & 1), None)
+        if closed is not None:
+            hidden.setdefault(closed, []).append(path)
+    if not hidden:
+        return
+    if _LIBC.unshare(_NEW_MOUNTS):
+        _refuse("mounts are not available")
+    _mount("none", "/", "", 0x44000, "")  # private, all below
+    for closed, paths in hidden.items():
+        kept = [os.path.join(folder, f".mount{number}") for number in range(len(paths))]
+        for path, place in zip(paths, kept, strict=True):
+            os.mkdir(place)
+            _mount(path, place, "", 0x5000, "")  # bind, all below
+        _mount("none", closed, "tmpfs", 0, "mode=755")
+        for path, place in zip(paths, kept, strict=True):
+            os.makedirs(path, exist_ok=True)
+            _mount(place, path, "", 0x2000, "")  # move
+            os.rmdir(place)
+
+
 def main() -> None:
     folder, memory, seconds, size, processes = sys.argv[1], *map(int, sys.argv[2:6])
     code = sys.stdin.read()
     os.chdir(folder)
     if os.geteuid() == 0:
+        _show_python(folder)
         # The system's root has no limit on processes.
         os.setgroups([])
         os.setgid(_NOBODY)
