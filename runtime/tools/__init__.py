@@ -1,6 +1,15 @@
 """Tool servers: where a model's calls of tools are run. Knows no model and no request."""
 
+from runtime.tools.demo import DemoToolServer
 from runtime.tools.mcp_server import MCPToolServer
 from runtime.tools.tool_server import ToolNamespace, ToolResult, ToolServer, ToolServerError, ToolSession
 
-__all__ = ["MCPToolServer", "ToolNamespace", "ToolResult", "ToolServer", "ToolServerError", "ToolSession"]
+__all__ = [
+    "DemoToolServer",
+    "MCPToolServer",
+    "ToolNamespace",
+    "ToolResult",
+    "ToolServer",
+    "ToolServerError",
+    "ToolSession",
+]

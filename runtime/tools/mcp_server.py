@@ -11,7 +11,7 @@ import shlex
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from runtime.formats.tools.types import Tool
 from runtime.protocol.errors import BadRequest
@@ -29,9 +29,13 @@ _SDK: Registry[Any] = Registry(
         "stdio": "mcp:StdioServerParameters",
         "sse": "mcp.client.sse:sse_client",
         "text": "mcp.types:TextContent",
+        "error": "mcp:MCPError",
+        "closed": "mcp.types:CONNECTION_CLOSED",
     },
-    extras=dict.fromkeys(("client", "stdio", "sse", "text"), "mcp"),
+    extras=dict.fromkeys(("client", "stdio", "sse", "text", "error", "closed"), "mcp"),
 )
+_Calls: TypeAlias = "asyncio.Queue[tuple[str, Mapping[str, Any], asyncio.Future[ToolResult]] | None]"
+"""Name, arguments, and where the result goes; None: there are no more."""
 MOST_TOOLS = 1000
 LONGEST_RESULT = 1 << 20
 """Characters of a tool's result that are kept."""
@@ -45,7 +49,11 @@ class McpAddress:
     text: str
 
     def __post_init__(self) -> None:
-        if not self.text or (self.text.startswith("stdio:") and not self.text[6:].strip()):
+        try:
+            command = shlex.split(self.text[6:]) if self.text.startswith("stdio:") else [self.text]
+        except ValueError as error:
+            raise BadRequest(f"{self.text!r} is no command: {error}", where="tool_server") from error
+        if not command or not command[0]:
             raise BadRequest(f"{self.text!r} is no address of a tool server", where="tool_server")
 
     def transport(self, timeout_s: float) -> Any:
@@ -126,54 +134,59 @@ class _McpSession:
 
     def __init__(self, address: McpAddress, connect_s: float, call_s: float) -> None:
         self._address, self._connect_s, self._call_s = address, connect_s, call_s
-        self._calls: asyncio.Queue[tuple[str, Mapping[str, Any], asyncio.Future[ToolResult]] | None] = (
-            asyncio.Queue()
-        )
+        self._calls: _Calls = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._broken = False
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        if self._broken and self._task is not None:
-            await asyncio.wait({self._task}, timeout=self._connect_s)
-            self._task.cancel()
-        if self._task is None or self._task.done() or self._broken:
-            self._broken = False
-            self._task = asyncio.create_task(self._serve(), name="sglang-dsl-mcp")
+        if self._broken:
+            await self.close()
+        if self._task is None or self._task.done():
+            # A queue of its own: what an earlier connection left is not called again.
+            self._broken, self._calls = False, asyncio.Queue()
+            self._task = asyncio.create_task(self._serve(self._calls), name="sglang-dsl-mcp")
+        task = self._task
         answer: asyncio.Future[ToolResult] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((name, arguments, answer))
         # The task ends without an answer where it is cancelled, or broke in the SDK.
-        either: set[asyncio.Future[Any]] = {answer, self._task}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {answer, task}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            task.cancel()  # nobody waits for the call any more
+            raise
         if answer.done():
             return answer.result()
-        failed = None if self._task.cancelled() else self._task.exception()
+        failed = None if task.cancelled() else task.exception()
         return ToolResult(
             f"the connection to the tool server {self._address.text} broke: {_told(failed)}", True
         )
 
     async def close(self) -> None:
-        if self._task is not None and not self._task.done():
+        task = self._task
+        if task is not None and not task.done():
             self._calls.put_nowait(None)
-            await asyncio.wait({self._task}, timeout=self._connect_s)
-            if not self._task.done():
-                self._task.cancel()
-                await asyncio.wait({self._task}, timeout=self._connect_s)
+            await asyncio.wait({task}, timeout=self._connect_s)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=self._connect_s)
+        self._task = None
 
-    async def _serve(self) -> None:
+    async def _serve(self, calls: _Calls) -> None:
         """Answer calls until there is no more, or the connection breaks."""
-        queue = self._calls
         try:
             async with _connected(self._address, self._connect_s) as client:
-                while (item := await queue.get()) is not None:
+                while (item := await calls.get()) is not None:
                     name, arguments, answer = item
-                    result, self._broken = await self._answer(client, name, arguments)
+                    result, broken = await self._answer(client, name, arguments)
+                    self._broken = broken
                     if not answer.done():
                         answer.set_result(result)
-                    if self._broken:
+                    if broken:
                         return
         except ToolServerError as error:
-            while not queue.empty():
-                item = queue.get_nowait()
+            while not calls.empty():
+                item = calls.get_nowait()
                 if item is not None and not item[2].done():
                     item[2].set_result(ToolResult(str(error), True))
 
@@ -185,7 +198,9 @@ class _McpSession:
         except TimeoutError:
             return ToolResult(f"the tool {name!r} did not answer within {self._call_s:g} s", True), True
         except Exception as error:  # noqa: BLE001 - whatever the SDK raises is told to the model
-            broken = type(error).__name__ != "MCPError" or "losed" in str(error)
+            # An error that the server answered leaves the connection as it was.
+            fault: Any = error
+            broken = not isinstance(error, _SDK.load("error")) or fault.code == _SDK.load("closed")
             return ToolResult(f"the tool {name!r} failed: {_told(error)}", True), broken
         text = "\n".join(_shown(block) for block in found.content)
         if not text and found.structured_content is not None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
+import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,10 +19,15 @@ from typing import Any
 from runtime.formats.tools.types import Tool
 from runtime.tools.tool_server import ToolNamespace, ToolResult
 
+log = logging.getLogger(__name__)
+
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _REFUSED = 97
+NOBODY = 65534
 MOST_CODE = 1 << 20
 """Characters of code, at most."""
+WATCH_S = 0.2
+"""Between looks at how much code wrote."""
 
 DESCRIPTION = (
     "Runs Python code and gives what it printed. Each call is a new process; files in the current folder "
@@ -32,11 +39,13 @@ SCHEMA = {"type": "object", "properties": {"code": {"type": "string"}}, "require
 @dataclass(frozen=True)
 class PythonLimits:
     """Of each call. seconds: of the clock; the CPU's as many. memory_bytes: address space of each process.
-    file_bytes: of each file. output: characters that are kept."""
+    file_bytes: of each file; folder_bytes, files: of the session's folder. output: characters kept."""
 
     seconds: float = 20.0
     memory_bytes: int = 1 << 30
     file_bytes: int = 64 << 20
+    folder_bytes: int = 256 << 20
+    files: int = 10_000
     processes: int = 16
     output: int = 32_000
 
@@ -52,11 +61,11 @@ class PythonTool:
     async def session(self) -> AsyncGenerator[PythonSession, None]:
         """With a folder of its own, which is gone afterwards."""
         folder = tempfile.mkdtemp(prefix="sglang-dsl-python-")
-        os.chmod(folder, 0o777)  # root gives its code to nobody, who must be able to write here
+        _give(folder)
         try:
             yield PythonSession(folder, self._limits)
         finally:
-            await asyncio.to_thread(shutil.rmtree, folder, True)
+            await asyncio.to_thread(_remove, folder)
 
 
 class PythonSession:
@@ -81,6 +90,7 @@ class PythonSession:
             env={"PATH": "/usr/bin:/bin", "HOME": self._folder, "TMPDIR": self._folder, "LANG": "C.UTF-8"},
             start_new_session=True,
         )  # fmt: skip
+        watch = asyncio.create_task(self._watch(process), name="sglang-dsl-python-watch")
         try:
             async with asyncio.timeout(limits.seconds):
                 text, cut = await self._read(process, code)
@@ -88,8 +98,15 @@ class PythonSession:
         except TimeoutError:
             return ToolResult(f"the code did not end within {limits.seconds:g} s", True)
         finally:
+            watch.cancel()
             _end(process)
             await process.wait()
+        if not await asyncio.to_thread(self._has_room):
+            await asyncio.to_thread(_remove, self._folder)
+            os.mkdir(self._folder, 0o700)
+            _give(self._folder)
+            much = f"more than {limits.folder_bytes} bytes or {limits.files} files"
+            return ToolResult(f"the code wrote {much}; they are gone", True)
         if status == _REFUSED:
             return ToolResult(f"this system cannot lock code in, so it was not run: {text.strip()}", True)
         if cut:
@@ -97,6 +114,30 @@ class PythonSession:
         if status:
             return ToolResult(text or f"the code was ended: status {status}", True)
         return ToolResult(text)
+
+    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+        """End it when its folder is full."""
+        while await asyncio.to_thread(self._has_room):
+            await asyncio.sleep(WATCH_S)
+        _end(process)
+
+    def _has_room(self) -> bool:
+        size, count, left = 0, 0, [self._folder]
+        while left:
+            try:
+                with os.scandir(left.pop()) as entries:
+                    for entry in entries:
+                        count += 1
+                        with suppress(FileNotFoundError):
+                            size += entry.stat(follow_symlinks=False).st_blocks * 512
+                        if entry.is_dir(follow_symlinks=False):
+                            left.append(entry.path)
+                        if count > self._limits.files or size > self._limits.folder_bytes:
+                            return False
+            except OSError as error:
+                if error.errno == errno.ENAMETOOLONG:
+                    return False  # folders in folders, deeper than can be counted
+        return True
 
     async def _read(self, process: asyncio.subprocess.Process, code: str) -> tuple[str, bool]:
         """What it prints, and whether that was too much; then it is ended."""
@@ -117,8 +158,38 @@ class PythonSession:
         return text[: self._limits.output], len(text) > self._limits.output
 
 
+def _give(folder: str) -> None:
+    """To who runs the code: where this is root, that is nobody."""
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+
+
+def _remove(folder: str) -> None:
+    """With all that is in it. Folders in folders are moved up first: shutil.rmtree goes no deeper than
+    Python's stack, and paths no further than the system's limit."""
+    left = [folder]
+    try:
+        while left:
+            path = left[-1]
+            inner = []
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        os.chmod(entry.path, 0o700)
+                        inner.append(os.path.join(folder, uuid.uuid4().hex))
+                        os.rename(entry.path, inner[-1])
+                    else:
+                        os.unlink(entry.path)
+            if not inner:
+                os.rmdir(left.pop())
+            left += inner
+    except OSError as error:
+        log.warning("the folder %s could not be removed: %s", folder, error)
+
+
 def _end(process: asyncio.subprocess.Process) -> None:
-    """It and all it started: the namespace's first process ends with it."""
+    """It and all it started: the first process of its namespaces is in its group, and all in them end with
+    that."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -2,28 +2,39 @@
 
 Arguments: folder, memory in bytes, CPU seconds, size of files in bytes, processes. The code comes on standard
 input. No network and no other process is seen (namespaces, man 7 namespaces); files can be read where Python
-and the system's libraries are, and written in the folder alone (Landlock, man 7 landlock). Exit code 97:
-this system cannot lock it in, so nothing was run.
+and the system's libraries are, and written in the folder alone (Landlock, man 7 landlock); sockets are
+refused (seccomp, man 2 seccomp), as one in a file would lead to other processes. Exit code 97: this system
+cannot lock it in, so nothing was run.
+
+Three processes: the one that was started; the first of the namespaces, which runs none of the code, and with
+which all in them ends; and the one that runs the code.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import resource
 import signal
 import struct
 import sys
+from typing import NoReturn
 
 _REFUSED = 97
 _NEW_USER, _NEW_PID, _NEW_NET, _NEW_IPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
 _NEW_MOUNTS = 0x00020000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _NOBODY = 65534
+_ARCHITECTURES = {"x86_64": (0xC000003E, 41), "aarch64": (0xC00000B7, 198)}
+"""The kernel's number of the architecture, and of its call `socket`."""
+_IO_URING_SETUP = 425
+_X32 = 0x40000000
+"""Calls from this number on are those of another calling convention of x86_64."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def _refuse(what: str) -> None:
+def _refuse(what: str) -> NoReturn:
     error = os.strerror(ctypes.get_errno())
     os.write(2, f"{what}: {error}\n".encode())
     os._exit(_REFUSED)
@@ -56,6 +67,47 @@ def _lock_files(folder: str) -> None:
     if _LIBC.prctl(38, 1, 0, 0, 0) or _LIBC.syscall(_RESTRICT_SELF, rules, 0):
         _refuse("Landlock does not hold")
     os.close(rules)
+
+
+def _lock_sockets() -> None:
+    """A filter of system calls: `socket` is refused, and io_uring, which opens sockets too."""
+    found = _ARCHITECTURES.get(platform.machine())
+    if found is None:
+        _refuse(f"no filter of system calls is known for {platform.machine()}")
+    architecture, socket = found
+    load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06
+    kill, refuse, allow = 0x80000000, 0x00050000 | 13, 0x7FFF0000
+    program = [
+        (load, 0, 0, 4),  # the architecture
+        (equal, 1, 0, architecture),
+        (give, 0, 0, kill),
+        (load, 0, 0, 0),  # the call
+        (equal, 3, 0, socket),
+        (equal, 2, 0, _IO_URING_SETUP),
+        (at_least, 1, 0, _X32),
+        (give, 0, 0, allow),
+        (give, 0, 0, refuse),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
+    filters = struct.pack("HP", len(program), ctypes.addressof(code))
+    if _LIBC.prctl(22, 2, filters, 0, 0):
+        _refuse("no filter of system calls is taken")
+
+
+def _wait_for(child: int) -> int:
+    """Its exit code, as a shell would give it. Children of others that end meanwhile are taken note of."""
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return 128 - code if code < 0 else code
+
+
+def _drop_capabilities() -> None:
+    """Those that the first process of a namespace has in it."""
+    header, none = struct.pack("Ii", 0x20080522, 0), bytes(24)
+    if _LIBC.capset(header, none):
+        _refuse("capabilities cannot be dropped")
 
 
 def _mount(source: str, target: str, kind: str, flags: int, data: str) -> None:
@@ -101,15 +153,23 @@ def main() -> None:
         os.setgroups([])
         os.setgid(_NOBODY)
         os.setuid(_NOBODY)
+    try:
+        # Where memory runs out, the code goes first, not the server.
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
+    except OSError:
+        pass
     if _LIBC.unshare(_NEW_USER | _NEW_PID | _NEW_NET | _NEW_IPC):
         _refuse("namespaces are not available")
+    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)  # end with the server
+    first = os.fork()
+    if first:
+        os._exit(_wait_for(first))
     _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
-    child = os.fork()
-    if child:
-        _, status = os.waitpid(child, 0)
-        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-    # The first process of the namespace: with it everything in it ends.
-    _LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
+    _drop_capabilities()
+    runs = os.fork()
+    if runs:
+        os._exit(_wait_for(runs))
     for kind, limit in (
         (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CPU, seconds),
@@ -120,6 +180,7 @@ def main() -> None:
     ):
         resource.setrlimit(kind, (limit, limit))
     _lock_files(folder)
+    _lock_sockets()
     del sys.argv[1:]
     sys.argv[0] = "<code>"
     exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})  # noqa: S102 - what it is for

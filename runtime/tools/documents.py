@@ -1,0 +1,257 @@
+"""Documents: what a browser tool looks through: a folder of files, or a search engine and the pages it finds.
+
+Ranking of files is BM25 (https://en.wikipedia.org/wiki/Okapi_BM25).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote, urljoin, urlsplit
+
+import httpx
+
+from runtime.protocol.errors import BadRequest
+
+SUFFIXES = (".txt", ".md", ".rst", ".html", ".htm")
+MOST_FILES = 20_000
+MOST_BYTES = 4 << 20
+"""Of a document; the rest is left out."""
+MOST_HOPS = 5
+SNIPPET = 240
+_WIDE = "\u3040-\u30ff\u4e00-\u9fff"  # written without spaces: each character is a word
+_WORD = re.compile(rf"[{_WIDE}]|[^\W{_WIDE}]+")
+_STEEPNESS, _LENGTH = 1.5, 0.75
+
+
+class NotReadable(Exception):
+    """A document, or a search, that cannot be had; the message says why, for the model to read."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """place: the path in the folder, or the URL."""
+
+    place: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Hit:
+    place: str
+    title: str
+    snippet: str
+
+
+class Documents(Protocol):
+    """Both raise NotReadable."""
+
+    async def search(self, query: str, most: int) -> list[Hit]: ...
+
+    async def read(self, place: str) -> Document: ...
+
+
+def documents_of(source: str) -> Documents:
+    """A folder, or a search engine's URL with {query} in it. Raises BadRequest."""
+    if source.startswith(("http://", "https://")):
+        return SearchEngine(source)
+    return Folder(Path(source))
+
+
+class Folder:
+    """Text, Markdown and HTML files of a folder, read with the first search. Raises BadRequest."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.expanduser().resolve()
+        if not self._root.is_dir():
+            raise BadRequest(f"there is no folder {root}", where="tool_documents")
+
+    async def search(self, query: str, most: int) -> list[Hit]:
+        return await asyncio.to_thread(self._search, query, most)
+
+    async def read(self, place: str) -> Document:
+        index = await asyncio.to_thread(lambda: self._index)
+        try:
+            return index.documents[place]
+        except KeyError:
+            raise NotReadable(f"there is no document {place!r}") from None
+
+    def _search(self, query: str, most: int) -> list[Hit]:
+        words = set(words_of(query))
+        found = self._index.ranked(words)[:most]
+        return [Hit(one.place, one.title, _snippet(one.text, words)) for one in found]
+
+    @cached_property
+    def _index(self) -> _Index:
+        documents: dict[str, Document] = {}
+        for path in sorted(self._root.rglob("*")):
+            inside = path.resolve().is_relative_to(self._root)
+            if path.suffix.lower() not in SUFFIXES or not inside or not path.is_file():
+                continue
+            with path.open("rb") as file:
+                text = file.read(MOST_BYTES).decode("utf-8", "replace")
+            place = path.relative_to(self._root).as_posix()
+            documents[place] = document(place, text, path.suffix.lower() in (".html", ".htm"))
+            if len(documents) == MOST_FILES:
+                break
+        return _Index(documents)
+
+
+class _Index:
+    def __init__(self, documents: dict[str, Document]) -> None:
+        self.documents = documents
+        self._counts = {
+            place: Counter(words_of(f"{one.place} {one.title}\n{one.text}"))
+            for place, one in documents.items()
+        }
+        self._sizes = {place: sum(count.values()) for place, count in self._counts.items()}
+        self._mean = sum(self._sizes.values()) / max(1, len(documents)) or 1.0
+        self._spread = Counter(word for count in self._counts.values() for word in count)
+
+    def ranked(self, words: set[str]) -> list[Document]:
+        """Those that have any of the words, the best first."""
+        scores = {place: self._score(place, words) for place in self.documents}
+        best = sorted((place for place in scores if scores[place] > 0), key=lambda one: -scores[one])
+        return [self.documents[place] for place in best]
+
+    def _score(self, place: str, words: set[str]) -> float:
+        counts, total = self._counts[place], len(self.documents)
+        long = 1 - _LENGTH + _LENGTH * self._sizes[place] / self._mean
+        score = 0.0
+        for word in words & counts.keys():
+            rare = math.log(1 + (total - self._spread[word] + 0.5) / (self._spread[word] + 0.5))
+            score += rare * counts[word] * (_STEEPNESS + 1) / (counts[word] + _STEEPNESS * long)
+        return score
+
+
+class SearchEngine:
+    """`template`: a URL with {query}, which answers {"results": [{"url", "title", "content"}]}, as SearXNG
+    does with format=json. Pages are fetched from the engine's own host and from public addresses, never from
+    others: what is found is not trusted. Raises BadRequest."""
+
+    def __init__(self, template: str) -> None:
+        if "{query}" not in template or not urlsplit(template).hostname:
+            raise BadRequest(f"a search URL has {{query}} in it, {template!r} not", where="tool_documents")
+        self._template, self._own = template, urlsplit(template).netloc
+
+    async def search(self, query: str, most: int) -> list[Hit]:
+        body, _ = await self._get(self._template.replace("{query}", quote(query, safe="")))
+        try:
+            results = httpx.Response(200, content=body).json()["results"]
+            return [
+                Hit(one["url"], str(one.get("title") or one["url"]), str(one.get("content") or "")[:SNIPPET])
+                for one in results[:most]
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise NotReadable(f"the search engine's answer is not what it should be: {error}") from error
+
+    async def read(self, place: str) -> Document:
+        body, kind = await self._get(place)
+        if not kind.startswith("text/") and "json" not in kind and "xml" not in kind:
+            raise NotReadable(f"{place} is no text but {kind or 'of an unknown kind'}")
+        return document(place, body.decode("utf-8", "replace"), "html" in kind)
+
+    async def _get(self, url: str) -> tuple[bytes, str]:
+        """The body, and its content type."""
+        try:
+            async with httpx.AsyncClient(timeout=20.0) as client:
+                for _ in range(MOST_HOPS):
+                    await self._check(url)
+                    async with client.stream("GET", url) as answer:
+                        if answer.is_redirect:
+                            url = urljoin(url, answer.headers["location"])
+                            continue
+                        answer.raise_for_status()
+                        body = b""
+                        async for piece in answer.aiter_bytes():
+                            body += piece
+                            if len(body) > MOST_BYTES:
+                                break
+                        return body[:MOST_BYTES], answer.headers.get("content-type", "")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            told = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise NotReadable(f"{url[:200]} was not answered: {told}") from error
+        raise NotReadable(f"{url[:200]} leads to ever other pages")
+
+    async def _check(self, url: str) -> None:
+        """Raises NotReadable for what is not to be fetched."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or parts.hostname is None:
+            raise NotReadable(f"{url[:200]!r} is no page of the web")
+        if parts.netloc == self._own:
+            return
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, None)
+        except (OSError, UnicodeError) as error:
+            raise NotReadable(f"the host of {url[:200]} is not found") from error
+        if not all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_global for one in found):
+            raise NotReadable(f"{url[:200]} is not a public address")
+
+
+def words_of(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def document(place: str, text: str, is_html: bool) -> Document:
+    if is_html:
+        page = _Page()
+        page.feed(text)
+        page.close()
+        title, text = " ".join("".join(page.title).split()), page.plain()
+    else:
+        title = next((line.strip("#= \t") for line in text.splitlines() if line.strip("#= \t")), "")
+    return Document(place, title[:120] or place, text)
+
+
+def _snippet(text: str, words: set[str]) -> str:
+    """The line that has most of the words."""
+    best = max(text.splitlines(), key=lambda line: len(words & set(words_of(line))), default="")
+    return " ".join(best.split())[:SNIPPET]
+
+
+class _Page(HTMLParser):
+    """An HTML page's text, in lines."""
+
+    BREAKS = frozenset(
+        ("p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "section", "article", "pre",
+         "table", "ul", "ol", "blockquote")
+    )  # fmt: skip
+    HIDDEN = frozenset(("script", "style", "template", "noscript", "svg"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title: list[str] = []
+        self._pieces: list[str] = []
+        self._hidden, self._in_title = 0, False
+
+    def handle_starttag(self, tag: str, attrs: Sequence[Any]) -> None:
+        self._hidden += tag in self.HIDDEN
+        self._in_title = tag == "title"
+        if tag in self.BREAKS:
+            self._pieces.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = max(0, self._hidden - (tag in self.HIDDEN))
+        self._in_title = False
+        if tag in self.BREAKS:
+            self._pieces.append("\n")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title.append(data)
+        elif not self._hidden:
+            self._pieces.append(re.sub(r"\s+", " ", data))
+
+    def plain(self) -> str:
+        lines = (line.strip() for line in "".join(self._pieces).split("\n"))
+        return "\n".join(line for line in lines if line)
