@@ -115,9 +115,11 @@ class BaseFormatDetector(ABC):
         """Around the JSON arguments of a call of one tool; None: they are not written as JSON."""
         return None
 
-    pattern: re.Pattern[str] | None = None
-    """What finds triggers, where only some of them count: one whose text says at once that no call follows
-    need not be looked at."""
+    def finder(self, names: Sequence[str] | None) -> re.Pattern[str] | None:
+        """What finds triggers, where only some count: one whose text says at once that no call follows need
+        not be looked at. names: of the tools that may be called; None: any."""
+        return None
+
     unsure: re.Pattern[str] | None = None
     """A trigger at the end of the text that is here, of which it is not yet known whether it counts."""
 

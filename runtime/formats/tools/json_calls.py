@@ -12,7 +12,7 @@ from typing import Any
 from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import Call, StructureInfo, Tool
-from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
+from runtime.formats.tools.values import JSON, SIMPLE_STRING, Dialect, Emit, text_of, value
 
 _ARGUMENTS = ("arguments", "parameters")
 _NAMES = ("name", "tool_name")
@@ -55,8 +55,7 @@ class JsonCalls(BaseFormatDetector):
         begin = self.begin.strip().removesuffix("[").strip()
         return tuple(dict.fromkeys(filter(None, (begin, *self.aliases, *self.bare))))
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str] | None:  # type: ignore[override]
+    def finder(self, names: Sequence[str] | None) -> re.Pattern[str] | None:
         if not self.bare:
             return None
         marks = [re.escape(one) for one in self.triggers if one not in self.bare]
@@ -174,6 +173,9 @@ def _text(reader: Reader, dialect: Dialect) -> Reading[str]:
     yield from reader.blank()
     if not (yield from reader.starts(dialect.quotes)):
         raise Malformed("a text is missing")
+    simple = SIMPLE_STRING.match(reader.text, reader.at)
+    if simple is not None:
+        return reader.take(len(simple[0]))[1:-1]
     pieces: list[str] = []
     yield from value(reader, dialect, pieces.append)
     found: str = json.loads("".join(pieces))

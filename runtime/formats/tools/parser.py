@@ -36,15 +36,14 @@ class FunctionCallParser:
 
     def parse_non_stream(self, text: str) -> tuple[str, list[ToolCallItem]]:
         """The content, and each call as one item."""
-        splitter = self._splitter()
-        first, last = splitter.feed(text), splitter.end()
+        found = self._splitter().whole(text)
         calls: list[ToolCallItem] = []
-        for item in first.calls + last.calls:
+        for item in found.calls:
             if item.name is not None:
                 calls.append(item)
             else:
                 calls[-1].parameters += item.parameters
-        return first.normal_text + last.normal_text, calls
+        return found.normal_text, calls
 
     def parse_stream_chunk(self, text: str) -> StreamingParseResult:
         """The next piece of a reply: of each call first the name, then pieces of its arguments."""

@@ -36,16 +36,20 @@ class PythonicCalls(BaseFormatDetector):
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(dict.fromkeys((self.begin.strip().removesuffix("[") or "[", *self.aliases)))
 
-    @cached_property
-    def pattern(self) -> re.Pattern[str] | None:  # type: ignore[override]
+    def finder(self, names: Sequence[str] | None) -> re.Pattern[str] | None:
         if "[" not in self.triggers:
             return None
         marks = [re.escape(one) for one in self.triggers if one != "["]
-        return re.compile("|".join([*marks, r"\[(?=\s{0,64}[\w.\-]{1,256}\s{0,64}\()"]))
+        name = r"[\w.\-]{1,256}" if names is None else f"(?:{'|'.join(map(re.escape, names))})"
+        call = rf"\[(?=\s{{0,64}}{name}\s{{0,64}}\(\s{{0,64}}(?:\)|[\w.\-]{{1,256}}\s{{0,64}}=))"
+        return re.compile("|".join([*marks, call]))
 
     @cached_property
     def unsure(self) -> re.Pattern[str] | None:  # type: ignore[override]
-        return re.compile(r"\[\s{0,64}(?:[\w.\-]{1,256}\s{0,64})?\Z") if "[" in self.triggers else None
+        if "[" not in self.triggers:
+            return None
+        name = r"[\w.\-]{1,256}\s{0,64}"
+        return re.compile(rf"\[\s{{0,64}}(?:{name}(?:\(\s{{0,64}}(?:{name})?)?)?\Z")
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
         opened = trigger == "["

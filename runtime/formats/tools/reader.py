@@ -16,6 +16,7 @@ Reading: TypeAlias = Generator[None, None, T]
 """Yields where more text is needed; returns what was read."""
 
 _BLANK = re.compile(r"\s*")
+_SHORT = 512  # characters that are copied with every piece, at most
 
 
 class Malformed(Exception):
@@ -33,13 +34,27 @@ class Reader:
         self.at = 0
         self.over = False
         self.taken: list[str] = []
+        self._waiting: list[str] = []
+        self._waits = 0
 
-    def feed(self, text: str) -> None:
-        self.text = self.text[self.at :] + text
-        self.at = 0
+    def feed(self, text: str) -> bool:
+        """Whether the parser should look at it now. Where much is here that it could not use yet, pieces wait
+        until they are worth another copy of that: so the work stays linear in the text."""
+        self._waiting.append(text)
+        self._waits += len(text)
+        if self.left > _SHORT and self._waits * 8 < self.left:
+            return False
+        self._join()
+        return True
 
     def end(self) -> None:
         self.over = True
+        self._join()
+
+    def _join(self) -> None:
+        self.text = self.text[self.at :] + "".join(self._waiting)
+        self.at = self._waits = 0
+        self._waiting.clear()
 
     @property
     def left(self) -> int:
@@ -73,36 +88,44 @@ class Reader:
 
     def run(self, pattern: re.Pattern[str]) -> Reading[str]:
         """Consume the longest run that `pattern`, a repetition of one class of characters, matches."""
-        pieces = []
+        pieces = ""
         while True:
             found = pattern.match(self.text, self.at)
             if found is not None and found.end() > self.at:
-                pieces.append(self.take(found.end() - self.at))
+                pieces += self.take(found.end() - self.at)
             if self.left or self.over:
-                return "".join(pieces)
+                return pieces
             yield
 
     def blank(self) -> Reading[str]:
         """Consume white space."""
         return (yield from self.run(_BLANK))
 
+    def solid(self) -> str:
+        """The next character, where it is here and no white space; else ""."""
+        character = self.text[self.at : self.at + 1]
+        return "" if character.isspace() else character
+
+    def next_solid(self) -> Reading[str]:
+        """The next character behind white space, which is consumed."""
+        yield from self.run(_BLANK)
+        return (yield from self.peek())
+
     def starts(self, options: Sequence[str], skip: int = 0) -> Reading[str]:
         """Which of `options` stands `skip` characters on, the longest; "" for none. Consumes nothing."""
-        longest = max(map(len, options), default=0)
+        pattern, longest = _longest_first(options)
         while True:
-            here = self.text[self.at + skip : self.at + skip + longest]
-            if (
-                len(here) == longest
-                or self.over
-                or not any(len(one) > len(here) and one.startswith(here) for one in options)
-            ):
-                return max((one for one in options if here.startswith(one)), key=len, default="")
+            place = self.at + skip
+            here = len(self.text) - place
+            if here >= longest or self.over or self.text[place:] not in _beginnings(options):
+                found = pattern.match(self.text, place)
+                return found[0] if found else ""
             yield
 
     def follows(self, options: Sequence[str]) -> Reading[str]:
         """Which of `options` comes next behind white space; consumes both. "" for none: nothing is
         consumed."""
-        blank = yield from self.width_of_blank()
+        blank = 0 if self.solid() else (yield from self.width_of_blank())
         found = yield from self.starts(options, blank)
         if found:
             self.take(blank + len(found))
@@ -148,24 +171,36 @@ class Reader:
     def find(self, options: Sequence[str], pattern: re.Pattern[str] | None = None) -> int | None:
         """How far away the first of `options` is. None: there is none, or it may begin where the text that is
         here ends. pattern: what finds them, where not all of them count."""
-        found = (pattern or _any_of(tuple(options))).search(self.text, self.at) if options else None
+        if not options:
+            return None
+        any_of, longest = _longest_first(options)
+        found = (pattern or any_of).search(self.text, self.at)
         if found is None:
             return None
         place = found.start() - self.at
         # Another one may begin before it, of which only the beginning is here.
-        return None if not self.over and self.left - self.held(options) < place else place
+        if not self.over and self.left - place < longest and self.left - self.held(options) < place:
+            return None
+        return place
 
 
-@lru_cache(maxsize=256)
-def _any_of(options: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, options)))
+@lru_cache(maxsize=1024)
+def _longest_first(options: Sequence[str]) -> tuple[re.Pattern[str], int]:
+    """What matches any of them, the longest where several do, and how long that may be."""
+    ordered = sorted(options, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)"), len(ordered[0]) if ordered else 0
+
+
+@lru_cache(maxsize=1024)
+def _beginnings(options: Sequence[str]) -> frozenset[str]:
+    return frozenset(one[:size] for one in options for size in range(len(one)))
 
 
 def held_back(text: str, start: int, options: Sequence[str]) -> int:
     """How many of the last characters of text[start:] may begin one of `options`."""
-    longest = max(map(len, options), default=0)
-    for size in range(min(longest - 1, len(text) - start), 0, -1):
-        tail = text[len(text) - size :]
-        if any(len(one) > size and one.startswith(tail) for one in options):
-            return size
+    beginnings = _beginnings(options)
+    longest = max(map(len, options), default=1)
+    for at in range(max(start, len(text) - longest + 1), len(text)):
+        if text[at:] in beginnings:
+            return len(text) - at
     return 0

@@ -12,6 +12,8 @@ from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import StreamingParseResult, Tool
 
+_WIDEST = 800  # characters that the `unsure` of a format matches, at most
+
 
 class Splitter:
     """One reply. feed() and at last end(): whatever the pieces, they add up to the same content and calls."""
@@ -20,7 +22,8 @@ class Splitter:
         self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
     ) -> None:
         self._format, self._reader = detector, Reader()
-        self._triggers, self._pattern, self._unsure = detector.triggers, detector.pattern, detector.unsure
+        self._triggers, self._unsure = detector.triggers, detector.unsure
+        self._pattern = detector.finder(None if forward else tuple(tools))
         self._calls = CallSink(self._reader, tools, incremental, forward)
         self._content: list[str] = []
         self._blank: list[str] = []  # white space that belongs to what follows, if that is content
@@ -28,8 +31,12 @@ class Splitter:
         self._done = False
 
     def feed(self, text: str) -> StreamingParseResult:
+        return self._step() if self._reader.feed(text) else StreamingParseResult()
+
+    def whole(self, text: str) -> StreamingParseResult:
+        """All of a reply at once."""
         self._reader.feed(text)
-        return self._step()
+        return self.end()
 
     def end(self) -> StreamingParseResult:
         self._reader.end()
@@ -65,16 +72,15 @@ class Splitter:
         reader, triggers, pattern = self._reader, self._triggers, self._pattern
         while True:
             place = reader.find(triggers, pattern)
-            unsure = (
-                None if self._unsure is None or reader.over else self._unsure.search(reader.text, reader.at)
-            )
-            if unsure is not None and (place is None or unsure.start() - reader.at < place):
-                self._say(reader.take(min(unsure.start() - reader.at, reader.left - reader.held(triggers))))
+            unsure = self._unsure_place(place)
+            if unsure is not None:
+                self._say(reader.take(min(unsure, reader.left - reader.held(triggers))))
                 reader.reset()
                 yield
                 continue
-            self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
-            reader.reset()
+            if place != 0:
+                self._say(reader.take(reader.left - reader.held(triggers) if place is None else place))
+                reader.reset()
             if place is not None:
                 return (yield from reader.starts(triggers))
             if reader.over:
@@ -83,6 +89,17 @@ class Splitter:
                     self._content += self._blank
                 return ""
             yield
+
+    def _unsure_place(self, place: int | None) -> int | None:
+        """How far away a trigger is, before the one at `place`, of which it is not yet known whether it
+        counts."""
+        reader = self._reader
+        if self._unsure is None or reader.over or (place is not None and reader.left - place > _WIDEST):
+            return None
+        found = self._unsure.search(reader.text, max(reader.at, len(reader.text) - _WIDEST))
+        if found is None or (place is not None and found.start() - reader.at >= place):
+            return None
+        return found.start() - reader.at
 
     def _say(self, text: str) -> None:
         said = text.rstrip()

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 
@@ -21,7 +21,16 @@ _PYTHON_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][+-]?[0
 _HEX = re.compile(r"[0-9a-fA-F]*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'"}
 _SIMPLE_ESCAPES = r"ntrbf/\\\"'"
-_SIMPLE = re.compile(rf"\\([{_SIMPLE_ESCAPES}])")
+_POINT = r"u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"  # of a whole character
+_SIMPLE = re.compile(rf"\\([{_SIMPLE_ESCAPES}]|{_POINT})")
+SIMPLE_STRING = re.compile(r'"[^"\\\x00-\x1f]+"')  # in JSON the same
+_ITEM = r'(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?|"[^"\\\x00-\x1f]+"|true|false|null)\s*,\s*'
+_PAIR = _ITEM + r'("[^"\\\x00-\x1f]+")\s*:\s*'
+# In a list, and in an object behind a key: many values without escapes, which are read at once.
+_FLAT = {
+    "]": (re.compile(rf"(?:{_ITEM}){{1,2000}}(?=[^\s\]])"), re.compile(_ITEM), r"\1, "),
+    "}": (re.compile(f"(?:{_PAIR}){{1,2000}}"), re.compile(_PAIR), r"\1, \2: "),
+}
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_WORD = 400  # digits of a number, at most
 
@@ -39,6 +48,10 @@ class Dialect:
     )
     bare_keys: bool = False
     python: bool = False
+
+    @cached_property
+    def quote_firsts(self) -> frozenset[str]:
+        return frozenset(quote[0] for quote in self.quotes)
 
 
 JSON = Dialect()
@@ -60,32 +73,36 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
     """One value, given out as JSON in pieces, written as json.dumps writes it. Raises Malformed."""
     open_brackets: list[str] = []
     while True:
-        yield from reader.blank()
-        character = yield from reader.peek()
+        character = reader.solid() or (yield from reader.next_solid())
+        if open_brackets and dialect.escaped and open_brackets[-1] in _FLAT:
+            flat, one, written = _FLAT[open_brackets[-1]]
+            found = flat.match(reader.text, reader.at)
+            if found is not None:
+                emit(one.sub(written, reader.take(found.end() - found.start())))
+                continue
         if character in "{[" or (character == "(" and dialect.python):
             reader.take(1)
             if len(open_brackets) == DEEPEST:
                 raise Malformed("too deeply nested")
             open_brackets.append(_CLOSERS[character])
             emit("{" if character == "{" else "[")
-            yield from reader.blank()
-            if (yield from reader.peek()) != open_brackets[-1]:
+            if (reader.solid() or (yield from reader.next_solid())) != open_brackets[-1]:
                 if character == "{":
                     yield from _key(reader, dialect, emit)
                 continue
-        elif (quote := (yield from reader.starts(dialect.quotes))) != "":
+        elif (
+            character in dialect.quote_firsts and (quote := (yield from reader.starts(dialect.quotes))) != ""
+        ):
             yield from _string(reader, dialect, quote, emit)
         else:
             emit(_constant((yield from reader.run(_WORD)), dialect))
         # A value is over; so may be what it stands in.
         while open_brackets:
-            yield from reader.blank()
-            character = yield from reader.peek()
+            character = reader.solid() or (yield from reader.next_solid())
             closer = open_brackets[-1]
             if character == ",":
                 reader.take(1)
-                yield from reader.blank()
-                if not (dialect.python and (yield from reader.peek()) == closer):
+                if not (dialect.python and (reader.solid() or (yield from reader.next_solid())) == closer):
                     emit(", ")
                     if closer == "}":
                         yield from _key(reader, dialect, emit)
@@ -127,6 +144,10 @@ def _constant(word: str, dialect: Dialect) -> str:
 
 
 def _string(reader: Reader, dialect: Dialect, quote: str, emit: Emit) -> Reading[None]:
+    simple = SIMPLE_STRING.match(reader.text, reader.at) if dialect.escaped else None
+    if simple is not None:
+        emit(reader.take(simple.end() - simple.start()))
+        return
     reader.take(len(quote))
     emit('"')
     plain = _plain(quote[0], dialect.escaped)
@@ -150,16 +171,18 @@ def _plain(quote: str, escaped: bool) -> re.Pattern[str]:
     """A run of characters of a string, simple escapes included."""
     if not escaped:
         return re.compile(f"[^{re.escape(quote)}]+")
-    return re.compile(rf"""(?:[^{re.escape(quote)}\\]+|\\[{_SIMPLE_ESCAPES}])+""")
+    return re.compile(rf"""(?:[^{re.escape(quote)}\\]++|\\(?:[{_SIMPLE_ESCAPES}]|{_POINT}))++""")
 
 
 def _meant(escape: re.Match[str]) -> str:
-    return _ESCAPES[escape[1]]
+    kind = escape[1]
+    return _ESCAPES[kind] if len(kind) == 1 else chr(int(kind[1:], 16))
 
 
 def _some(reader: Reader, pattern: re.Pattern[str]) -> Reading[str]:
     """What is here of a run; "" where something else stands here."""
-    yield from reader.peek()
+    if not reader.left:
+        yield from reader.peek()
     found = pattern.match(reader.text, reader.at)
     return reader.take(found.end() - reader.at) if found else ""
 
