@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,38 +138,46 @@ class PythonicCalls(BaseFormatDetector):
         if not is_plain(tool.parameters):
             return None
         schema = tool.parameters
-        required = [key for key in schema.get("properties", {}) if key in schema.get("required", ())]
-        optional = [key for key in schema.get("properties", {}) if key not in required]
-        if len(optional) > _MOST_OPTIONAL:
+
+        def argument(key: str) -> dict[str, Any]:
+            inner = with_definitions(schema["properties"][key], schema)
+            return sequence(const(f"{key}="), {"type": "json_schema", "json_schema": inner})
+
+        content = listed_arguments(schema, ", ", argument)
+        if content is None:
             return None
-
-        def argument(key: str, comma: bool) -> dict[str, Any]:
-            inner = {
-                "type": "json_schema",
-                "json_schema": with_definitions(schema["properties"][key], schema),
-            }
-            return _sequence({"type": "const_string", "value": f"{', ' * comma}{key}="}, inner)
-
-        def others(left: list[str]) -> list[dict[str, Any]]:
-            return [{"type": "optional", "content": argument(key, True)} for key in left]
-
-        end = {"type": "const_string", "value": ")"}
-        if required:
-            content = [*(argument(key, at > 0) for at, key in enumerate(required)), *others(optional), end]
-        elif optional:
-            # Which comes first decides where commas stand.
-            firsts = [
-                _sequence(argument(key, False), *others(optional[at + 1 :]))
-                for at, key in enumerate(optional)
-            ]
-            content = [{"type": "optional", "content": {"type": "or", "elements": firsts}}, end]
-        else:
-            content = [end]
-        return {"type": "tag", "begin": f"{tool.name}(", "content": _sequence(*content), "end": ""}
+        return {"type": "tag", "begin": f"{tool.name}(", "content": sequence(*content, const(")")), "end": ""}
 
 
-def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
+def listed_arguments(
+    schema: Mapping[str, Any], comma: str, argument: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]] | None:
+    """Arguments between commas: those that are required, then any of the others. None: too many of these."""
+    names = list(schema.get("properties", {}))
+    required = [key for key in names if key in schema.get("required", ())]
+    optional = [key for key in names if key not in required]
+    if len(optional) > _MOST_OPTIONAL:
+        return None
+
+    def others(left: list[str]) -> list[dict[str, Any]]:
+        return [{"type": "optional", "content": sequence(const(comma), argument(key))} for key in left]
+
+    if required:
+        more = [sequence(const(comma), argument(key)) for key in required[1:]]
+        return [argument(required[0]), *more, *others(optional)]
+    if not optional:
+        return []
+    # Which comes first decides where commas stand.
+    firsts = [sequence(argument(key), *others(optional[at + 1 :])) for at, key in enumerate(optional)]
+    return [{"type": "optional", "content": {"type": "or", "elements": firsts}}]
+
+
+def sequence(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": list(elements)}
+
+
+def const(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _literal(found: Any) -> str:

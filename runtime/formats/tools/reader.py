@@ -204,3 +204,9 @@ def held_back(text: str, start: int, options: Sequence[str]) -> int:
         if text[at:] in beginnings:
             return len(text) - at
     return 0
+
+
+def first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first of `options` stands in a text, and which it is."""
+    found = _longest_first(options)[0].search(text)
+    return None if found is None else (found.start(), found[0])

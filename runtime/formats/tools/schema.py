@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.formats.tools.types import Tool
@@ -32,9 +32,14 @@ def type_named(name: str) -> str | None:
     return _TYPES.get(word.strip())
 
 
-def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
-    """The JSON types that a value of `schema` may have; empty where it does not say."""
+def types_of(schema: Any, depth: int = 0, root: Any = None) -> frozenset[str]:
+    """The JSON types that a value of `schema` may have; empty where it does not say. root: what it refers
+    to, where that is not in itself."""
+    root = schema if root is None else root
     if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return frozenset()
+    schema = referred(schema, root)
+    if not isinstance(schema, Mapping):
         return frozenset()
     given = schema.get("type")
     names = given if isinstance(given, list) else [given]
@@ -42,11 +47,11 @@ def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
     if found:
         return frozenset(found)
     for word in ("anyOf", "oneOf"):
-        parts = [types_of(part, depth + 1) for part in schema.get(word) or ()]
+        parts = [types_of(part, depth + 1, root) for part in schema.get(word) or ()]
         if parts:
             return frozenset().union(*parts)
     for part in schema.get("allOf") or ():
-        found |= types_of(part, depth + 1)
+        found |= types_of(part, depth + 1, root)
     values = schema["enum"] if isinstance(schema.get("enum"), list) else []
     values = [*values, schema["const"]] if "const" in schema else values
     found |= {_type_of(value) for value in values}
@@ -82,16 +87,17 @@ def _property(schema: Any, name: str, root: Mapping[str, Any], depth: int) -> An
         return None
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and name in properties:
-        return _referred(properties[name], root)
+        return with_definitions(referred(properties[name], root), root)
     parts = [*(schema.get("allOf") or ()), *(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
     for part in parts:
-        found = _property(_referred(part, root), name, root, depth + 1)
+        found = _property(referred(part, root), name, root, depth + 1)
         if found is not None:
             return found
     return None
 
 
-def _referred(schema: Any, root: Mapping[str, Any]) -> Any:
+def referred(schema: Any, root: Any) -> Any:
+    """What `schema` refers to in `root`; itself where it refers to nothing."""
     for _ in range(_DEEPEST):
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -111,6 +117,21 @@ def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
     """A part of `root` as a schema by itself: with the definitions it may refer to."""
     found = {word: root[word] for word in ("$defs", "definitions") if word in root}
     return {**schema, **found} if found and isinstance(schema, Mapping) else schema
+
+
+_LIMITS = {"pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf"}
+
+
+def text_tag(schema: Mapping[str, Any], shown: Callable[[str], str], marks: list[str]) -> dict[str, Any]:
+    """What a structural tag says of a text that is written without quotes. marks: what such a text does not
+    hold where the schema says more of it; shown: how a text is written."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        texts = [shown(one) for one in values if isinstance(one, str)]
+        return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+    if _LIMITS & schema.keys():
+        return {"type": "any_text", "json_schema": schema, "excludes": marks}
+    return {"type": "any_text"}
 
 
 def typed(text: str, schema: Any) -> str:

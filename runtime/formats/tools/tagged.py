@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from runtime.formats.tools import schema as schemas
 from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.named_calls import LONGEST_NAME
 from runtime.formats.tools.reader import Reader, Reading
-from runtime.formats.tools.schema import is_plain, plain, property_of, typed, types_of, with_definitions
+from runtime.formats.tools.schema import plain, property_of, typed
 from runtime.formats.tools.types import Call, Tool
 from runtime.formats.tools.values import JSON, text_of, value
 
@@ -179,7 +180,7 @@ class TaggedCalls(BaseFormatDetector):
         return (self.begin, self.separator, self.end) if self.block else ("", self.separator, "")
 
     def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        if not is_plain(tool.parameters):
+        if not schemas.is_plain(tool.parameters):
             return None
         schema = tool.parameters
         before, after = ("", "") if self.block else (self.begin, self.end)
@@ -194,16 +195,15 @@ class TaggedCalls(BaseFormatDetector):
         return {"type": "tag", "begin": before + begin, "content": content, "end": after}
 
     def argument_tag(self, key: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-        """One argument: free text up to its end where it is a text, else JSON."""
-        only_text = types_of(schema) == {"string"}
+        """One argument: text up to its end where it is a text, else JSON."""
+        schema = schemas.with_definitions(schemas.referred(schema, root), root)
+        only_text = schemas.types_of(schema) == {"string"}
         begin = f"{self.gap}{self.opened(key, only_text)}{self.padding}"
-        if only_text and isinstance(schema.get("enum"), list):
-            options = [{"type": "const_string", "value": self.shown(one)} for one in schema["enum"]]
-            content: dict[str, Any] = {"type": "or", "elements": options}
-        elif only_text:
-            content = {"type": "any_text"}
+        if only_text:
+            marks = [self.value_end, self.closer, self.key_open, *"&" * self.entities]
+            content = schemas.text_tag(schema, self.shown, marks)
         else:
-            content = {"type": "json_schema", "json_schema": with_definitions(schema, root)}
+            content = {"type": "json_schema", "json_schema": schema}
         return {"type": "tag", "begin": begin, "content": content, "end": self.padding + self.value_end}
 
     def opened(self, key: str, only_text: bool) -> str:

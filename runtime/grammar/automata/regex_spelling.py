@@ -18,7 +18,7 @@ def rust_spelling(pattern: str) -> str:
 
     Raises BadConstraint (a mistake, with its position) or UnsupportedConstraint.
     """
-    return _spell(parse(pattern))
+    return spelled(parse(pattern))
 
 
 def rust_literal(text: str) -> str:
@@ -28,18 +28,19 @@ def rust_literal(text: str) -> str:
     return "".join(map(_point, map(ord, text))) or "(?:)"
 
 
-def _spell(node: Node) -> str:
+def spelled(node: Node) -> str:
+    """The same as rust_spelling, of a tree."""
     match node:
         case Chars(ranges):
             ranges = difference(ranges, SURROGATES)
-            spelled = "".join(_point(a) if a == b else f"{_point(a)}-{_point(b)}" for a, b in ranges)
-            return f"[{spelled}]" if spelled else _NOTHING
+            classes = "".join(_point(a) if a == b else f"{_point(a)}-{_point(b)}" for a, b in ranges)
+            return f"[{classes}]" if classes else _NOTHING
         case Seq(items):
-            return "".join(_spell(item) for item in items) or "(?:)"
+            return "".join(spelled(item) for item in items) or "(?:)"
         case Alt(options):
-            return "(?:" + "|".join(_spell(option) for option in options) + ")" if options else _NOTHING
+            return "(?:" + "|".join(spelled(option) for option in options) + ")" if options else _NOTHING
         case Repeat(item, low, high):
-            return f"(?:{_spell(item)}){{{low},{'' if high is None else high}}}"
+            return f"(?:{spelled(item)}){{{low},{'' if high is None else high}}}"
         case At(kind):
             raise UnsupportedConstraint(
                 f"a condition on neighbouring characters ({kind}) inside of the pattern is not kept",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from llguidance._lib import LLParserLimits
 from runtime.grammar.automata.regex_spelling import rust_literal, rust_spelling
 from runtime.grammar.backends.llguidance_parser import Parser
 from runtime.grammar.backends.llguidance_space import LLSpace
+from runtime.grammar.backends.llguidance_text import text_grammar
 from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.ebnf.reading import check_lark_depth, is_ebnf, parse_ebnf
 from runtime.grammar.ebnf.spelling import to_lark
@@ -220,7 +222,7 @@ class LLGuidanceBackend(GrammarBackend):
         super().__init__(vocabulary)
         self._limits = parser_limits
         self._layout, self._formats = layout(whitespace), format_policy(schema_format)
-        self._tags = StructuralTags(vocabulary, self.compile, self.name)
+        self._tags = StructuralTags(vocabulary, self.compile, self.name, self._text)
         self._space: LLSpace | None = None
         self._lock = threading.Lock()
 
@@ -249,6 +251,9 @@ class LLGuidanceBackend(GrammarBackend):
                 return self._start(_unforced(f"start: /{pattern}/"), Origin(self.name), "choices")
             case "structural_tag":
                 return self._tags.compile(constraint)
+
+    def _text(self, schema: Any, excludes: Sequence[str]) -> tuple[str, list[str]]:
+        return text_grammar(schema, excludes, formats=self._formats == "assertion")
 
     def _json(self, constraint: Constraint) -> Matcher:
         document = read_document(constraint, self._formats)

@@ -14,7 +14,8 @@ What they mean here:
   whose `begin` starts with that trigger follows, `begin`, content and `end`, then free text again.
 - at_least_one: the text begins with a tag. stop_after_first: nothing follows the first tag.
 - any_text at the end of a tag's content goes up to the first place where the tag's `end` stands.
-- excludes: strings that the free text does not hold.
+- excludes: strings that the free text does not hold. json_schema: of strings, which the free text keeps, as
+  it stands there without quotes and escapes.
 Each constrained part is kept as the backend keeps it by itself; the whole is exact where they are.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -45,14 +46,20 @@ _JSON_ENDS = frozenset(b'}]"el0123456789')
 _OBJECT_ENDS = frozenset(b"}")
 
 Compile = Callable[[Constraint], Matcher]
+SpellText = Callable[[Any, Sequence[str]], tuple[str, list[str]]]
+"""A schema of strings, and strings that the text does not hold -> a grammar of such texts, and what of the
+schema it does not keep."""
 
 
 class StructuralTags:
     """Compiles structural tags over the constraints of a backend. `compile_part` makes the matchers of their
-    parts, `name` is the backend's."""
+    parts, `spell_text` the grammars of texts that keep a schema, `name` is the backend's."""
 
-    def __init__(self, vocabulary: Vocabulary, compile_part: Compile, name: str) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, compile_part: Compile, name: str, spell_text: SpellText | None = None
+    ) -> None:
         self._vocabulary, self._compile, self._name = vocabulary, compile_part, name
+        self._spell_text = spell_text
         self._space: TagSpace | None = None
         self._lock = threading.Lock()
 
@@ -66,7 +73,7 @@ class StructuralTags:
     def compile(self, constraint: Constraint) -> Matcher:
         """A matcher for the structural tag in the constraint, whose other fields count for the JSON in it.
         Raises BadConstraint (where in it, and why) or UnsupportedConstraint."""
-        reader = _Reader(self._compile, constraint)
+        reader = _Reader(self._compile, constraint, self._spell_text)
         part = reader.read(constraint.spec)
         space = self.prepare()
         # Here, where constraints are compiled, not at the first mask inside of a tag.
@@ -74,7 +81,8 @@ class StructuralTags:
             space.ending_in(word)
         for closers in {leaf.closers for leaf in reader.leaves}:
             space.closing(closers)
-        origin = Origin(self._name, tuple(reader.checked), tuple(reader.ignored))
+        told = tuple(reader.checked), tuple(reader.ignored)
+        origin = Origin(self._name, *told, literals="".join(reader.literals))
         return TagMatcher.start(TagProgram(part, space, origin))
 
 
@@ -87,13 +95,14 @@ class _End(NamedTuple):
 class _Reader:
     """Reads one specification. `where` is the path of a format in it; `around` the constraint it is of."""
 
-    def __init__(self, compile_part: Compile, around: Constraint) -> None:
-        self._compile, self._around = compile_part, around
+    def __init__(self, compile_part: Compile, around: Constraint, spell_text: SpellText | None) -> None:
+        self._compile, self._around, self._spell_text = compile_part, around, spell_text
         self._leaves: dict[tuple[ConstraintKind, str], Leaf] = {}
         self._formats = 0
         self.ends: set[bytes] = set()
         self.checked: list[str] = []
         self.ignored: list[str] = []
+        self.literals: list[str] = []
         self._readers: dict[str, Callable[[Mapping[str, Any], str, _End | None, int], Part]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
@@ -208,11 +217,28 @@ class _Reader:
         return self._leaves[key]
 
     def _any_text(self, node: Mapping[str, Any], where: str, end: _End | None, depth: int) -> Part:
-        _only_keys(node, ("type", "excludes"), where)
+        _only_keys(node, ("type", "excludes", "json_schema"), where)
         excludes = _words(node, "excludes", where)
+        if "json_schema" in node:
+            words = (*excludes, *(() if end is None else end.words))
+            text = self._shaped_text(node["json_schema"], words, where)
+            return text if end is None else Chain((text, _any_of(end.words)))
         if end is None:
             return Text(excludes=excludes)
         return Text(tuple(Exit(word, Literal(b"")) for word in end.words), excludes, may_end=False)
+
+    def _shaped_text(self, schema: Any, excludes: tuple[bytes, ...], where: str) -> Leaf:
+        if self._spell_text is None:
+            raise UnsupportedConstraint(
+                "text with a json_schema is not kept", where=where, hint='use grammar backend "auto"'
+            )
+        try:
+            grammar, ignored = self._spell_text(schema, [word.decode() for word in excludes])
+        except BadConstraint as error:
+            raise type(error)(error.message, where=f"{where}/json_schema", hint=error.hint) from None
+        self.ignored.extend(f"{word} ({where})" for word in ignored)
+        self.literals.append(json.dumps(schema, ensure_ascii=False))
+        return self._leaf("ebnf", grammar, where, None)
 
     def _sequence(self, node: Mapping[str, Any], where: str, end: _End | None, depth: int) -> Part:
         _only_keys(node, ("type", "elements"), where)

@@ -31,7 +31,7 @@ WRITTEN = [
     Call("search", {"tags": []}),
     Call("ping", {}),
 ]
-KEYS = [key for key in FORMATS.names() if key != "gemma4"]
+KEYS = FORMATS.names()
 
 
 def matcher(key: str, choice: str, parallel: bool = True) -> Matcher:
@@ -64,7 +64,7 @@ def test_what_the_format_writes_is_taken(key: str) -> None:
     assert not takes(start, render([Call("other", {})]).removeprefix("<|start|>assistant"))
 
 
-@pytest.mark.parametrize("key", [*KEYS, "gemma4"])
+@pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("choice", ["required", "=search"])
 def test_what_they_make_are_calls(key: str, choice: str) -> None:
     """Random walks along what is allowed, each to its end."""
@@ -113,6 +113,66 @@ def test_auto_lets_talk_and_holds_calls(key: str, monkeypatch: pytest.MonkeyPatc
     assert not takes(start, f"Well. {detector.render([Call('other', {})])}")
     wrong = detector.render([Call("get_weather", {"days": 3})])
     assert not takes(start, f"Well. {wrong}"), "an argument that is required is missing"
+
+
+LIMITED = tool(
+    "order",
+    code={"type": "string", "pattern": "^[A-Z]{2}[0-9]+$", "maxLength": 6},
+    note={"type": "string", "minLength": 2, "maxLength": 4},
+    has={"type": "string", "pattern": "<b>|서울"},
+    day={"type": "string", "format": "date"},
+    size={"$ref": "#/$defs/Size"},
+    fixed={"const": "a&b"},
+    either={"anyOf": [{"type": "string", "maxLength": 1}, {"type": "string", "pattern": "^xyz"}]},
+    count={"type": "integer", "minimum": 3, "maximum": 12},
+    colour={"anyOf": [{"$ref": "#/$defs/Size"}, {"type": "null"}]},
+)
+LIMITED["function"]["parameters"]["$defs"] = {"Size": {"type": "string", "enum": ["small", "large"]}}
+TAKEN = {
+    "code": (["AB1", "ZZ9999"], ["AB", "AB12345", "xAB1", "AB1 "]),
+    "note": (["ab", "서울서울"], ["a", "abcde", ""]),
+    "has": (["서울", "in 서울!"], ["Seoul", ""]),
+    "day": (["2026-02-28"], ["2026-02-30", "today"]),
+    "size": (["small"], ["medium", ""]),
+    "fixed": (["a&b"], ["a", "a&amp;b"]),
+    "either": (["", "q", "xyz and more"], ["qq", "wxyz"]),
+    "count": ([3, 12], [2, 13, 100]),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_schema_of_an_argument_is_kept(key: str) -> None:
+    """Where texts are written without quotes as well."""
+    detector, tools = detector_of(key), tools_of([LIMITED])
+    made = structure_constraint(detector, tools, "required")
+    assert made is not None
+    start = BACKEND.compile(Constraint(made.kind, json.dumps(made.spec)))
+    render = detector_of(made.key or key).render
+    for name, (taken, refused) in TAKEN.items():
+        for values, wanted in ((taken, True), (refused, False)):
+            for one in values:
+                text = render([Call("order", {name: one})]).removeprefix("<|start|>assistant")
+                assert takes(start, text) == wanted, text
+    # Of what a text must hold somewhere, a completion is not always found.
+    given = {name: one for name, one in tools[0].parameters["properties"].items() if name != "has"}
+    tools = (Tool("order", {**tools[0].parameters, "properties": given}),)
+    made = structure_constraint(detector, tools, "required")
+    assert made is not None
+    start = BACKEND.compile(Constraint(made.kind, json.dumps(made.spec)))
+    parser = FunctionCallParser(tools, made.key or key)
+    for seed in range(3):
+        content, calls = walked(start, parser, random.Random(f"{key} {seed}"))
+        assert not content.strip()
+        for _, arguments in calls:
+            jsonschema.validate(arguments, tools[0].parameters)
+
+
+def test_a_text_that_nothing_can_be_is_refused() -> None:
+    nothing = tools_of([tool("f", a={"type": "string", "minLength": 3, "maxLength": 2})])
+    made = structure_constraint(detector_of("qwen3_coder"), nothing, "required")
+    assert made is not None
+    with pytest.raises(BadRequest, match="maxLength 2 is less than minLength 3"):
+        BACKEND.compile(Constraint(made.kind, json.dumps(made.spec)))
 
 
 def test_strict_tools_alone_make_auto_strict() -> None:
