@@ -19,23 +19,45 @@ SWITCHES = ("enable_thinking", "thinking")
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Texts around the reasoning. `open` may be written by the prompt or by the model. inside: control tokens
-    that stand in the reasoning besides."""
+    that stand in the reasoning besides. ends: texts before which it ends as well, such as the beginning of a
+    tool call, and which stay. dropped: texts around the answer, which are left out of it."""
 
     open: str
     close: str
     inside: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 THINK = Marks("<think>", "</think>")  # DeepSeek-R1, Qwen3, QwQ, GLM-4.5, SmolLM3, Kimi K2, MiniMax
 BRACKETS = Marks("[THINK]", "[/THINK]")  # Magistral
 SEED = Marks("<seed:think>", "</seed:think>")  # Seed-OSS
-COMMAND = Marks("<|START_THINKING|>", "<|END_THINKING|>")  # Command A
+COMMAND = Marks(
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    ends=("<|START_ACTION|>", "<|START_TEXT|>", "<|START_RESPONSE|>"),
+    dropped=("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+)  # Command A
+GEMMA = Marks("<|channel>thought\n", "<channel|>")  # Gemma 4
+APERTUS = Marks("<|inner_prefix|>", "<|inner_suffix|>", ends=("<|tools_prefix|>",))
+MINIMAX_3 = Marks("<mm:think>", "</mm:think>")
+INKLING = Marks(
+    "<|content_thinking|>",
+    "<|end_message|>",
+    dropped=("<|message_model|>", "<|content_text|>", "<|end_message|>", "<|content_model_end_sampling|>"),
+)
+KIMI_3 = Marks(
+    "<|open|>think<|sep|>",
+    "<|close|>think<|sep|>",
+    ends=("<|open|>tools<|sep|>", "<|open|>response<|sep|>"),
+    dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+)
 KIMI = Marks("◁think▷", "◁/think▷")  # Kimi-VL
 HARMONY = Marks(
     "<|channel|>analysis<|message|>", "<|channel|>final<|message|>", ("<|end|>", "<|start|>")
 )  # gpt-oss
 
-KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, HARMONY)
+KNOWN: tuple[Marks, ...] = (THINK, BRACKETS, SEED, COMMAND, KIMI, GEMMA, APERTUS, MINIMAX_3, HARMONY)
 """The most common first: where a tokenizer has the tokens of several, the first is meant."""
 
 
@@ -45,7 +67,7 @@ class ReasoningMarks:
 
     close_ids: the mark as ids, where it holds a token of its own; then these ids end the reasoning, and the
     same letters in other tokens do not. () = the mark is plain text, however it is cut into tokens.
-    inside_ids: control tokens that may stand in the reasoning.
+    inside_ids: control tokens that may stand in the reasoning. ends, dropped: see Marks.
     """
 
     open: str
@@ -53,6 +75,8 @@ class ReasoningMarks:
     open_ids: tuple[int, ...] = ()
     close_ids: tuple[int, ...] = ()
     inside_ids: tuple[int, ...] = ()
+    ends: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a prompt's end opens the reasoning, so that what follows is reasoning."""
@@ -77,29 +101,32 @@ def find(ids: Sequence[int], wanted: Sequence[int], start: int = 0) -> int | Non
 
 
 def marks_of(
-    asked: str,
+    asked: str | Marks,
     added_id: Callable[[str], int | None],
     encode: Callable[[str], Sequence[int]],
     templates: Iterable[str] = (),
 ) -> ReasoningMarks | None:
     """The marks of a model; None where it does not reason.
 
-    asked: "auto" (the known marks whose end is a token of the tokenizer's own, else whose both ends stand in
-    a chat template), "none", or the text that ends the reasoning. encode: text -> ids, control tokens read as
-    such. Raises BadRequest for a text that is empty.
+    asked: marks, "auto" (the known ones whose end is a token of the tokenizer's own, else whose both ends
+    stand in a chat template), "none", or the text that ends the reasoning. encode: text -> ids, control
+    tokens read as such. Raises BadRequest for a text that is empty.
     """
     if asked == NONE:
         return None
     if not asked:
         raise BadRequest('is empty; "none" says that the model does not reason', where="reasoning_end")
-    found = _known(added_id, list(templates)) if asked == AUTO else _said(asked)
+    if isinstance(asked, Marks):
+        found: Marks | None = asked
+    else:
+        found = _known(added_id, list(templates)) if asked == AUTO else _said(asked)
     if found is None:
         return None
     opens = _ids(found.open, added_id, encode)
     inside = [token for text in found.inside if (token := added_id(text)) is not None]
-    return ReasoningMarks(
-        found.open, found.close, opens, _ids(found.close, added_id, encode), tuple({*opens, *inside})
-    )
+    closes = _ids(found.close, added_id, encode)
+    every = tuple({*opens, *inside})
+    return ReasoningMarks(found.open, found.close, opens, closes, every, found.ends, found.dropped)
 
 
 def _said(close: str) -> Marks:

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
+from runtime.formats.tools.reader import first_of, held_back
+
 
 class TextMarks(Protocol):
-    """What stands around reasoning; `open` may be empty."""
+    """What stands around reasoning; `open` may be empty. ends, dropped: see Marks."""
 
     @property
     def open(self) -> str: ...
@@ -16,10 +18,17 @@ class TextMarks(Protocol):
     @property
     def close(self) -> str: ...
 
+    @property
+    def ends(self) -> tuple[str, ...]: ...
+
+    @property
+    def dropped(self) -> tuple[str, ...]: ...
+
 
 class ReasoningSplitter:
     """feed() and at last end() give (reasoning, answer) pieces; whatever the pieces of the text, they add up
-    to the same two texts. `head` is what stood before the answer, verbatim: head + answer is the text.
+    to the same two texts. `head` is what stood before the answer, verbatim: head + answer is the text, but
+    for marks around the answer.
 
     choices: the marks that the text may show at its beginning. begun: the text begins inside the reasoning,
     whether or not it shows the opening mark. boundary_given: where the answer starts comes with the pieces;
@@ -36,7 +45,9 @@ class ReasoningSplitter:
         exact: bool = False,
     ) -> None:
         self._choices, self._begun, self._boundary_given, self._exact = choices, begun, boundary_given, exact
+        self._marks = choices[0]
         self._close = choices[0].close if begun else ""
+        self._unsaid = ""  # what may be a mark around the answer
         self._state: Literal["start", "inside", "gap", "answer"] = "start"
         self._held = ""
         self._head: list[str] = []
@@ -51,20 +62,22 @@ class ReasoningSplitter:
         """What can be told now of the reasoning and of the answer. answer_start: characters of the whole text
         that are reasoning and marks, once that is told."""
         if self._state == "answer":
-            return "", text
+            return "", self._cleaned(text)
         self._held += text
         reasoning = ""
         if self._state == "start":
             self._open(self._here(answer_start))
         if self._state == "inside":
             reasoning = self._inside(self._here(answer_start))
-        return reasoning, self._gap() if self._state == "gap" else ""
+        return reasoning, self._cleaned(self._gap()) if self._state == "gap" else ""
 
     def end(self) -> tuple[str, str]:
         """What is left when the text is over. Reasoning that was not closed is all reasoning."""
         held, self._held = self._held, ""
         if self._state == "start" and not (self._begun and (self._boundary_given or held.strip())):
             return "", held
+        if self._state == "answer":
+            return "", self._unsaid
         self._head.append(held)
         return ("" if self._state in ("gap", "answer") else self._trimmed(held.rstrip())), ""
 
@@ -74,13 +87,14 @@ class ReasoningSplitter:
 
     def _open(self, end: int | None) -> None:
         """Leave the start once it is known whether an opening mark stands there."""
-        stripped = self._held[:end].lstrip()
+        stripped = self._undressed(self._held[:end])
         for marks in self._choices:
             if stripped.startswith(marks.open):
                 self._take(len(self._held[:end]) - len(stripped) + len(marks.open))
-                self._close, self._state = marks.close, "inside"
+                self._marks, self._close, self._state = marks, marks.close, "inside"
                 return
-        undecided = not stripped or any(marks.open.startswith(stripped) for marks in self._choices)
+        known = [mark for marks in self._choices for mark in (marks.open, *marks.dropped)]
+        undecided = any(mark.startswith(stripped) for mark in (*known, ""))
         if undecided and (end is None or end > len(self._held)):
             return  # it may still come
         if self._begun:
@@ -91,8 +105,12 @@ class ReasoningSplitter:
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
         if not self._boundary_given:
-            at = held.find(close)
-            end = None if at < 0 else at + len(close)
+            found = first_of(held, (close, *self._marks.ends))
+            if found is not None and found[1] != close:
+                self._take(found[0])
+                self._state = "gap"
+                return self._trimmed(held[: found[0]].rstrip())
+            end = None if found is None else found[0] + len(close)
         if end is None or end > len(held):
             sure = held[: len(held) - self._open_end()].rstrip()
             self._take(len(sure))
@@ -107,8 +125,7 @@ class ReasoningSplitter:
         bare = held.rstrip()
         if self._boundary_given and bare.endswith(close):
             return len(held) - len(bare) + len(close)
-        sizes = range(min(len(close) - 1, len(held)), 0, -1)
-        return next((size for size in sizes if close.startswith(held[-size:])), 0)
+        return held_back(held, 0, (close,) if self._boundary_given else (close, *self._marks.ends))
 
     def _trimmed(self, text: str) -> str:
         """Without the blanks that begin the reasoning."""
@@ -125,6 +142,30 @@ class ReasoningSplitter:
         if answer:
             self._state = "answer"
         return answer
+
+    def _undressed(self, text: str) -> str:
+        """Without leading blanks and marks around the answer, which may stand before the reasoning."""
+        while True:
+            text = text.lstrip()
+            dropped = (one for marks in self._choices for one in marks.dropped)
+            mark = next((one for one in dropped if text.startswith(one)), "")
+            if not mark:
+                return text
+            text = text[len(mark) :]
+
+    def _cleaned(self, text: str) -> str:
+        """A piece of the answer without the marks around it."""
+        marks = () if self._boundary_given else self._marks.dropped
+        if not marks or not text:
+            return text
+        text, self._unsaid = self._unsaid + text, ""
+        pieces = []
+        while (found := first_of(text, marks)) is not None:
+            pieces.append(text[: found[0]])
+            text = text[found[0] + len(found[1]) :]
+        keep = len(text) - held_back(text, 0, marks)
+        self._unsaid = text[keep:]
+        return "".join([*pieces, text[:keep]])
 
     def _take(self, size: int) -> None:
         self._head.append(self._held[:size])

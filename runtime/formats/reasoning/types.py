@@ -7,44 +7,77 @@ a channel protocol are in the table where the decoded text shows them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-from runtime.formats.reasoning.marks import BRACKETS, COMMAND, HARMONY, KIMI, KNOWN, SEED, THINK, Marks
-from runtime.formats.reasoning.splitter import ReasoningSplitter
+from runtime.formats.reasoning.channels import ChannelSplitter
+from runtime.formats.reasoning.marks import (
+    APERTUS,
+    BRACKETS,
+    COMMAND,
+    GEMMA,
+    HARMONY,
+    INKLING,
+    KIMI,
+    KIMI_3,
+    KNOWN,
+    MINIMAX_3,
+    SEED,
+    THINK,
+    Marks,
+)
+from runtime.formats.reasoning.splitter import ReasoningSplitter, TextMarks
 from runtime.protocol.registry import UnknownName
 
 _GRANITE = Marks("Here is my thought process:", "Here is my response:")
+_THINK_OR_CALL = replace(THINK, ends=("<tool_call>",))
+_HUNYUAN = replace(THINK, ends=("<tool_calls>",), dropped=("<answer>", "</answer>"))
 AUTO = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningType:
     """`marks` around the reasoning. `begun`: whether the prompt opens it, so that an output begins inside and
-    shows only the closing mark; else an output that does not open it has none."""
+    shows only the closing mark; else an output that does not open it has none. kept: it is not taken out; the
+    mark that the prompt opened it with is put before it."""
 
     marks: Marks
     begun: bool = False
+    kept: bool = False
 
 
 REASONING_TYPES: dict[str, ReasoningType] = {
     # DeepSeek-R1's template ends with <think>; so do those of the pure thinking models below.
     "deepseek-r1": ReasoningType(THINK, begun=True),
-    "deepseek-v3": ReasoningType(THINK),
-    "qwen3": ReasoningType(THINK),
-    "qwen3-thinking": ReasoningType(THINK, begun=True),
-    "glm45": ReasoningType(THINK),
-    "hunyuan": ReasoningType(THINK),
-    "interns1": ReasoningType(THINK),
+    "deepseek-v3": ReasoningType(_THINK_OR_CALL),
+    "deepseek-v4": ReasoningType(THINK),
+    "deepseek-v41": ReasoningType(THINK),
+    "qwen3": ReasoningType(_THINK_OR_CALL),
+    "qwen3-thinking": ReasoningType(_THINK_OR_CALL, begun=True),
+    "glm45": ReasoningType(_THINK_OR_CALL),
+    "hunyuan": ReasoningType(_HUNYUAN),
+    "interns1": ReasoningType(_THINK_OR_CALL),
+    "iquest_q1": ReasoningType(THINK),
     "kimi": ReasoningType(KIMI),
-    "kimi_k2": ReasoningType(THINK, begun=True),
-    "minimax": ReasoningType(THINK, begun=True),
-    "mimo": ReasoningType(THINK),
-    "nemotron_3": ReasoningType(THINK),
+    "kimi_k2": ReasoningType(replace(THINK, ends=("<|tool_calls_section_begin|>",)), begun=True),
+    "kimi_k3": ReasoningType(KIMI_3, begun=True),
+    "ling3": ReasoningType(THINK),
+    "minimax": ReasoningType(_THINK_OR_CALL, begun=True),
+    "minimax-append-think": ReasoningType(THINK, begun=True, kept=True),
+    "minimax-m3": ReasoningType(MINIMAX_3),
+    "mimo": ReasoningType(_THINK_OR_CALL),
+    "nanbeige": ReasoningType(THINK),
+    "nemotron_3": ReasoningType(_THINK_OR_CALL),
+    "poolside_v1": ReasoningType(_THINK_OR_CALL),
     "step3": ReasoningType(THINK, begun=True),
+    "step3p5": ReasoningType(THINK, begun=True),
     "mistral": ReasoningType(BRACKETS),
     "seed_oss": ReasoningType(SEED),
     "cohere_command4": ReasoningType(COMMAND),
+    "gemma4": ReasoningType(GEMMA),
     "gpt-oss": ReasoningType(HARMONY),
+    "apertus2509": ReasoningType(APERTUS),
+    "inkling": ReasoningType(INKLING),
     "granite_thinking_parser": ReasoningType(_GRANITE),
 }
 """Name -> how the family marks its reasoning. "auto" takes whatever known mark an output shows."""
@@ -71,11 +104,39 @@ class Split:
     answer: str
 
 
-def splitter_of(kind: ReasoningType | None) -> ReasoningSplitter:
+class KeptReasoning:
+    """All is the answer, behind the mark that the prompt ended with."""
+
+    head = ""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def feed(self, text: str) -> tuple[str, str]:
+        mark, self._mark = self._mark, ""
+        return "", mark + text
+
+    def end(self) -> tuple[str, str]:
+        return self.feed("")
+
+
+AnySplitter: TypeAlias = ReasoningSplitter | ChannelSplitter | KeptReasoning
+
+
+def splitter_of(kind: ReasoningType | None) -> AnySplitter:
     """For a text of this kind; None: whatever known mark it shows."""
     if kind is None:
         return ReasoningSplitter(KNOWN)
-    return ReasoningSplitter([kind.marks], begun=kind.begun)
+    if kind.kept:
+        return KeptReasoning(kind.marks.open)
+    return splitter_by(kind.marks, begun=kind.begun)
+
+
+def splitter_by(marks: TextMarks, *, begun: bool) -> ReasoningSplitter | ChannelSplitter:
+    """For a text with these marks, which begins inside the reasoning or not."""
+    if marks.close == HARMONY.close:
+        return ChannelSplitter(begun=begun)
+    return ReasoningSplitter([marks], begun=begun)
 
 
 def split_reasoning(text: str, kind: ReasoningType | None) -> Split:

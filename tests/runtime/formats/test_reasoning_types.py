@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.formats.reasoning.types import (
     REASONING_TYPES,
+    AnySplitter,
     ReasoningType,
     reasoning_type,
     split_reasoning,
@@ -51,6 +52,82 @@ def test_known_texts(kind: ReasoningType | None, text: str, reasoning: str, answ
     assert found.head + found.answer == text or not found.answer
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+TO = "<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+ANALYSIS = "<|channel|>analysis<|message|>{}<|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>{}<|return|>"
+SECTION = "<|tool_calls_section_begin|>x"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reasoning", "answer"),
+    [
+        ("qwen3", f"<think>so {CALL}", "so", CALL),
+        ("glm45", f"<think>so</think>{CALL}", "so", CALL),
+        ("nemotron_3", "<think>so</think>a", "so", "a"),
+        ("kimi_k2", f"so{SECTION}", "so", SECTION),
+        ("kimi", "◁think▷so◁/think▷a", "so", "a"),
+        ("kimi_k3", "so<|close|>think<|sep|><|open|>response<|sep|>a<|close|>response<|sep|>", "so", "a"),
+        ("minimax", "so</think>a", "so", "a"),
+        ("minimax-m3", "<mm:think>so</mm:think>a", "so", "a"),
+        ("minimax-append-think", "so</think>a", "", "<think>so</think>a"),
+        ("step3", "so</think>a", "so", "a"),
+        ("hunyuan", "<think>\nso\n</think>\n<answer>\na\n</answer>", "so", "\na\n"),
+        ("cohere_command4", "<|START_THINKING|>so<|END_THINKING|><|START_TEXT|>a<|END_TEXT|>", "so", "a"),
+        ("cohere_command4", "<|START_TEXT|>a<|END_TEXT|>", "", "a"),
+        ("gemma4", "<|channel>thought\nso<channel|>a", "so", "a"),
+        ("apertus2509", "<|inner_prefix|>so<|tools_prefix|>[]", "so", "<|tools_prefix|>[]"),
+        ("mistral", "[THINK]so[/THINK]a", "so", "a"),
+        (
+            "inkling",
+            "<|message_model|><|content_thinking|>so<|end_message|>"
+            "<|message_model|><|content_text|>a<|end_message|><|content_model_end_sampling|>",
+            "so",
+            "a",
+        ),
+        ("gpt-oss", ANALYSIS.format("so") + FINAL.format("a"), "so", "a"),
+        (
+            "gpt-oss",
+            ANALYSIS.format("so") + TO + ANALYSIS.format("then") + FINAL.format("a"),
+            "so\nthen",
+            TO + "a",
+        ),
+        ("gpt-oss", "<|channel|>commentary<|message|>first<|end|>" + TO, "", "first" + TO),
+        ("gpt-oss", "analysisso, soassistantfinala", "so, so", "a"),
+        ("gpt-oss", "<|channel|>analysis<|message|>cut o", "cut o", ""),
+        ("gpt-oss", "a <|channel|> b", "", "a <|channel|> b"),
+        ("gpt-oss", "plain", "", "plain"),
+    ],
+)
+def test_families(name: str, text: str, reasoning: str, answer: str) -> None:
+    kind = reasoning_type(name)
+    found = split_reasoning(text, kind)
+    assert (found.reasoning, found.answer) == (reasoning, answer)
+    for at in range(len(text) + 1):
+        assert added(splitter_of(kind), [text[:at], text[at:]]) == (reasoning, answer)
+    assert added(splitter_of(kind), list(text)) == (reasoning, answer)
+
+
+def added(splitter: AnySplitter, pieces: list[str]) -> tuple[str, str]:
+    told = [*map(splitter.feed, pieces), splitter.end()]
+    return "".join(thought for thought, _ in told), "".join(answer for _, answer in told)
+
+
+@given(st.sampled_from(list(REASONING_TYPES)), st.data())
+def test_any_split_of_any_family_gives_the_same(name: str, data: st.DataObject) -> None:
+    kind = REASONING_TYPES[name]
+    marks = [kind.marks.open, kind.marks.close, *kind.marks.ends, *kind.marks.dropped, *CONTROLS]
+    cut = [mark[: len(mark) // 2] for mark in marks]
+    parts = data.draw(st.lists(st.sampled_from([*marks, *cut, "a", " ", "\n", "analysis", "<"]), max_size=12))
+    text = "".join(parts)
+    found = split_reasoning(text, kind)
+    places = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    assert added(splitter_of(kind), pieces) == (found.reasoning, found.answer)
+    assert added(splitter_of(kind), list(text)) == (found.reasoning, found.answer)
+
+
+CONTROLS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "final", " to=functions.f"]
 PIECES = st.sampled_from(
     ["<think>", "</think>", "<", "think", "</", ">", " ", "\n", "a", "é", "[THINK]", "[/THINK]"]
 )
