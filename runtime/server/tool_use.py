@@ -14,24 +14,28 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
 
 from runtime.formats.reply import ToolCalls
-from runtime.formats.tools.constraints import ToolConstraint, structure_constraint
+from runtime.formats.tools.constraints import ToolConstraint, calls_or_json, structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool, tools_of
+from runtime.grammar.json_schema.source import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.protocol.model_info import ModelInfo
+from runtime.server.http.error_mapping import FieldNames
 
 CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
 
 
 class ToolUse(NamedTuple):
     """tools: those that are offered, none where they may not be called. constraint: what the reply must look
-    like. key: the format of the calls; None: they are not looked for."""
+    like. key: the format of the calls; None: they are not looked for. replaced: the request's own word of
+    sampling that the constraint holds as well, or leaves nothing for."""
 
     tools: tuple[Tool, ...] = ()
     constraint: ToolConstraint | None = None
     key: str | None = None
     earlier: int = 0
+    replaced: str | None = None
 
     @staticmethod
     def of(
@@ -43,7 +47,8 @@ class ToolUse(NamedTuple):
         asked: Mapping[str, Any] = {},
     ) -> ToolUse:
         """`given`: OpenAI's dicts, checked. choice: "auto", "none", "required" or "=NAME". asked: the
-        request's own words of sampling. Raises BadRequest."""
+        request's own words of sampling; a JSON schema among them is for a reply that calls nothing. Raises
+        BadRequest."""
         if not given or choice == "none":
             return ToolUse()
         tools = tools_of(given)
@@ -51,21 +56,34 @@ class ToolUse(NamedTuple):
             _check(tool, f"tools[{index}].function.parameters")
         detector = None if model.tool_parser is None else detector_of(model.tool_parser)
         constraint = structure_constraint(detector, tools, choice, parallel is not False)
-        if constraint is not None and any(word in asked for word in CONSTRAINTS):
-            if choice != "auto":
-                raise BadRequest("does not go with a constraint of the reply", where="tool_choice")
+        own = next((word for word in CONSTRAINTS if asked.get(word) is not None), None)
+        if own is not None and choice == "auto":
+            schema = _schema_of(asked[own]) if own == "json_schema" else None
             constraint = None
+            if schema is not None:
+                constraint = calls_or_json(detector, tools, parallel is not False, schema)
+        elif own is not None and own != "json_schema":
+            raise BadRequest("does not go with a constraint of the reply", where="tool_choice")
         key = model.tool_parser if constraint is None or constraint.key is None else constraint.key
         earlier = sum(len(message.tool_calls) for message in messages)
-        return ToolUse(tools, constraint, key, earlier)
+        return ToolUse(tools, constraint, key, earlier, None if constraint is None else own)
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Words for the sampling parameters."""
         words: dict[str, Any] = {} if self.key is None else {"skip_special_tokens": False}
+        if self.replaced is not None:
+            words[self.replaced] = None
         if self.constraint is not None:
             words[self.constraint.kind] = json.dumps(self.constraint.spec)
         return words
+
+    def named(self, names: FieldNames) -> FieldNames:
+        """What the runtime's fields are called in the request, with the constraint under the name of the one
+        that it replaces."""
+        if self.replaced is None or self.constraint is None:
+            return names
+        return {**names, self.constraint.kind: names.get(self.replaced, self.replaced)}
 
     def splitter(self) -> ToolCalls | None:
         """For one reply."""
@@ -78,6 +96,18 @@ class ToolUse(NamedTuple):
         if self.key == "kimi_k2":
             return f"functions.{name}:{self.earlier + index}"
         return f"call_{secrets.token_hex(12)}"
+
+
+def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
+    """The JSON schema that a word of sampling says; None: it is wrong, which is told where it is compiled."""
+    if spec == ANY_JSON:
+        return True
+    try:
+        schema = json.loads(spec) if isinstance(spec, str) else spec
+        Draft202012Validator.check_schema(schema)
+    except (ValueError, SchemaError):
+        return None
+    return schema if isinstance(schema, dict | bool) else None
 
 
 def _check(tool: Tool, where: str) -> None:

@@ -105,6 +105,55 @@ def test_a_choice_is_kept(client: openai.OpenAI, stream: bool) -> None:
         jsonschema.validate(json.loads(arguments), schema)
 
 
+REPORT: Any = {"type": "json_schema", "json_schema": {"name": "report", "strict": True, "schema": {
+    "type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"],
+    "additionalProperties": False,
+}}}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_format_is_for_what_is_no_call(client: openai.OpenAI, shared_server: Any, stream: bool) -> None:
+    """A typed answer and tools: the model may call before it answers. That pocket would rather call than
+    answer, a bias against the mark that calls begin with undoes."""
+    mark = {"prompt": "<tool_call>", "add_special_tokens": False}
+    ids = httpx.post(f"{shared_server.url}/tokenize", json=mark, timeout=PATIENCE_S).json()["tokens"]
+
+    def asked(messages: Any, **more: Any) -> tuple[str, list[Any]]:
+        words = {**GREEDY, "messages": messages, "tools": [WEATHER], "response_format": REPORT, **more}
+        if stream:
+            content, calls, _ = streamed(client, **words)
+            return content, [(one["name"], json.loads(one["arguments"])) for one in calls]
+        [choice] = client.chat.completions.create(**words).choices
+        found = choice.message.tool_calls or []
+        return choice.message.content or "", [
+            (one.function.name, json.loads(one.function.arguments)) for one in found
+        ]
+
+    assert asked(ASKED) == ("", [CALLED])
+    assert asked(ASKED, tool_choice="required") == ("", [CALLED])
+    content, calls = asked(ASKED, logit_bias={str(ids[0]): -100})
+    assert calls == []
+    assert set(json.loads(content)) == {"sky"}
+    bad = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/nowhere"}}}
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        asked(ASKED, response_format=bad)
+
+
+def test_allowed_tools(client: openai.OpenAI) -> None:
+    """All are shown, some may be called."""
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "set_timer"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    words = {**GREEDY, "messages": ASKED, "tools": [WEATHER, TIMER], "parallel_tool_calls": False}
+    made = client.chat.completions.create(**words, tool_choice=choice)
+    [call] = made.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "set_timer"
+    both = client.chat.completions.create(**words)
+    assert made.usage is not None
+    assert both.usage is not None
+    assert made.usage.prompt_tokens == both.usage.prompt_tokens
+
+
 def test_none_is_text(client: openai.OpenAI) -> None:
     words = {**GREEDY, "messages": ASKED, "tools": [WEATHER], "tool_choice": "none", "max_tokens": 20}
     [choice] = client.chat.completions.create(**words).choices

@@ -69,6 +69,19 @@ def structure_constraint(
     return ToolConstraint("structural_tag", _tagged(_only_calls(detector, tags, parallel)))
 
 
+def calls_or_json(
+    detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, schema: dict[str, Any] | bool
+) -> ToolConstraint | None:
+    """The reply is calls, or JSON of that schema without any. None: the format's calls cannot be said by
+    structural tags."""
+    tags = _tags(detector, tools, level=2)
+    if detector is None or tags is None:
+        return None
+    json_text = {"type": "json_schema", "json_schema": schema}
+    either = {"type": "or", "elements": [_only_calls(detector, tags, parallel), json_text]}
+    return ToolConstraint("structural_tag", _tagged(either))
+
+
 def _auto(
     detector: BaseFormatDetector | None, tools: Sequence[Tool], parallel: bool, level: int
 ) -> ToolConstraint | None:

@@ -26,13 +26,14 @@ from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.messages import choice_kind, messages_of, tools_of
+from runtime.server.openai.messages import callable_tools, messages_of, tools_of
 from runtime.server.openai.params import (
     Generating,
     extras_of,
     fields_of,
     finish_of,
     names_of,
+    says_something,
     usage_of,
 )
 from runtime.server.replies import follow, parsers, ready, run
@@ -179,9 +180,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
 def _tools(
     ctx: ServerContext, body: ChatRequest, history: Sequence[Message], asked: Mapping[str, Any]
 ) -> ToolUse:
-    tools = tools_of(body.tools, body.tool_choice)
-    kind, name = choice_kind(body.tool_choice)
-    choice = f"={name}" if kind == "named" else kind
+    tools, choice = callable_tools(tools_of(body.tools, body.tool_choice), body.tool_choice)
     return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, asked)
 
 
@@ -194,12 +193,12 @@ def _check_ids(body: ChatRequest) -> None:
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
     for name, why in _REFUSED.items():
-        if getattr(body, name) is not None:
+        if says_something(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
-    if body.modalities is not None and body.modalities != ["text"]:
+    if body.modalities and body.modalities != ["text"]:
         raise NotSupported('this model writes text only; leave it out or send ["text"]', where="modalities")
     if body.top_logprobs is not None:
-        if not body.logprobs:
+        if not body.logprobs and body.top_logprobs:
             raise BadRequest("goes with logprobs: true only", where="top_logprobs")
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(
@@ -225,8 +224,8 @@ class ChatJob:
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
-        self._names = names_of(body)
         self._request, self._tools = request_of(ctx, body)
+        self._names = self._tools.named(names_of(body))
         self._replies = parsers(ctx, self._request, self._tools)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())

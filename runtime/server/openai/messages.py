@@ -5,7 +5,7 @@ roles and parts a model takes, its template and the frontend say.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
@@ -15,8 +15,10 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _SAME = {"developer": "system", "function": "tool"}
 _FIELDS = (
     "role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal", "audio",
-    "function_call", "annotations",
+    "function_call", "annotations", "reasoning", "parsed", "provider_specific_fields", "cache_control",
 )  # fmt: skip
+"""The last three have no effect: what a client made of a reply that it sends back, and a mark for caches of
+providers. reasoning: another name of reasoning_content."""
 
 
 def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -41,9 +43,10 @@ def _message(one: Any, where: str) -> Message:
     calls = _calls(one.get("tool_calls"), f"{where}.tool_calls")
     if calls and role != "assistant":
         raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
-    thought = _optional_text(one, "reasoning_content", where)
+    named = "reasoning_content" if one.get("reasoning_content") is not None else "reasoning"
+    thought = _optional_text(one, named, where)
     if thought and role != "assistant":
-        raise BadRequest("only an assistant's message has reasoning", where=f"{where}.reasoning_content")
+        raise BadRequest("only an assistant's message has reasoning", where=f"{where}.{named}")
     content = _content(one, bool(calls) or role == "assistant", where)
     return Message(
         role=_SAME.get(str(role), str(role)),
@@ -112,7 +115,7 @@ def tools_of(
     tools: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
 ) -> list[dict[str, Any]] | None:
     """The tools to be shown to the model: all, or none where the choice says so. Raises BadRequest."""
-    kind, name = _choice(choice)
+    kind, names = _choice(choice)
     if not tools:
         if kind == "required":
             raise BadRequest("Tools cannot be empty if tool choice is set to required.", where="tools")
@@ -120,29 +123,57 @@ def tools_of(
             raise BadRequest("Tools cannot be empty if tool choice is set to a specific tool.", where="tools")
         return None
     made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
-    if kind == "named" and name not in (tool["function"]["name"] for tool in made):
-        raise BadRequest(f"Tool '{name}' not found in tools list.", where="tool_choice")
+    for name in names or ():
+        if name not in (tool["function"]["name"] for tool in made):
+            raise BadRequest(f"Tool '{name}' not found in tools list.", where="tool_choice")
     return None if kind == "none" else made
 
 
-def _choice(choice: str | Mapping[str, Any] | None) -> tuple[str, str | None]:
+def callable_tools(
+    shown: Sequence[Mapping[str, Any]] | None, choice: str | Mapping[str, Any] | None
+) -> tuple[list[Mapping[str, Any]], str]:
+    """Those of the tools shown that may be called, and the choice as ToolUse takes it. Raises BadRequest."""
+    kind, names = _choice(choice)
+    tools = [tool for tool in shown or () if names is None or tool["function"]["name"] in names]
+    return tools, f"={names[0]}" if kind == "named" and names else kind
+
+
+class _Choice(NamedTuple):
+    """kind: "auto", "none", "required" or "named". names: the tools that may be called; None: all."""
+
+    kind: str
+    names: tuple[str, ...] | None = None
+
+
+def _choice(choice: Any) -> _Choice:
+    """Of chat completions, which nest, or of responses, which are flat: clients mix them up."""
     match choice:
         case None:
-            return "auto", None
+            return _Choice("auto")
         case "auto" | "none" | "required":
-            return str(choice), None
-        case {"type": "function", "function": {"name": str(name)}}:
-            return "named", name
+            return _Choice(choice)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return _Choice("named", (name,))
+        case {"type": "allowed_tools", "allowed_tools": {**allowed}} | {"type": "allowed_tools", **allowed}:
+            return _allowed(allowed)
         case _:
             raise BadRequest(
-                'is "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+                'is "auto", "none", "required", {"type": "function", "function": {"name": ...}} or '
+                '{"type": "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
                 where="tool_choice",
             )
 
 
-def choice_kind(choice: str | Mapping[str, Any] | None) -> tuple[str, str | None]:
-    """("auto" | "none" | "required" | "named", the name)."""
-    return _choice(choice)
+def _allowed(given: Mapping[Any, Any]) -> _Choice:
+    mode, tools = given.get("mode", "auto"), given.get("tools")
+    if mode not in ("auto", "required"):
+        raise BadRequest(f'mode is "auto" or "required", got {mode!r:.80}', where="tool_choice")
+    if not isinstance(tools, list) or not tools:
+        raise BadRequest("tools is a list of at least one allowed tool", where="tool_choice")
+    named = [_choice(tool) if isinstance(tool, Mapping) else _Choice("") for tool in tools]
+    if any(one.kind != "named" for one in named):
+        raise BadRequest("an allowed tool is a function by its name", where="tool_choice")
+    return _Choice(mode, tuple(name for one in named for name in one.names or ()))
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:

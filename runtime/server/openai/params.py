@@ -152,7 +152,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     """
     check_model(ctx, body.model)
     for name, why in _REFUSED.items():
-        if getattr(body, name) is not None:
+        if says_something(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("goes with stream: true only", where="stream_options")
@@ -165,6 +165,11 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     sampling |= asked(body).sampling
     fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
     return {"sampling_params": sampling, **fields}
+
+
+def says_something(value: Any) -> bool:
+    """Not null, and no empty list, object or text: what clients send for what they do not use."""
+    return value is not None and value not in ([], {}, "")
 
 
 def names_of(body: Generating) -> FieldNames:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,8 +31,8 @@ from runtime.server.http.errors import NotFound, NotSupported, error_type, json_
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.logprobs import token_entries
-from runtime.server.openai.messages import choice_kind, tools_of
-from runtime.server.openai.params import check_model
+from runtime.server.openai.messages import callable_tools, tools_of
+from runtime.server.openai.params import check_model, says_something
 from runtime.server.openai.responses_input import messages_of, tools_for_chat
 from runtime.server.openai.responses_items import (
     call_item,
@@ -171,6 +171,8 @@ _REFUSED = {
     "moderation": "there is no moderation",
     "context_management": "nothing is left out of a conversation",
 }
+_INCLUDED = {"message.output_text.logprobs", "reasoning.encrypted_content"}
+"""The second changes nothing: clients that store nothing here ask for it, and reasoning comes as text."""
 _NAMES = {
     "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
     "structural_tag": "text.format",
@@ -286,7 +288,7 @@ class _Job:
     def _check(self) -> None:
         body = self._body
         for name, why in _REFUSED.items():
-            if getattr(body, name) is not None:
+            if says_something(getattr(body, name)):
                 raise NotSupported(f"{name} is not supported: {why}", where=name)
         if body.background and body.stream:
             raise NotSupported("a response in the background is not streamed", where="background")
@@ -298,7 +300,7 @@ class _Job:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
-        unknown = set(body.include or ()) - {"message.output_text.logprobs"}
+        unknown = set(body.include or ()) - _INCLUDED
         if unknown:
             raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
 
@@ -314,15 +316,11 @@ class _Job:
                 sampling[name] = value
         sampling |= _constraint(body.text.format if body.text is not None else None)
         fields: dict[str, Any] = {}
-        choice = body.tool_choice
-        if isinstance(choice, Mapping) and choice.get("type") == "function":
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
-        tools = tools_of(tools_for_chat(body.tools), choice)
+        tools = tools_of(tools_for_chat(body.tools), body.tool_choice)
         if tools:
             fields["tools"] = tools
-        kind, tool = choice_kind(choice)
-        called = f"={tool}" if kind == "named" else kind
-        self._tools = ToolUse.of(model, tools, called, body.parallel_tool_calls, self._messages, sampling)
+        allowed, choice = callable_tools(tools, body.tool_choice)
+        self._tools = ToolUse.of(model, allowed, choice, body.parallel_tool_calls, self._messages, sampling)
         sampling |= self._tools.sampling
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields |= {"return_logprob": True, "return_text_in_logprobs": True}

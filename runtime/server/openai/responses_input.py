@@ -35,8 +35,7 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
                 else:
                     made.append(Message("assistant", "", tool_calls=(call,)))
             case {"type": "function_call_output", "call_id": str(identity), "output": output}:
-                text = output if isinstance(output, str) else msgspec.json.encode(output).decode()
-                made.append(Message("tool", text, tool_call_id=identity))
+                made.append(Message("tool", _output(output, f"{where}.output"), tool_call_id=identity))
             case {"type": "reasoning"}:
                 continue  # what was thought before is not shown to the model again
             case {"role": role, "content": content} if item.get("type", "message") == "message":
@@ -47,6 +46,13 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
                     f"an item of type {kind!r:.80} is not taken, or lacks a field", where=where
                 )
     return made
+
+
+def _output(output: Any, where: str) -> str | list[dict[str, Any]]:
+    """Of a call: a text or parts of a message; anything else is shown as JSON."""
+    if isinstance(output, list) and all(isinstance(part, Mapping) and "type" in part for part in output):
+        return _content(output, where)
+    return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
 def _role(role: Any, where: str) -> str:

@@ -95,6 +95,80 @@ def test_anthropic_messages() -> None:
     ]
 
 
+def test_what_clients_send_back_with_a_reply() -> None:
+    """The fields that openai's parse() and litellm put beside a message's own, and the other name of
+    reasoning_content."""
+    told = {"name": "weather", "arguments": '{"town":"Ostrel"}', "parsed_arguments": {"town": "Ostrel"}}
+    call = {"id": "c1", "type": "function", "index": 0, "function": told}
+    more = {"parsed": {"town": "Ostrel"}, "provider_specific_fields": {"refusal": None}, "annotations": []}
+    more["cache_control"] = {"type": "ephemeral"}
+    assert openai_messages.messages_of(
+        [{"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm.", **more}]
+    ) == [Message("assistant", "", tool_calls=(CALL,), reasoning_content="Hm.")]
+    both = {"role": "assistant", "content": "a", "reasoning_content": "Hm.", "reasoning": "Other."}
+    assert openai_messages.messages_of([both])[0].reasoning_content == "Hm."
+
+
+def test_a_calls_output_in_parts() -> None:
+    def output(given: Any) -> Any:
+        return responses_input.messages_of(
+            [{"type": "function_call_output", "call_id": "c1", "output": given}]
+        )[0].content  # fmt: skip
+
+    parts = [{"type": "input_text", "text": "sun"}, {"type": "input_text", "text": "ny"}]
+    assert output(parts) == "sunny"
+    assert output([1, {"a": 2}]) == '[1,{"a":2}]'
+    assert output([]) == ""
+    assert output([{"type": "input_image", "image_url": "x"}]) == [{"type": "input_image", "image_url": "x"}]
+
+
+def tool_named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+A, B = tool_named("a"), tool_named("b")
+ONLY_B = {"mode": "required", "tools": [B]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "word"),
+    [
+        (None, "ab", "auto"),
+        ("required", "ab", "required"),
+        (B, "b", "=b"),
+        ({"type": "function", "name": "b"}, "b", "=b"),
+        ({"type": "allowed_tools", "allowed_tools": ONLY_B}, "b", "required"),
+        ({"type": "allowed_tools", **ONLY_B}, "b", "required"),
+        ({"type": "allowed_tools", "tools": [A, {"type": "function", "name": "b"}]}, "ab", "auto"),
+    ],
+)
+def test_choices_of_tools(choice: Any, names: str, word: str) -> None:
+    shown = openai_messages.tools_of([A, B], choice)
+    assert shown == [A, B]
+    tools, said = openai_messages.callable_tools(shown, choice)
+    assert "".join(tool["function"]["name"] for tool in tools) == names
+    assert said == word
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("never", "allowed_tools"),
+        ({"type": "function"}, "allowed_tools"),
+        (tool_named("c"), "Tool 'c' not found"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [tool_named("c")]}, "Tool 'c' not found"),
+        ({"type": "allowed_tools", "mode": "maybe", "tools": [A]}, "mode is"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "at least one"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, "allowed_tools"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": ["a"]}, "by its name"),
+    ],
+)
+def test_choices_of_tools_that_are_wrong(choice: Any, told: str) -> None:
+    with pytest.raises(BadRequest, match=told) as caught:
+        openai_messages.tools_of([A, B], choice)
+    assert caught.value.where == "tool_choice"
+
+
 OPENAI: list[tuple[Any, str]] = [
     ([], "messages"),
     ([5], "messages[0]"),

@@ -62,6 +62,25 @@ def nothing(value: Any, said: Any) -> Any:
             return value
 
 
+@pytest.mark.parametrize(
+    ("path", "empty"),
+    [
+        ("/v1/chat/completions", {
+            "functions": [], "audio": {}, "prediction": {}, "modalities": [], "moderation": {}, "tools": [],
+            "logprobs": False, "top_logprobs": 0, "metadata": {}, "logit_bias": {}, "stop": [],
+        }),
+        ("/v1/responses", {
+            "context_management": [], "prompt": {}, "conversation": "", "tools": [], "metadata": {},
+            "include": ["reasoning.encrypted_content"],
+        }),
+    ],
+)  # fmt: skip
+def test_nor_do_empty_ones(client: httpx.Client, path: str, empty: dict[str, Any]) -> None:
+    for name, value in empty.items():
+        answer = client.post(path, json={**BODIES[path], name: value})
+        assert answer.status_code == 200, (name, answer.text)
+
+
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("said", [None, False])
 def test_it_changes_nothing(client: httpx.Client, path: str, said: bool | None) -> None:

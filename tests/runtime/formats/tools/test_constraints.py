@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from runtime.formats.tools import FORMATS, FunctionCallParser
-from runtime.formats.tools.constraints import calls_schema, legacy_tag, structure_constraint
+from runtime.formats.tools.constraints import calls_or_json, calls_schema, legacy_tag, structure_constraint
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.types import Call, Tool, tools_of
 from runtime.grammar.base import Matcher
@@ -173,6 +173,23 @@ def test_a_text_that_nothing_can_be_is_refused() -> None:
     assert made is not None
     with pytest.raises(BadRequest, match="maxLength 2 is less than minLength 3"):
         BACKEND.compile(Constraint(made.kind, json.dumps(made.spec)))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_calls_or_json(key: str) -> None:
+    schema = {"type": "object", "properties": {"sky": {"type": "string"}}, "required": ["sky"]}
+    detector = detector_of(key)
+    made = calls_or_json(detector, TOOLS, False, schema)
+    if made is None:
+        assert structure_constraint(detector, TOOLS, "required").kind == "json_schema"
+        return
+    start = BACKEND.compile(Constraint(made.kind, json.dumps(made.spec)))
+    assert takes(start, '{"sky": "sun"}')
+    text = detector.render(WRITTEN[:1]).removeprefix("<|start|>assistant")
+    assert takes(start, text)
+    assert not takes(start, f'{text}{{"sky": "sun"}}')
+    assert not takes(start, '{"sky": 5}')
+    assert not takes(start, "I would rather talk.")
 
 
 def test_strict_tools_alone_make_auto_strict() -> None:
