@@ -64,6 +64,7 @@ class Engine:
     spec        the model's shape
     vocabulary  the bytes of each token id
     force_reasoning  whether the chat template opens every reply inside the model's reasoning
+    tool_parser  name of the format in which the model calls tools; None where that is not known
     template_choice  which chat template renders turns, who decided, and why
     """
 
@@ -76,6 +77,7 @@ class Engine:
         self.vocabulary: Vocabulary = self._pipeline.model.tokenizer.vocabulary
         self.template_choice: TemplateChoice = self._pipeline.model.template_choice
         self.force_reasoning: bool = self.template_choice.force_reasoning
+        self.tool_parser: str | None = self._pipeline.manager.model.tool_parser
 
     # -- async -----------------------------------------------------------------------------------------------
 

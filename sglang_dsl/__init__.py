@@ -44,6 +44,7 @@ from sglang_dsl.api import (
     system_begin,
     system_end,
     tool,
+    tools,
     user,
     user_begin,
     user_end,
@@ -71,6 +72,8 @@ from sglang_dsl.errors import (
     SglError,
     StateClosed,
     Timeout,
+    ToolError,
+    ToolLoopLimit,
     Unsupported,
 )
 from sglang_dsl.function import SglFunction, function
@@ -87,10 +90,11 @@ if TYPE_CHECKING:
     from sglang_dsl.backends.mock import MockBackend
     from sglang_dsl.backends.openai import OpenAI
     from sglang_dsl.compiler.trace import Program
+    from sglang_dsl.console.server_process import Runtime
     from sglang_dsl.interpreter.core import Checkpoint
     from sglang_dsl.state.async_state import AsyncProgramState
     from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup
-    from sglang_dsl.tools.server_process import Runtime
+    from sglang_dsl.tool_use.definitions import Tool
     from sglang_dsl.views.snapshot import Snapshot
 
 __version__ = "0.1.0.dev0"
@@ -112,10 +116,11 @@ _LATE: Registry[Any] = Registry(
         "Program": "sglang_dsl.compiler.trace:Program",
         "ProgramState": "sglang_dsl.state.program_state:ProgramState",
         "ProgramStateGroup": "sglang_dsl.state.program_state:ProgramStateGroup",
-        "Runtime": "sglang_dsl.tools.server_process:Runtime",
+        "Runtime": "sglang_dsl.console.server_process:Runtime",
         "RuntimeEndpoint": "sglang_dsl.backends.endpoint:RuntimeEndpoint",
         "Snapshot": "sglang_dsl.views.snapshot:Snapshot",
         "ServerArgs": "runtime.config.server_args:ServerArgs",
+        "Tool": "sglang_dsl.tool_use.definitions:Tool",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
     },
     extras={"Engine": "runtime", "ServerArgs": "server"},
@@ -159,6 +164,9 @@ __all__ = [
     "Snapshot",
     "StateClosed",
     "Timeout",
+    "Tool",
+    "ToolError",
+    "ToolLoopLimit",
     "Unsupported",
     "VertexAI",
     "assistant",
@@ -188,6 +196,7 @@ __all__ = [
     "system_end",
     "token_length_normalized",
     "tool",
+    "tools",
     "unconditional_likelihood_normalized",
     "user",
     "user_begin",

@@ -237,7 +237,7 @@ def trace(args: argparse.Namespace) -> int:
 
 
 def chat(args: argparse.Namespace) -> int:
-    from sglang_dsl.tools.repl import converse
+    from sglang_dsl.console.repl import converse
 
     words = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
@@ -251,7 +251,7 @@ def chat(args: argparse.Namespace) -> int:
 
 
 def demo(args: argparse.Namespace) -> int:
-    return int(importlib.import_module("sglang_dsl.tools.demo").main())
+    return int(importlib.import_module("sglang_dsl.console.demo").main())
 
 
 VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -31,6 +32,7 @@ from sglang_dsl.ir import (
     Seq,
     Source,
     Text,
+    Tools,
     as_node,
     caller,
     leaves,
@@ -46,6 +48,7 @@ _PARTS: Registry[Any] = Registry(
         "loop": "sglang_dsl.concurrency.loop:background",
         "part_of": "sglang_dsl.frontend.media:part_of",
         "reasoning_type": "runtime.formats.reasoning.types:reasoning_type",
+        "runners_of": "sglang_dsl.tool_use.definitions:runners_of",
     },
 )
 # More words that programs written for sglang import from this module.
@@ -53,7 +56,7 @@ _LATE: Registry[Any] = Registry(
     "word",
     {
         "Engine": "runtime.api:Engine",
-        "Runtime": "sglang_dsl.tools.server_process:Runtime",
+        "Runtime": "sglang_dsl.console.server_process:Runtime",
         "function": "sglang_dsl.function:function",
     },
     extras={"Engine": "runtime"},
@@ -165,6 +168,26 @@ def developer(expr: Node | str | None = None) -> Seq:
 def tool(expr: Node | str | None = None) -> Seq:
     """A tool's turn: what it answered."""
     return _turn("tool", expr, caller())
+
+
+@exposed
+def tools(given: object) -> Tools:
+    """What the model may call from here on, in place of what was offered before: one tool or a list of them.
+
+    a typed function     its name, docstring and parameters' types; plain ones run in a thread, async ones are
+                         awaited; what it returns goes to the model, text as it is, other values as JSON
+    Tool(name, ...)      a JSON schema, and what runs it
+    a type, a dict       pydantic's model, a dataclass, ...; a JSON schema as chat APIs take it: nothing runs
+                         these, a call of one is left to the program
+    a tool server        MCPToolServer and its like: all tools it has; or its address as text, which is asked
+                         for them here, and waits
+
+    Generations then see them; their calls are run in `with s.tool_loop()`, else they are told by
+    s.tool_calls(name). Raises BadProgram, MissingExtra (functions and types need pydantic), and what a tool
+    server raises."""
+    runners = _PARTS.load("runners_of")(given)
+    said = tuple(json.dumps(one.said, ensure_ascii=False) for one in runners.values())
+    return Tools(said, own=runners, src=caller())
 
 
 @exposed

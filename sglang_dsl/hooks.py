@@ -25,7 +25,7 @@ class CallEvent:
 
     phase     "begin", "end" (meta is set) or "error" (error is set)
     number    the same in both events of a call, unique in this process
-    kind      gen or select; `name` is its variable
+    kind      gen, select or tool; `name` is its variable, or the tool's name
     branch    () for the program itself, (2,) for its third fork, ...; index: the item's place in a batch
     step      how many calls its branch had made before
     seconds   from begin to end, monotonic; first_token_s: to the first piece of a stream

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from runtime.protocol.registry import Registry
-from sglang_dsl.tools.server_options import own_flags
+from sglang_dsl.console.server_options import own_flags
 
 _SERVER: Registry[Callable[[Sequence[str], Mapping[str, str]], int]] = Registry(
     "server", {"serve": "runtime.__main__:main"}

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from runtime.protocol.registry import MissingExtra
-from sglang_dsl.tools.server_options import flags_of, own_flags, server_command
+from sglang_dsl.console.server_options import flags_of, own_flags, server_command
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0

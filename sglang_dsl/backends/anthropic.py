@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +16,7 @@ from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
 from sglang_dsl.backends.common.remote import (
     Shaped,
+    arguments,
     faults,
     form_for,
     image_of,
@@ -52,7 +53,7 @@ class Anthropic(Backend):
     """
 
     name = "anthropic"
-    speculates = prefills = True
+    speculates = prefills = calls_tools = True
 
     def __init__(
         self,
@@ -98,6 +99,10 @@ class Anthropic(Backend):
         return Completion((shaped.whole(text),), meta)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
+        if call.prompt.tools and call.tool_choice != "none":
+            async for delta in self.whole(call):
+                yield delta
+            return
         body, shaped = self._request(call)
         body["stream"] = True
         growing = _Growing()
@@ -124,6 +129,7 @@ class Anthropic(Backend):
             "max_tokens": room_for(call.choices),
             "output_config": _json_schema(options_schema(call.choices)),
             **self._conversation(call.prompt),
+            **_tools(call.prompt.tools),
         }
         with faults(self.name):
             data = json.dumps(body).encode()
@@ -148,6 +154,7 @@ class Anthropic(Backend):
             "max_tokens": call.sampling.max_new_tokens,
             **spoken(call.sampling, TAKES, self.name),
             **self._conversation(call.prompt),
+            **_tools(call.prompt.tools, call.tool_choice, call.parallel_tools),
         }
         form = form_for(call, self.name)
         if form is not None:
@@ -158,7 +165,7 @@ class Anthropic(Backend):
         done, prefill = turns(prompt, self.name)
         system: list[str] = []
         sent: list[dict[str, Any]] = []
-        for message in done:
+        for at, message in enumerate(done):
             if message.role in ("system", "developer"):
                 if sent:
                     raise Unsupported(
@@ -166,6 +173,9 @@ class Anthropic(Backend):
                         backend=self.name,
                     )
                 system.append(_text(message, self.name))
+            elif message.role == "tool" and done[at - 1].role == "tool" and sent:
+                # The results of one turn's calls go into one turn.
+                sent[-1]["content"] += _wire(message, self.name)["content"]
             else:
                 sent.append(_wire(message, self.name))
         if prefill is not None:
@@ -185,17 +195,40 @@ class Anthropic(Backend):
                 text = "".join(block.get("text", "") for block in blocks if block.get("type") == "text")
                 thought = "".join(b.get("thinking", "") for b in blocks if b.get("type") == "thinking")
                 meta = _meta(answer, reason, answer.get("usage") or {})
+                calls = [
+                    {"id": b.get("id"), "name": b["name"], "arguments": json.dumps(b.get("input") or {})}
+                    for b in blocks
+                    if b.get("type") == "tool_use"
+                ]
             case _:
                 raise BackendError(
                     f"the API's answer is no message: {str(answer)[:200]!r}", backend=self.name
                 )
         if thought:
             meta["reasoning_content"] = thought
+        if calls:
+            meta["tool_calls"] = calls
         self._charge(meta)
         return text, meta
 
     def _charge(self, meta: Mapping[str, Any]) -> None:
         self.token_usage.add(meta.get("prompt_tokens") or 0, meta.get("completion_tokens") or 0)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True) -> dict[str, Any]:
+    """Fields of a request that offer tools; none without any."""
+    if not tools:
+        return {}
+    said = []
+    for function in (tool["function"] for tool in tools):
+        about = {"description": function["description"]} if function.get("description") else {}
+        said.append({"name": function["name"], **about, "input_schema": function.get("parameters") or {}})
+    kind: dict[str, Any] = {"type": {"required": "any"}.get(choice, choice)}
+    if choice.startswith("="):
+        kind = {"type": "tool", "name": choice[1:]}
+    if not parallel and choice != "none":
+        kind["disable_parallel_tool_use"] = True
+    return {"tools": said, "tool_choice": kind}
 
 
 def _json_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -288,9 +321,7 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
         raise Unsupported(f"{backend} knows no turns of {message.role!r}", backend=backend)
     blocks = _blocks(message, backend)
     for call in message.tool_calls:
-        blocks.append(
-            {"type": "tool_use", "id": call.id or "", "name": call.name, "input": json.loads(call.arguments)}
-        )
+        blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments(call)})
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         return {"role": message.role, "content": blocks[0]["text"]}
     return {"role": message.role, "content": blocks}

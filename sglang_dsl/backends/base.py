@@ -42,6 +42,8 @@ class Backend(ABC):
     speculates: bool = False
     prefills: bool = False
     tells_tokens: bool = False
+    # Whether a prompt may have tools, and meta["tool_calls"] then tells which of them a reply calls.
+    calls_tools: bool = False
 
     @property
     def identity(self) -> str:
@@ -64,6 +66,12 @@ class Backend(ABC):
     @abstractmethod
     def stream(self, call: Call) -> AsyncIterator[Delta]:
         """Pieces of the text as they come; their concatenation equals what generate would give."""
+
+    async def whole(self, call: Call) -> AsyncIterator[Delta]:
+        """generate() as a stream of one piece: for a call that may call tools, as what a reply says is known
+        when it is whole."""
+        done = await self.generate(call)
+        yield Delta(done.texts[0], done.meta)
 
     @abstractmethod
     async def score(self, call: ChoiceCall) -> ChoiceScores:

@@ -34,6 +34,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.common.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.common.local_tools import calls_tools, held_to_tools, with_calls
 from sglang_dsl.backends.common.per_token import PerToken
 from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport
 from sglang_dsl.concurrency.loop import background
@@ -62,6 +63,7 @@ class RuntimeEndpoint(Backend):
     """
 
     name = "endpoint"
+    calls_tools = True
 
     def __init__(
         self,
@@ -141,6 +143,8 @@ class RuntimeEndpoint(Backend):
     # -- the verbs -------------------------------------------------------------------------------------------
 
     async def generate(self, call: Call) -> Completion:
+        if calls_tools(call):
+            return await self._with_tools(call)
         body = self._body(call)
         answer = await self._post(body, call.timeout)
         outputs = answer if isinstance(answer, list) else [answer]
@@ -153,9 +157,23 @@ class RuntimeEndpoint(Backend):
         self.token_usage.count(meta)
         return Completion(tuple(str(output["text"]) for output in outputs), meta)
 
+    async def _with_tools(self, call: Call) -> Completion:
+        if self._model_info is None:
+            self._model_info = await self._get("/model_info")
+        held, parser = held_to_tools(call, self._model_info.get("tool_parser"), self.name)
+        output = await self._post(self._body(held), call.timeout)
+        _raise_error(output)
+        meta = dict(output["meta_info"])
+        self.token_usage.count(meta)
+        return with_calls(str(output["text"]), meta, held, parser)
+
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if calls_tools(call):
+            async for delta in self.whole(call):
+                yield delta
+            return
         async with aclosing(self.pieces(self._body(call), call.timeout)) as pieces:  # type: ignore[type-var]
             async for delta in pieces:
                 yield delta
@@ -281,9 +299,18 @@ class RuntimeEndpoint(Backend):
     def _prompt(self, prompt: Prompt) -> dict[str, Any]:
         text = prompt.plain_text
         if text is None and self._template is not None:
+            if prompt.tools:
+                raise Unsupported(
+                    "a chat template that is set here renders no tools",
+                    backend=self.name,
+                    hint="leave chat_template to the server",
+                )
             with _faults(None):
                 text = render_prompt(prompt.messages, self._template)
-        return {"messages": msgspec.to_builtins(prompt.messages)} if text is None else {"text": text}
+        if text is not None:
+            return {"text": text}
+        tools = {"tools": list(prompt.tools)} if prompt.tools else {}
+        return {"messages": msgspec.to_builtins(prompt.messages), **tools}
 
     def _wait_limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout + GRACE_S

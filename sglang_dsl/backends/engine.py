@@ -31,6 +31,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.common.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.common.local_tools import calls_tools, held_to_tools, with_calls
 from sglang_dsl.backends.common.per_token import PerToken
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -43,6 +44,7 @@ class EngineBackend(Backend):
     backend); further words go to that Engine."""
 
     name = "engine"
+    calls_tools = True
 
     def __init__(self, engine: Any = "pocket", **words: Any) -> None:
         self._owned = isinstance(engine, str)
@@ -72,6 +74,11 @@ class EngineBackend(Backend):
         return template
 
     async def generate(self, call: Call) -> Completion:
+        if calls_tools(call):
+            held, parser = held_to_tools(call, self._engine.tool_parser, self.name)
+            output = await self._submit(self._request(held, 0))
+            self.token_usage.count(output.meta)
+            return with_calls(output.text, output.meta, held, parser)
         requests = [self._request(call, index) for index in range(call.n)]
         if call.n > 1:
             # So that the samples share the prompt instead of each computing it.
@@ -85,6 +92,10 @@ class EngineBackend(Backend):
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if calls_tools(call):
+            async for delta in self.whole(call):
+                yield delta
+            return
         request = self._request(call, 0)
         request.stream = True
         lists = PerToken()
@@ -188,7 +199,9 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 def _prompt(prompt: Prompt) -> dict[str, Any]:
     """The request's fields for it, and an id by which errors name the request."""
     text = prompt.plain_text
-    said = {"messages": list(prompt.messages)} if text is None else {"text": text}
+    said: dict[str, Any] = {"messages": list(prompt.messages)} if text is None else {"text": text}
+    if text is None and prompt.tools:
+        said["tools"] = list(prompt.tools)
     return {"rid": new_rid(), **said}
 
 

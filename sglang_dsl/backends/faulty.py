@@ -72,6 +72,7 @@ class FaultyBackend(Backend):
         self.backend, self.seed, self.rate = backend, seed, rate
         self.kinds, self.delay_s, self.commits = tuple(sorted(kinds)), delay_s, commits
         self.name = f"faulty {backend.name}"
+        self.calls_tools = backend.calls_tools
         self.met: Counter[str] = Counter()
         self.calls = self.in_flight = 0
         self._seen: Counter[bytes] = Counter()

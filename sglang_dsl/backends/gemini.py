@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,6 +16,7 @@ from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
 from sglang_dsl.backends.common.remote import (
     Shaped,
+    arguments,
     faults,
     form_for,
     image_of,
@@ -39,6 +40,7 @@ TAKES = {
     "frequency_penalty": "frequencyPenalty",
     "presence_penalty": "presencePenalty",
 }
+_NUMBERED = "call-"
 _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}
 
 
@@ -53,7 +55,7 @@ class Gemini(Backend):
     """
 
     name = "gemini"
-    speculates = prefills = True
+    speculates = prefills = calls_tools = True
 
     def __init__(
         self,
@@ -116,6 +118,10 @@ class Gemini(Backend):
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if call.prompt.tools and call.tool_choice != "none":
+            async for delta in self.whole(call):
+                yield delta
+            return
         body, shaped = self._request(call)
         length, finish = 0, None
         last: dict[str, Any] = {}
@@ -148,7 +154,11 @@ class Gemini(Backend):
             "maxOutputTokens": room_for(call.choices),
             **_json_schema(options_schema(call.choices)),
         }
-        body = {**self._conversation(call.prompt), "generationConfig": config}
+        body = {
+            **self._conversation(call.prompt),
+            **self._tools(call.prompt.tools),
+            "generationConfig": config,
+        }
         texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
         self._charge(metas[0])
         return picked(call, texts[0], metas[0], self.name)
@@ -179,13 +189,36 @@ class Gemini(Backend):
         if form is not None:
             config |= _json_schema(form.schema)
         shaped = Shaped(call, form, config, TAKES["stop"])
-        return {**self._conversation(call.prompt), "generationConfig": config}, shaped
+        tools = self._tools(call.prompt.tools, call.tool_choice, call.parallel_tools)
+        return {**self._conversation(call.prompt), **tools, "generationConfig": config}, shaped
+
+    def _tools(
+        self, tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True
+    ) -> dict[str, Any]:
+        """Fields of a request that offer tools; none without any. Raises Unsupported."""
+        if not tools:
+            return {}
+        if not parallel:
+            raise Unsupported(
+                f"{self.name} cannot be kept to one call at a time",
+                backend=self.name,
+                hint="leave parallel out",
+            )
+        said = []
+        for function in (tool["function"] for tool in tools):
+            about = {"description": function["description"]} if function.get("description") else {}
+            schema = {"parametersJsonSchema": function["parameters"]} if function.get("parameters") else {}
+            said.append({"name": function["name"], **about, **schema})
+        mode: dict[str, Any] = {"mode": {"auto": "AUTO", "none": "NONE"}.get(choice, "ANY")}
+        if choice.startswith("="):
+            mode["allowedFunctionNames"] = [choice[1:]]
+        return {"tools": [{"functionDeclarations": said}], "toolConfig": {"functionCallingConfig": mode}}
 
     def _conversation(self, prompt: Prompt) -> dict[str, Any]:
         done, prefill = turns(prompt, self.name)
         system = [part for m in done if m.role in ("system", "developer") for part in _parts(m, self.name)]
         rest = [m for m in done if m.role not in ("system", "developer")]
-        contents = [_wire(message, self.name) for message in [*rest, *([prefill] if prefill else [])]]
+        contents = _contents([*rest, *([prefill] if prefill else [])], self.name)
         if not contents:
             raise Unsupported(f"{self.name} needs a user turn to reply to", backend=self.name)
         body: dict[str, Any] = {"contents": contents}
@@ -247,12 +280,71 @@ def _safety(given: Any) -> list[dict[str, Any]]:
     return [dict(one) for one in given]
 
 
+def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]:
+    """Turns as the API takes them; the results of one turn's calls stand in one turn."""
+    contents: list[dict[str, Any]] = []
+    names: dict[str | None, str] = {}
+    before = ""
+    for message in messages:
+        names |= {call.id: call.name for call in message.tool_calls}
+        if message.role != "tool":
+            contents.append(_wire(message, backend))
+        elif message.tool_call_id not in names:
+            raise Unsupported(f"{backend} takes a turn of a tool only behind a call of it", backend=backend)
+        else:
+            result = _result(message, names[message.tool_call_id], backend)
+            if before == "tool":
+                contents[-1]["parts"].append(result)
+            else:
+                contents.append({"role": "user", "parts": [result]})
+        before = message.role
+    return contents
+
+
+def _result(message: Message, name: str, backend: str) -> dict[str, Any]:
+    """A tool's answer, which is an object for this API."""
+    text = "".join(part.get("text", "") for part in _parts(message, backend))
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = text
+    own = {} if _made_up(message.tool_call_id) else {"id": (message.tool_call_id or "").partition("#")[0]}
+    response = data if isinstance(data, dict) else {"result": data}
+    return {"functionResponse": {**own, "name": name, "response": response}}
+
+
 def _wire(message: Message, backend: str) -> dict[str, Any]:
     roles = {"user": "user", "assistant": "model", "model": "model"}
-    if message.role not in roles or message.tool_calls:
-        what = "calls of tools" if message.tool_calls else f"turns of {message.role!r}"
-        raise Unsupported(f"{backend} cannot be sent {what} here", backend=backend)
-    return {"role": roles[message.role], "parts": _parts(message, backend)}
+    if message.role not in roles:
+        raise Unsupported(f"{backend} cannot be sent turns of {message.role!r} here", backend=backend)
+    parts = _parts(message, backend) if message.content or not message.tool_calls else []
+    for call in message.tool_calls:
+        own, _, signature = (call.id or "").partition("#")
+        said = {} if _made_up(call.id) else {"id": own}
+        part: dict[str, Any] = {"functionCall": {**said, "name": call.name, "args": arguments(call)}}
+        if signature:
+            part["thoughtSignature"] = signature
+        parts.append(part)
+    return {"role": roles[message.role], "parts": parts}
+
+
+def _called(candidate: Mapping[str, Any]) -> dict[str, Any]:
+    """What meta tells of a candidate's calls. The API may give a call no id, and a signature of the model's
+    thoughts that it wants to see again: both travel in the id, "ID#SIGNATURE"."""
+    found: list[dict[str, Any]] = []
+    for part in (candidate.get("content") or {}).get("parts") or ():
+        match part:
+            case {"functionCall": {"name": str(name), **more}}:
+                signature = part.get("thoughtSignature")
+                own = more.get("id") or f"{_NUMBERED}{len(found)}"
+                call_id = f"{own}#{signature}" if signature else own
+                found.append({"id": call_id, "name": name, "arguments": json.dumps(more.get("args") or {})})
+    return {"tool_calls": found} if found else {}
+
+
+def _made_up(call_id: str | None) -> bool:
+    """Whether a call's id is not the API's own."""
+    return not call_id or call_id.startswith(_NUMBERED)
 
 
 def _parts(message: Message, backend: str) -> list[dict[str, Any]]:
@@ -287,7 +379,8 @@ def _whole(answer: Any, n: int, backend: str) -> tuple[list[str], list[dict[str,
                 f"the API's answer has not {n} candidates: {str(answer)[:200]!r}", backend=backend
             )
     texts = [_said(candidate) for candidate in candidates]
-    return texts, [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
+    reasons = [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
+    return texts, [meta | _called(one) for meta, one in zip(reasons, candidates, strict=True)]
 
 
 def _said(candidate: Mapping[str, Any]) -> str:

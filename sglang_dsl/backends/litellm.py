@@ -15,6 +15,7 @@ from typing import Any
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
 from sglang_dsl.backends.common.openai_stream import Reply
+from sglang_dsl.backends.common.openai_tools import offered
 from sglang_dsl.backends.common.remote import (
     RETRYABLE,
     Shaped,
@@ -42,7 +43,7 @@ class LiteLLM(Backend):
     """
 
     name = "litellm"
-    speculates = True
+    speculates = calls_tools = True
 
     def __init__(
         self,
@@ -94,6 +95,10 @@ class LiteLLM(Backend):
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if call.prompt.tools and call.tool_choice != "none":
+            async for delta in self.whole(call):
+                yield delta
+            return
         body, shaped = self._request(call)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         reply = Reply(self.name, chat=True)
@@ -111,6 +116,7 @@ class LiteLLM(Backend):
             raise Unsupported("a chat API gives no probabilities of given texts", backend=self.name)
         body: dict[str, Any] = {
             **self._messages(call.prompt),
+            **offered(call.prompt.tools),
             "max_tokens": room_for(call.choices),
             "response_format": response_format("choice", options_schema(call.choices), strict=True),
         }
@@ -127,6 +133,7 @@ class LiteLLM(Backend):
             raise Unsupported(f"{self.name} does not take {words}", backend=self.name)
         body: dict[str, Any] = {
             **self._messages(call.prompt),
+            **offered(call.prompt.tools, call.tool_choice, call.parallel_tools),
             **spoken(call.sampling, {**TAKES, "top_k": "top_k"}, self.name),
             "max_tokens": call.sampling.max_new_tokens,
         }

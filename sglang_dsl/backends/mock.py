@@ -39,7 +39,7 @@ from sglang_dsl.conversation.transcript import CLOSING, opening
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object
 
-Reply = str | Sequence[str]
+Reply = str | Sequence[str] | Completion
 Script = Iterable[Reply] | Mapping[str, Reply] | Callable[[Call], Reply | Awaitable[Reply]]
 Scores = Mapping[str, float | Sequence[float]] | Callable[[ChoiceCall, str], Sequence[float]]
 Split = int | Sequence[int] | Callable[[str], Iterable[str]]
@@ -73,8 +73,8 @@ class MockBackend(Backend):
 
     replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
     found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list
-    of n texts. None: made up from the constraint (a schema of any kind needs the extra `mock`), or from the
-    prompt, and then no shorter than min_tokens.
+    of n texts, or a Completion, whose meta may have tool_calls. None: made up from the constraint (a schema
+    of any kind needs the extra `mock`), or from the prompt, and then no shorter than min_tokens.
     scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
     without an entry get figures made from prompt and option.
     split: how streams break the text: so many characters each, these cut positions, or a function of it.
@@ -95,6 +95,7 @@ class MockBackend(Backend):
     errors: Mapping[int, BaseException] = field(default_factory=dict)
     fail_after: int = 0
     name: str = "mock"
+    calls_tools = True
     calls: list[Call] = field(default_factory=list, init=False)
     choice_calls: list[ChoiceCall] = field(default_factory=list, init=False)
     commits: list[Prompt] = field(default_factory=list, init=False)
@@ -232,6 +233,9 @@ class MockBackend(Backend):
     async def _complete(self, call: Call, number: int) -> Completion:
         made = self._reply(call)
         reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
+        said = reply.meta if isinstance(reply, Completion) else {}
+        if isinstance(reply, Completion):
+            reply = reply.texts
         given = [reply] * call.n if isinstance(reply, str) else list(reply)
         if len(given) != call.n:
             raise BackendError(f"the script has {len(given)} texts for a call that asks for {call.n}")
@@ -253,7 +257,7 @@ class MockBackend(Backend):
             meta["output_token_logprobs"] = [
                 [value, None, told[at] if told else None] for at, value in enumerate(made_up)
             ]
-        return Completion(tuple(texts), meta)
+        return Completion(tuple(texts), meta | said)
 
     def _reply(self, call: Call) -> Reply | Awaitable[Reply]:
         if self._script is not None:

@@ -29,6 +29,7 @@ from sglang_dsl.backends.base import (
 )
 from sglang_dsl.backends.common.openai_choices import Steps, likeliest
 from sglang_dsl.backends.common.openai_stream import Reply, pieces_of
+from sglang_dsl.backends.common.openai_tools import offered
 from sglang_dsl.backends.common.remote import (
     Leading,
     Shaped,
@@ -111,7 +112,7 @@ class OpenAI(Backend):
     """
 
     name = "openai"
-    speculates = tells_tokens = True
+    speculates = tells_tokens = calls_tools = True
 
     def __init__(
         self,
@@ -193,6 +194,10 @@ class OpenAI(Backend):
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
             raise Unsupported("a stream holds one text", hint="use n=1, or run without stream")
+        if call.prompt.tools and call.tool_choice != "none":
+            async for delta in self.whole(call):
+                yield delta
+            return
         path, body, shaped = self._request(call)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         with faults(self.name):
@@ -263,6 +268,7 @@ class OpenAI(Backend):
 
     def _chat(self, call: Call, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
         body |= self._messages(call.prompt)
+        body |= offered(call.prompt.tools, call.tool_choice, call.parallel_tools)
         body[self._limit_field] = call.sampling.max_new_tokens
         if call.return_logprob:
             body |= {"logprobs": True, "top_logprobs": call.top_logprobs}
@@ -385,6 +391,7 @@ class OpenAI(Backend):
         body: dict[str, Any] = {
             "model": self.model_name,
             **self._messages(call.prompt),
+            **offered(call.prompt.tools),
             self._limit_field: room_for(call.choices),
             "response_format": response_format("choice", options_schema(call.choices), strict=True),
         }

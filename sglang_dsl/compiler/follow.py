@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from sglang_dsl.compiler.trace import Placeholder, Program, Tracer
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram, ProgramError
-from sglang_dsl.ir import Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Source, Text, flatten
+from sglang_dsl.ir import Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Source, Text, Tools, flatten
 from sglang_dsl.state.async_state import AsyncProgramState
 from sglang_dsl.state.program_state import ProgramState
 
@@ -167,7 +167,7 @@ class _Leading(Tracer):
                     super().submit(Text(text[:end]), src)
                     if end < len(text):
                         raise _Enough
-                case Media() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd():
+                case Media() | RoleBegin() | RoleEnd() | ScopeBegin() | ScopeEnd() | Tools():
                     super().submit(leaf, src)
                 case _:
                     raise _Enough

@@ -36,6 +36,7 @@ from sglang_dsl.ir import (
     Seq,
     Source,
     Text,
+    Tools,
     cut,
     flatten,
     from_dict,
@@ -262,6 +263,8 @@ class Tracer:
                 self._transcript = self._transcript.close()
             case Gen(name=name) | Select(name=name):
                 self._transcript = self._transcript.say(Placeholder(name or "..."), chosen=name or "")
+            case Tools(tools=said):
+                self._transcript = self._transcript.offer(tuple(map(json.loads, said)))
             case ScopeBegin(name=name):
                 self._scopes.setdefault(name, []).append(self._transcript)
             case ScopeEnd(name=name):

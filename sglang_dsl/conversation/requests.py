@@ -17,9 +17,10 @@ from runtime.protocol.sampling import SamplingParams
 class Prompt(msgspec.Struct, frozen=True, gc=False):
     """All that stands before the generation: turns in order. Text outside any turn has role "raw"; the last
     message is open when the generation continues it. A prompt that is only raw text is a plain completion
-    prompt."""
+    prompt. tools: what the model may call, as chat APIs say it; plain data, not to be changed."""
 
     messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
 
     @property
     def plain_text(self) -> str | None:
@@ -30,7 +31,9 @@ class Prompt(msgspec.Struct, frozen=True, gc=False):
 
 
 class Call(msgspec.Struct, frozen=True, gc=False):
-    """One generation. `timeout` in seconds."""
+    """One generation. `timeout` in seconds. Where the prompt has tools, `tool_choice` is "auto", "none"
+    (they are shown and not called), "required" or "=NAME", and without `parallel_tools` a reply has at most
+    one call."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -41,6 +44,8 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: int = 0
     options: dict[str, Any] = {}
     timeout: float | None = None
+    tool_choice: str = "auto"
+    parallel_tools: bool = True
 
 
 class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
@@ -54,7 +59,8 @@ class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
     """What came back. texts has n entries. meta: id, finish_reason, prompt_tokens, completion_tokens,
-    cached_tokens, jumped_tokens, ... as far as the backend knows them."""
+    cached_tokens, jumped_tokens, ... as far as the backend knows them; tool_calls, where the model called
+    tools: [{"id", "name", "arguments": JSON text}], and the text is what it said beside them."""
 
     texts: tuple[str, ...]
     meta: dict[str, Any] = {}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from runtime.protocol.messages import RAW_ROLE, Message
+from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.conversation.requests import Prompt
 
 Content: TypeAlias = "str | list[dict[str, Any]]"
@@ -31,6 +31,8 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
     part     for media: its part of a message
+    tools    what the model may call after this entry, as chat APIs say it; plain data, no functions
+    calls    for calls: what the model called; `value` shows them in plain text
     hidden   for a generated piece, what the model reasoned before it, marks and all, and `reasoning` without
              them; the model sees it in its place while the turn is open, and nobody in plain text
     """
@@ -38,7 +40,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     EMPTY: ClassVar[Transcript]
 
     prev: Transcript | None = None
-    kind: Literal["root", "text", "open", "close", "media"] = "root"
+    kind: Literal["root", "text", "open", "close", "media", "tools", "calls"] = "root"
     value: str = ""
     role: str | None = None
     length: int = 0
@@ -48,11 +50,27 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     part: Mapping[str, Any] | None = None
     hidden: str = ""
     reasoning: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+    calls: tuple[ToolCall, ...] = ()
+
+    def offer(self, tools: tuple[dict[str, Any], ...]) -> Transcript:
+        """With other tools to call, in place of those before."""
+        return Transcript(self, "tools", "", self.role, self.length, tools=tools)
+
+    def call(self, calls: tuple[ToolCall, ...]) -> Transcript:
+        """With tools called, in the turn that is open."""
+        shown = "\n".join(f"{call.name}({call.arguments})" for call in calls)
+        if self.kind != "open" and self.plain.strip():
+            shown = f"\n{shown}"
+        length = self.length + len(shown)
+        return Transcript(self, "calls", shown, self.role, length, tools=self.tools, calls=calls)
 
     def show(self, part: Mapping[str, Any]) -> Transcript:
         """With media added."""
         mark = f"<{part['type'].removesuffix('_url')}>"
-        return Transcript(self, "media", mark, self.role, self.length + len(mark), part=part)
+        return Transcript(
+            self, "media", mark, self.role, self.length + len(mark), part=part, tools=self.tools
+        )
 
     def say(
         self, text: str, *, chosen: str | None = None, hidden: str = "", reasoning: str = ""
@@ -60,8 +78,17 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         """With `text` added, verbatim."""
         if not text and chosen is None:
             return self
-        length = self.length + len(text)
-        return Transcript(self, "text", text, self.role, length, chosen, hidden=hidden, reasoning=reasoning)
+        return Transcript(
+            self,
+            "text",
+            text,
+            self.role,
+            self.length + len(text),
+            chosen,
+            hidden=hidden,
+            reasoning=reasoning,
+            tools=self.tools,
+        )
 
     def open(self, role: str) -> Transcript:
         """With a turn of `role` begun. Raises ValueError inside another turn."""
@@ -69,7 +96,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
             raise ValueError(
                 f"a turn of {role!r} cannot begin inside a turn of {self.role!r}; end that first"
             )
-        return Transcript(self, "open", role, role, self.length + len(opening(role)))
+        return Transcript(self, "open", role, role, self.length + len(opening(role)), tools=self.tools)
 
     def close(self) -> Transcript:
         """With the open turn ended. Raises ValueError where none is open."""
@@ -78,13 +105,32 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         first = self.prev
         if self.kind == "text" and not self.reasoning and first is not None and first.kind == "open":
             # One piece of text, as most turns are.
-            turn = Message(self.role, self.value)
-            length = self.length + len(CLOSING)
-            return Transcript(self, "close", self.role, None, length, None, turn, first.prev)
-        begin, entries = self._open_turn()
-        reasoning = "\n\n".join(entry.reasoning for entry in entries if entry.reasoning)
-        turn = Message(role=self.role, content=content_of(entries), reasoning_content=reasoning or None)
-        return Transcript(self, "close", self.role, None, self.length + len(CLOSING), None, turn, begin.prev)
+            begin, turn = first, Message(self.role, self.value)
+        else:
+            begin, entries = self._open_turn()
+            reasoning = "\n\n".join(entry.reasoning for entry in entries if entry.reasoning)
+            turn = Message(
+                role=self.role,
+                content=content_of(entries),
+                reasoning_content=reasoning or None,
+                tool_calls=tuple(call for entry in entries for call in entry.calls),
+            )
+        if self.role == "tool" and begin.prev is not None:
+            turn = msgspec.structs.replace(turn, tool_call_id=begin.prev.awaited())
+        length = self.length + len(CLOSING)
+        return Transcript(self, "close", self.role, None, length, None, turn, begin.prev, tools=self.tools)
+
+    def awaited(self) -> str | None:
+        """The id of the first call that no tool's turn has answered yet."""
+        answers, at = 0, self
+        while at.kind in ("close", "tools") and at.prev is not None:
+            turn = at.turn
+            if turn is not None and turn.role == "tool":
+                answers += 1
+            elif turn is not None:
+                return turn.tool_calls[answers].id if answers < len(turn.tool_calls) else None
+            at = at.prev if at.before is None else at.before
+        return None
 
     def _open_turn(self) -> tuple[Transcript, list[Transcript]]:
         """The entry that opened the turn, and those since."""
@@ -115,7 +161,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     def plain(self) -> str:
         """Plain text of this one entry."""
         match self.kind:
-            case "text" | "media":
+            case "text" | "media" | "calls":
                 return self.value
             case "open":
                 return opening(self.value)
@@ -135,6 +181,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                 case "media":
                     assert entry.part is not None
                     onto = onto.show(entry.part)
+                case "tools":
+                    onto = onto.offer(entry.tools)
+                case "calls":
+                    onto = onto.call(entry.calls)
                 case _:
                     onto = onto.say(
                         entry.value, chosen=entry.chosen, hidden=entry.hidden, reasoning=entry.reasoning
@@ -147,7 +197,9 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         at: Transcript | None = self
         if self.role is not None:
             begin, entries = self._open_turn()
-            found.append(Message(role=self.role, content=content_of(entries, thinking=True), open=True))
+            calls = tuple(call for entry in entries for call in entry.calls)
+            said = content_of(entries, thinking=True)
+            found.append(Message(role=self.role, content=said, open=True, tool_calls=calls))
             at = begin.prev
         raw: list[Transcript] = []
         while at is not None:
@@ -170,8 +222,9 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         return tuple(found)
 
     def turns(self) -> list[dict[str, Any]]:
-        """messages() as {"role", "content"}, without the text outside turns."""
-        return [{"role": m.role, "content": m.content} for m in self.messages() if m.role != RAW_ROLE]
+        """messages() as {"role", "content"}, without the text outside turns; a turn that calls tools has
+        "tool_calls", the turns that answer them have "tool_call_id", as chat APIs take both."""
+        return [_turn(m) for m in self.messages() if m.role != RAW_ROLE]
 
     def prompt(self) -> Prompt:
         """What a generation that continues here is given. Its last message is open: outside turns that is raw
@@ -179,19 +232,32 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.kind == "open":
             # A turn that has just begun, behind whole turns, as most are.
             found, at = [Message(self.value, "", True)], self.prev
-            while at is not None and at.turn is not None:
-                found.append(at.turn)
-                at = at.before
+            while at is not None and (at.turn is not None or at.kind == "tools"):
+                if at.turn is not None:
+                    found.append(at.turn)
+                at = at.prev if at.turn is None else at.before
             if at is None or at.kind == "root":
                 found.reverse()
-                return Prompt(tuple(found))
+                return Prompt(tuple(found), self.tools)
         messages = self.messages()
         last = messages[-1] if messages else None
         if last is None or (last.role != RAW_ROLE and not last.open):
-            return Prompt((*messages, Message(role=RAW_ROLE, open=True)))
+            return Prompt((*messages, Message(role=RAW_ROLE, open=True)), self.tools)
         if last.open:
-            return Prompt(messages)
-        return Prompt((*messages[:-1], Message(role=last.role, content=last.content, open=True)))
+            return Prompt(messages, self.tools)
+        return Prompt((*messages[:-1], Message(role=last.role, content=last.content, open=True)), self.tools)
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
 
 
 def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Content:
@@ -200,6 +266,8 @@ def content_of(entries: Iterable[Transcript], *, thinking: bool = False) -> Cont
     parts: list[dict[str, Any]] = []
     text: list[str] = []
     for entry in entries:
+        if entry.calls:
+            continue
         if entry.part is None:
             text.append(entry.hidden + entry.value if thinking else entry.value)
             continue

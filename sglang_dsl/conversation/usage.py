@@ -14,7 +14,7 @@ COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens
 
 
 class CallRecord(msgspec.Struct, frozen=True, gc=False):
-    """One call. kind: gen or select. branch: () for the program itself, (2,) for its third fork, ...
+    """One call. kind: gen, select or tool. branch: () for the program itself, (2,) for its third fork, ...
     seconds: in all; first_token_s: to the first piece of a stream. replayed: answered from a record."""
 
     kind: str
@@ -49,8 +49,10 @@ class Ledger:
 
 
 def totals(records: Sequence[CallRecord]) -> dict[str, int]:
-    """calls, and of each of COUNTED the sum."""
-    return {"calls": len(records)} | {key: sum(r.count(key) for r in records) for key in COUNTED}
+    """calls of the backend, and of each of COUNTED the sum."""
+    return {"calls": sum(one.kind != "tool" for one in records)} | {
+        key: sum(r.count(key) for r in records) for key in COUNTED
+    }
 
 
 class TokenUsage:

@@ -8,6 +8,8 @@
     |   |   +-- Unsupported        this backend cannot do what the node asks
     |   |   +-- Timeout            it took longer than its deadline
     |   |   +-- ReplayMiss         a run that is repeated from a record makes a call that is not in it
+    |   +-- ToolError              a tool that the model called failed
+    |   +-- ToolLoopLimit          the model still calls tools after all the steps it was given
     |   +-- BudgetExceeded         the program, or the branch, has used up its budget
     |   +-- NoWinner               no branch was what was looked for
     |   +-- ProgramCancelled       the program, or the branch, was cancelled
@@ -139,6 +141,15 @@ class Timeout(BackendError):
 
 class ReplayMiss(BackendError):
     """The call is not in the record, and no backend is to be asked."""
+
+
+class ToolError(ProgramError):
+    """A tool that the model called failed, in a loop that was asked to raise it; __cause__ is what the tool
+    raised."""
+
+
+class ToolLoopLimit(ProgramError):
+    """The model still calls tools after all the steps it was given; the last calls were not run."""
 
 
 class BudgetExceeded(ProgramError):

@@ -135,10 +135,14 @@ class Calls:
         that a replay draws the same one."""
         return self._made(where, _Scoring(call, before, drawn), drawn)
 
-    def _made(self, where: Where, asked: _Asked[T], drawn: bool) -> Coroutine[Any, Any, T]:
+    def tool(self, where: Where, asked: Asked[T]) -> Coroutine[Any, Any, T]:
+        """A tool called by the model. Its result is recorded and replayed as a model's answer is."""
+        return self._within(where, asked, drawn=True)
+
+    def _made(self, where: Where, asked: Asked[T], drawn: bool) -> Coroutine[Any, Any, T]:
         return (self._metered if where.meters else self._within)(where, asked, drawn)
 
-    async def _metered(self, where: Where, asked: _Asked[T], drawn: bool) -> T:
+    async def _metered(self, where: Where, asked: Asked[T], drawn: bool) -> T:
         """A call that budgets are charged for."""
         holds = await _reserved(where, asked)
         try:
@@ -147,7 +151,7 @@ class Calls:
             for hold in holds:
                 hold.meter.release(hold)
 
-    async def _within(self, where: Where, asked: _Asked[T], drawn: bool, holds: Sequence[Hold] = ()) -> T:
+    async def _within(self, where: Where, asked: Asked[T], drawn: bool, holds: Sequence[Hold] = ()) -> T:
         """A call for which there is room."""
         if holds:
             asked = asked.within(min(hold.most for hold in holds))
@@ -193,9 +197,7 @@ class Calls:
             self._tell("end", number, where, clock, meta=meta)
         return done
 
-    async def _recorded(
-        self, record: Record, where: Where, asked: _Asked[T], drawn: bool, clock: _Clock
-    ) -> T:
+    async def _recorded(self, record: Record, where: Where, asked: Asked[T], drawn: bool, clock: _Clock) -> T:
         """By the record, or by the backend."""
         backend = self.backend
         request = asked.request()
@@ -248,7 +250,7 @@ class Calls:
         )
 
 
-class _Asked(Protocol[T]):
+class Asked(Protocol[T]):
     """One call, ready to be made or replayed. These are objects and not closures, because a failed frame
     keeps its function's closure alive as long as the error is kept."""
 
@@ -256,7 +258,7 @@ class _Asked(Protocol[T]):
         """What it may use, its prompt about `fresh` tokens that are not cached."""
         ...
 
-    def within(self, most: int) -> _Asked[T]:
+    def within(self, most: int) -> Asked[T]:
         """The same with at most so many tokens for each text."""
         ...
 
@@ -385,7 +387,7 @@ class _Scoring(msgspec.Struct, frozen=True, eq=False):
         return ChoiceScores(tuple(map(_score, reply["scores"])), reply["meta"])
 
 
-async def _reserved(where: Where, asked: _Asked[Any]) -> list[Hold]:
+async def _reserved(where: Where, asked: Asked[Any]) -> list[Hold]:
     """Room in all budgets, the innermost first: who waits for one keeps no other call from ending. Raises
     BudgetExceeded."""
     holds: list[Hold] = []
@@ -435,9 +437,11 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
         "kind": type(call).__name__,
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
-    for name in (name for name in call.__struct_fields__ if name not in ("prompt", "timeout")):
+    tools = call.prompt.tools
+    left = ("prompt", "timeout") if tools else ("prompt", "timeout", "tool_choice", "parallel_tools")
+    for name in (name for name in call.__struct_fields__ if name not in left):
         made[name] = msgspec.to_builtins(getattr(call, name))
-    return made
+    return made | ({"tools": msgspec.to_builtins(tools)} if tools else {})
 
 
 def _score(told: dict[str, Any]) -> ChoiceScore:

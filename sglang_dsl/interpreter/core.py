@@ -24,6 +24,7 @@ class Checkpoint:
     mark: Mark
     variables: Mapping[str, Variable]
     role: str | None
+    offer: Any = None
 
 
 class Core(Protocol):

@@ -12,20 +12,37 @@ import json
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
+from runtime.protocol.messages import ToolCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import ChoiceCall, Completion
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError
+from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported
 from sglang_dsl.interpreter.calls import Before, Where, about
 from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.reasoning import ReasoningStream, Split
-from sglang_dsl.interpreter.retries import corrected
+from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
+from sglang_dsl.interpreter.replies.retries import corrected
+from sglang_dsl.interpreter.replies.tool_loop import answer, may_call
 from sglang_dsl.interpreter.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
 from sglang_dsl.interpreter.speculation import Speculation
-from sglang_dsl.ir import Gen, Media, Node, RoleBegin, RoleEnd, ScopeBegin, ScopeEnd, Select, Source, Text
+from sglang_dsl.ir import (
+    Calls,
+    Gen,
+    LoopBegin,
+    LoopEnd,
+    Media,
+    Node,
+    RoleBegin,
+    RoleEnd,
+    ScopeBegin,
+    ScopeEnd,
+    Select,
+    Source,
+    Text,
+    Tools,
+)
 from sglang_dsl.ir.interpolation import KEPT, marked
 
 
@@ -108,6 +125,12 @@ class Evaluator:
                     at = at.close()
                 elif kind is Media:
                     at = at.show(json.loads(node.part))
+                elif kind is Tools:
+                    at = at.offer(self._offered(node))
+                elif kind is Calls:
+                    at = at.call(tuple(ToolCall(name, said, id) for id, name, said in node.calls))
+                elif kind is LoopBegin or kind is LoopEnd:
+                    continue  # of the queue, where it stands by what is added behind it
                 elif kind is ScopeBegin:
                     self._scopes = (*self._scopes, (node.name, at))
                     continue
@@ -119,6 +142,20 @@ class Evaluator:
             self.transcript = at
             if streams:
                 self.output.put(at.plain)
+
+    def said(self, transcript: Transcript) -> None:
+        """What was said by now, as the backend knows it; streams are told what is new in it."""
+        if self.run.stream:
+            self.output.put(transcript.text(self.transcript))
+        self.transcript = transcript
+        self._sent = transcript.length
+
+    def _offered(self, node: Tools) -> tuple[dict[str, Any], ...]:
+        """Raises Unsupported."""
+        backend = self.run.backend
+        if node.tools and backend is not None and not backend.calls_tools:
+            raise Unsupported(f"{backend.name} cannot be offered tools", backend=backend.name)
+        return tuple(map(json.loads, node.tools))
 
     def do(self, node: Node, item: Item) -> Coroutine[Any, Any, None]:
         """Do any node. Raises what goes wrong."""
@@ -149,6 +186,11 @@ class Evaluator:
         assert item.ready is not None
         ready, run = item.ready, self.run
         ahead = self.ahead
+        if item.offer is not None:
+            if may_call(node, ready, item.offer):
+                await answer(self, node, item, ready, item.offer)
+                return
+            ready = dataclasses.replace(ready, tool_choice="none")
         if node.retries and not ready.peeks:
             await self._until_it_fits(node, item, ready)
             return
@@ -159,7 +201,7 @@ class Evaluator:
         where = self.where("gen", node.name, item, node.timeout)
         call = ready.call(self.transcript.prompt(), where.timeout)
         if not run.stream or ready.n != 1 or ready.peeks:
-            done = await run.calls.generate(where, call, self._before)
+            done = await run.calls.generate(where, call, self.before)
             texts = ("",) * len(done.texts) if ready.peeks else done.texts
             if len(texts) == 1 and node.reasoning is None:
                 self._settle_one(node, item, texts[0], done.meta)
@@ -167,7 +209,7 @@ class Evaluator:
             self.settle(node, item, done, ReasoningStream.splits(node, texts))
             return
         split = ReasoningStream(node, item.variable, item.reasoning, self.output)
-        done = await run.calls.generate(where, call, self._before, split.piece)
+        done = await run.calls.generate(where, call, self.before, split.piece)
         split.end()
         self.settle(node, item, done, ReasoningStream.splits(node, done.texts), streamed=True)
 
@@ -180,7 +222,7 @@ class Evaluator:
         prompt, rejected = self.transcript.prompt(), []
         for left in range(node.retries or 0, -1, -1):
             where = self.where("gen", node.name, item, node.timeout)
-            done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self._before)
+            done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self.before)
             splits = ReasoningStream.splits(node, done.texts)
             try:
                 for split in splits:
@@ -250,7 +292,7 @@ class Evaluator:
         call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
         seed = node.seed if node.seed is not None else self.run.calls.derived(where)
         drawn = node.temperature > 0 and seed is None
-        found = await self.run.calls.score(where, call, self._before, drawn)
+        found = await self.run.calls.score(where, call, self.before, drawn)
         try:
             seed = found.meta["draw"] if drawn else seed
             pairs = zip(found.scores, node.choices, strict=True)
@@ -281,7 +323,8 @@ class Evaluator:
         return Where(kind, name, self.branch, step, item.src, limit, self.meters, about(max(0, fresh)))
 
     @property
-    def _before(self) -> Before:
+    def before(self) -> Before:
+        """What prepares the backend for a call."""
         return None if self.prefix is None else self.warm
 
     async def warm(self, backend: Backend) -> None:

@@ -25,19 +25,21 @@ from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.queue import Queue
 from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakRefs
 from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Gen, Node, ScopeEnd, Select, Seq, Source, caller, flatten
+from sglang_dsl.ir import Gen, LoopBegin, LoopEnd, Node, ScopeEnd, Select, Seq, Source, Tools, caller, flatten
 from sglang_dsl.ir.passes import merge_text, role_after, sets, simple
+from sglang_dsl.tool_use.offers import NOTHING, Offer, offer_after
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 
 _SETTERS = frozenset({Gen, Select, ScopeEnd})
+_OFFERING = frozenset({Tools, LoopBegin, LoopEnd})
 
 
 class Executor(Queue):
     """Methods are for the user's threads unless they begin with _."""
 
     __slots__ = (
-        "__weakref__", "_changed", "_children", "_ended", "_forks", "_joined", "_role", "_steps", "branch",
-        "inherited", "variables",
+        "__weakref__", "_changed", "_children", "_ended", "_forks", "_joined", "_offer", "_role", "_steps",
+        "branch", "inherited", "variables",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,7 @@ class Executor(Queue):
         body: Body | None = None,
         meters: tuple[Meter, ...] | None = None,
         src: Source | None = None,
+        offer: Offer = NOTHING,
     ) -> None:
         own = Evaluator(run, branch, run.meters if meters is None else meters, prefix, src)
         super().__init__(run, own, body)
@@ -59,7 +62,7 @@ class Executor(Queue):
         self.inherited: dict[str, Variable] = dict(self.variables) if self.variables else {}
         # Where branches were joined, and each one as it was then.
         self._joined: list[tuple[Mark, tuple[Snapshot, ...]]] = []
-        self._role, self._ended = role, False
+        self._role, self._ended, self._offer = role, False, offer
         self._forks, self._steps = 0, 0
         self._changed = Signal()
         self._children: WeakRefs[Executor] = WeakRefs()
@@ -101,24 +104,30 @@ class Executor(Queue):
         if self._ended:
             raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
         leaves = node.nodes if type(node) is Seq else (node,)
-        seen = simple(leaves, self._role)
+        seen, offer, offers = simple(leaves, self._role), self._offer, False
         if seen is None:
             leaves = tuple(merge_text(flatten(node)))
-            seen = role_after(leaves, self._role), not _SETTERS.isdisjoint(map(type, leaves))
+            kinds = set(map(type, leaves))
+            seen = role_after(leaves, self._role), not _SETTERS.isdisjoint(kinds)
+            offers = not _OFFERING.isdisjoint(kinds)
         role, waited_for = seen
         held_back = self._evaluator.ahead is not None
+        # First, because it may raise: then nothing was added.
+        items: list[Item | None] = []
+        for leaf in leaves if waited_for or held_back or offers else ():
+            if offers:
+                offer = offer_after(offer, leaf)
+            items.append(self._item(leaf, src, offer) if type(leaf) in _SETTERS else None)
         if not waited_for and not held_back:
             with self._lock:
-                self._role = role
+                self._role, self._offer = role, offer
                 self._lead.extend(leaves)
                 if self.run.stream:  # somebody may be looking at it
                     self._put(Item())
                     self._kick()
             return
-        # First, because it may raise: then nothing was added.
-        items = [self._item(leaf, src) if type(leaf) in _SETTERS else None for leaf in leaves]
         with self._lock:
-            self._role = role
+            self._role, self._offer = role, offer
             for leaf, item in zip(leaves, items, strict=True):
                 if item is not None:
                     # The last queued setter is the one that readers wait for.
@@ -140,7 +149,7 @@ class Executor(Queue):
             if self.run.inline:
                 run_here(self.mark().wait(blocking))
 
-    def _item(self, leaf: Node, src: Source | None) -> Item:
+    def _item(self, leaf: Node, src: Source | None, offer: Offer) -> Item:
         """What sets a variable, as it is queued. Raises BadProgram, NoBackend."""
         step, self._steps = self._steps, self._steps + (type(leaf) is not ScopeEnd)
         if type(leaf) is Gen:
@@ -150,7 +159,10 @@ class Executor(Queue):
             if leaf.reasoning is not None and leaf.name is not None:
                 reasoning = Variable(f"{leaf.name}_reasoning_content")
             ready = lower.ready(leaf, self.run.defaults)
-            return Item(leaf, src, Variable(leaf.name, leaf.typed), None, None, reasoning, ready, (), step)
+            variable = Variable(leaf.name, leaf.typed)
+            if offer is not NOTHING and (offer.runners or offer.loop is not None):
+                return Item(leaf, src, variable, None, None, reasoning, ready, (), step, offer)
+            return Item(leaf, src, variable, None, None, reasoning, ready, (), step)
         if isinstance(leaf, Select):
             self._need_backend()
         return Item(leaf, src, Variable(sets(leaf)), step=step)
@@ -285,6 +297,7 @@ class Executor(Queue):
                     self.run,
                     prefix=prefix,
                     role=self._role,
+                    offer=self._offer,
                     variables=dict(self.variables),
                     branch=(*self.branch, first + index),
                     meters=(*self.meters, *(Meter(one) for one in (budget,) if one is not None)),
@@ -324,6 +337,7 @@ class Executor(Queue):
         for node in replayed(branch.start, mark.result()):
             self.submit(node, src)
         with self._lock:
+            self._offer = branch._offer
             self.variables.update(
                 {n: v for n, v in branch.variables.items() if branch.inherited.get(n) is not v}
             )
@@ -332,7 +346,7 @@ class Executor(Queue):
     def checkpoint(self) -> Checkpoint:
         mark = self.mark()
         with self._lock:
-            return Checkpoint(self, mark, dict(self.variables), self._role)
+            return Checkpoint(self, mark, dict(self.variables), self._role, self._offer)
 
     def rollback(self, checkpoint: Checkpoint) -> None:
         if checkpoint.owner is not self:
@@ -341,7 +355,7 @@ class Executor(Queue):
             raise BadProgram("a program that streams cannot go back: what was read of it stays read")
         with self._lock:
             self.variables = dict(checkpoint.variables)
-            self._role = checkpoint.role
+            self._role, self._offer = checkpoint.role, checkpoint.offer
             self._put(Item(back=checkpoint.mark))
             self._kick()
 

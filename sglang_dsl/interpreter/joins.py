@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BadProgram
-from sglang_dsl.ir import Node, RoleBegin, RoleEnd, Text, media_of
+from sglang_dsl.ir import Calls, Node, RoleBegin, RoleEnd, Text, Tools, media_of
 
 GATHER: Final = "gather_variable"
 CONCATENATE: Final = "concate_and_append"
@@ -66,4 +67,9 @@ def replayed(begin: Transcript, end: Transcript) -> Iterator[Node]:
     """Nodes that say again what was said between two transcripts, generated text as constant text."""
     making: dict[str, Callable[[str], Node]] = {"text": Text, "open": RoleBegin, "close": RoleEnd}
     for entry in end.entries(begin):
-        yield making[entry.kind](entry.value) if entry.part is None else media_of(entry.part)
+        if entry.kind == "tools":
+            yield Tools(tuple(json.dumps(tool, ensure_ascii=False) for tool in entry.tools))
+        elif entry.kind == "calls":
+            yield Calls(tuple((call.id, call.name, call.arguments) for call in entry.calls))
+        else:
+            yield making[entry.kind](entry.value) if entry.part is None else media_of(entry.part)

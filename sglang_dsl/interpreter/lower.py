@@ -90,6 +90,8 @@ class Lowered:
     options: tuple[tuple[str, Any], ...]
     peeks: bool = False
     """max_tokens=0 with return_logprob: the next token is computed for its log-probabilities, not said."""
+    tool_choice: str = "auto"
+    parallel_tools: bool = True
 
     def call(self, prompt: Prompt, timeout: float | None) -> Call:
         return Call(
@@ -102,6 +104,8 @@ class Lowered:
             top_logprobs=self.top_logprobs,
             options=dict(self.options) if self.options else {},
             timeout=timeout,
+            tool_choice=self.tool_choice,
+            parallel_tools=self.parallel_tools,
         )
 
 

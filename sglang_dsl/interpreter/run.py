@@ -38,6 +38,7 @@ from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import Record
 from sglang_dsl.interpreter.variables import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
+from sglang_dsl.tool_use.offers import Offer
 
 M = TypeVar("M")
 
@@ -264,7 +265,8 @@ class Prefix:
 class Item(msgspec.Struct, eq=False, gc=False):
     """One thing to do: constant text (`lead`), and behind it a node with the place of its `+=` and the
     variable it sets (and the one for its reasoning), a mark to reach, or one to go back to. `ready`: a
-    generation, lowered. `step`: how many calls this branch had asked for before."""
+    generation, lowered. `step`: how many calls this branch had asked for before. `offer`: of a generation,
+    the tools that it may call."""
 
     node: Node | None = None
     src: Source | None = None
@@ -275,6 +277,7 @@ class Item(msgspec.Struct, eq=False, gc=False):
     ready: Lowered | None = None
     lead: tuple[Node, ...] = ()
     step: int = 0
+    offer: Offer | None = None
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:

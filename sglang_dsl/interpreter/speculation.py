@@ -29,7 +29,7 @@ from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.errors import BackendError, BadProgram
 from sglang_dsl.interpreter.calls import Where
 from sglang_dsl.interpreter.lower import lower
-from sglang_dsl.interpreter.reasoning import Split
+from sglang_dsl.interpreter.replies.reasoning import Split
 from sglang_dsl.interpreter.run import Item, RunInfo
 from sglang_dsl.ir import Gen, Node, ScopeBegin, ScopeEnd, Text
 
@@ -286,7 +286,7 @@ class Speculation:
     async def evaluate(self, item: Item, state: _State) -> None:
         """Do one thing of the queue, or hold it back. Raises what goes wrong."""
         node = item.node
-        waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd)
+        waits = isinstance(node, Text | Gen | ScopeBegin | ScopeEnd) and item.offer is None
         if waits and state.transcript.role == "assistant" and not self.goes_on(state.transcript):
             self.held.append(item)
             return

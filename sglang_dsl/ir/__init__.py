@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from sglang_dsl.ir.nodes import (
+    Calls,
     Fork,
     Gen,
     Join,
+    LoopBegin,
+    LoopEnd,
     Media,
     Node,
     RoleBegin,
@@ -17,6 +20,7 @@ from sglang_dsl.ir.nodes import (
     Seq,
     Source,
     Text,
+    Tools,
     as_node,
     caller,
     concat,
@@ -29,7 +33,7 @@ from sglang_dsl.ir.nodes import (
 )
 
 __all__ = [
-    "as_node", "caller", "concat", "cut", "flatten", "Fork", "from_dict", "Gen", "Join", "leaves",
-    "Media", "media_of", "Node", "RoleBegin", "RoleEnd", "Sampling", "ScopeBegin", "ScopeEnd", "Select",
-    "Seq", "Source", "Text", "to_dict",
+    "as_node", "caller", "Calls", "concat", "cut", "flatten", "Fork", "from_dict", "Gen", "Join", "leaves",
+    "LoopBegin", "LoopEnd", "Media", "media_of", "Node", "RoleBegin", "RoleEnd", "Sampling", "ScopeBegin",
+    "ScopeEnd", "Select", "Seq", "Source", "Text", "to_dict", "Tools",
 ]  # fmt: skip

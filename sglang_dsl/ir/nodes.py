@@ -7,6 +7,9 @@
     +-- Select        a choice among given texts
     +-- ScopeBegin    starts recording text into a variable  +-- ScopeEnd
     +-- Seq           nodes in order (what `+` makes)
+    +-- Tools         tools that the model may call from here on
+    +-- Calls         tools that were called
+    +-- LoopBegin     from here on calls are run      +-- LoopEnd
     +-- Fork          branches over what stands before it    +-- Join     (only in traced programs)
 
 Every node carries where it was written (`src`), which takes no part in equality. Prints as a tree; to_dict
@@ -36,7 +39,7 @@ else:
     V = TypeVar("V", covariant=True)
 
 # Fields that may be pages long; so much of them is shown to people.
-_LONG = frozenset({"json_schema", "ebnf", "structural_tag"})
+_LONG = frozenset({"json_schema", "ebnf", "structural_tag", "tools"})
 _SHOWN = 80
 _LINE = 320  # of a repr
 
@@ -273,6 +276,48 @@ class ScopeEnd(Node):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Tools(Node):
+    """What the model may call from here on, in place of what was offered before: each tool as chat APIs take
+    it, as JSON. `own`: name -> what runs it (tool_use.definitions.Runner); it is not written down."""
+
+    KIND: ClassVar[str] = "tools"
+    tools: tuple[str, ...] = ()
+    own: Any = field(default=None, compare=False, repr=False)
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Calls(Node):
+    """Calls of tools as part of the assistant's turn: of each its id, name and arguments (JSON text)."""
+
+    KIND: ClassVar[str] = "calls"
+    calls: tuple[tuple[str | None, str, str], ...] = ()
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoopBegin(Node):
+    """Calls that generations make from here on are run, and the model goes on with the results. `max_steps`:
+    replies with calls, at most; `timeout`: seconds of one call; `choice`: of the first reply, "auto",
+    "required" or a tool's name with "=" before it. `own`: where the steps are told (state.tool_loop)."""
+
+    KIND: ClassVar[str] = "loop_begin"
+    max_steps: int = 8
+    on_error: str = "tell"
+    timeout: float = 60.0
+    choice: str = "auto"
+    parallel: bool = True
+    own: Any = field(default=None, compare=False, repr=False)
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class LoopEnd(Node):
+    KIND: ClassVar[str] = "loop_end"
+    src: Source | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Seq(Node):
     KIND: ClassVar[str] = "seq"
     nodes: tuple[Node, ...] = ()
@@ -374,8 +419,11 @@ _BRANCHING = frozenset({Seq, Fork})
 
 KINDS: dict[str, type[Node]] = {
     kind.KIND: kind
-    for kind in (Text, Media, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Seq, Fork, Join)
-}
+    for kind in (
+        Text, Media, RoleBegin, RoleEnd, Gen, Select, ScopeBegin, ScopeEnd, Tools, Calls, LoopBegin, LoopEnd,
+        Seq, Fork, Join,
+    )
+}  # fmt: skip
 
 
 def to_dict(node: Node) -> dict[str, Any]:
@@ -418,8 +466,9 @@ def from_dict(data: dict[str, Any]) -> Node:
         fields["sampling"] = Sampling(**{word: _frozen(value) for word, value in said.items()})
     if "typed" in fields:
         fields["typed"] = Typed(**fields["typed"])
-    if "choices" in fields:
-        fields["choices"] = tuple(fields["choices"])
+    for listed in ("choices", "tools", "calls"):
+        if listed in fields:
+            fields[listed] = _frozen(fields[listed])
     if "src" in fields:
         fields["src"] = Source(*fields["src"])
     return kind(**fields)

@@ -19,6 +19,7 @@ from typing import Any, Generic, NoReturn, Self, TypeVar, overload
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.waiting import awaiting
+from sglang_dsl.conversation.tool_calls import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
@@ -29,6 +30,7 @@ from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
 from sglang_dsl.state.reads import checked, choice_of, name_of
+from sglang_dsl.state.tool_loop import AsyncToolLoop, Steps, begun, calls_of, opened, running_loop
 
 T = TypeVar("T")
 
@@ -156,6 +158,23 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         with self._sync.var_scope(name):
             yield self
 
+    @contextmanager
+    def tool_loop(
+        self,
+        max_steps: int = 8,
+        *,
+        on_error: str = "tell",
+        timeout: float = 60.0,
+        tool_choice: str = "auto",
+        parallel: bool = True,
+    ) -> Iterator[AsyncToolLoop]:
+        """In the block calls of tools are run; see ProgramState.tool_loop(). Tools that are coroutine
+        functions run on this program's event loop."""
+        told = Steps(running_loop())
+        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
+        with opened(self._core, begin):
+            yield AsyncToolLoop(self, told)
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     @overload
@@ -214,6 +233,10 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
     async def choice(self, name: str) -> Choice:
         """What a select decided; see ProgramState.choice()."""
         return choice_of(name, await self.get_meta_info(name))
+
+    async def tool_calls(self, name: str) -> list[ToolCall]:
+        """The calls that the variable's generation made; see ProgramState.tool_calls()."""
+        return calls_of(await self.get_meta_info(name))
 
     async def text(self) -> str:
         """All that was said. Raises ProgramError."""

@@ -17,6 +17,7 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
 from sglang_dsl.concurrency.waiting import awaiting, blocking, iterate_here, run_here
+from sglang_dsl.conversation.tool_calls import ToolCall
 from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
@@ -41,6 +42,7 @@ from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.executor_view import ExecutorView
 from sglang_dsl.state.reads import checked, choice_of, name_of
+from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
 
 T = TypeVar("T")
 REPR_WAIT_S = 0.5
@@ -266,6 +268,41 @@ class ProgramState(StateBase["Turn"]):
             yield self
         finally:
             self._core.submit(ScopeEnd(name, src=src), src)
+
+    # -- tools -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def tool_loop(
+        self,
+        max_steps: int = 8,
+        *,
+        on_error: str = "tell",
+        timeout: float = 60.0,
+        tool_choice: str = "auto",
+        parallel: bool = True,
+    ) -> Iterator[ToolLoop]:
+        """In the block a generation may call the tools that were offered (s += tools([...])): its calls are
+        run, side by side, what they give goes back to the model in turns of the tool, and so on until it
+        answers without a call. That answer is the generation's text.
+
+        max_steps    replies with calls, at most; when it calls on, the generation fails with ToolLoopLimit
+        on_error     what a tool raises: "tell" the model as text, or "raise" it as ToolError
+        timeout      seconds of each call
+        tool_choice  of the first reply: "auto", "required", or the name of the tool it must call
+        parallel     whether one reply may have several calls
+
+        An unknown tool and wrong arguments are always told to the model. Calls of tools that nothing runs end
+        the generation, and none of that reply is run: tool_calls() tells them, and turns of the tool that the
+        program adds answer them in order. In streams each reply and each result is one piece.
+        """
+        told = Steps()
+        begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
+        with opened(self._core, begin):
+            yield ToolLoop(self, told)
+
+    def tool_calls(self, name: str) -> list[ToolCall]:
+        """The calls that the variable's generation made, with what came of them, in order; waits."""
+        return calls_of(self.get_meta_info(name))
 
     # -- branches --------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from sglang_dsl.ir import (
     Fork,
     Gen,
     Join,
+    LoopBegin,
+    LoopEnd,
     Media,
     Node,
     RoleBegin,
@@ -20,6 +23,7 @@ from sglang_dsl.ir import (
     Select,
     Seq,
     Text,
+    Tools,
 )
 
 LONGEST = 48
@@ -28,7 +32,7 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One box: its number, what stands in it, and what it is (text, gen, select, fork, join, ...)."""
+    """One box: its number, what stands in it, and what it is (text, gen, select, tool, fork, join, ...)."""
 
     number: int
     label: str
@@ -83,7 +87,7 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
     """What is drawn of each node. The ends of turns and scopes are left out: the next one's begin tells."""
     for node in nodes:
         match node:
-            case RoleEnd() | ScopeEnd():
+            case RoleEnd() | ScopeEnd() | LoopEnd():
                 continue
             case Text(text=text):
                 yield node, _short(text), "text"
@@ -93,6 +97,11 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
                 yield node, role, "role"
             case ScopeBegin(name=name):
                 yield node, f"scope {name}", "role"
+            case Tools(tools=tools):
+                names = (json.loads(one)["function"]["name"] for one in tools)
+                yield node, _short(f"tools: {', '.join(names)}"), "role"
+            case LoopBegin(max_steps=steps):
+                yield node, f"tool loop: {steps} steps", "role"
             case Gen(name=name):
                 yield node, f"gen {name or '...'}{_form(node)}", "gen"
             case Select(name=name, choices=choices):
@@ -140,6 +149,7 @@ _SHAPES = {
     "role": ('(["', '"])'),
     "gen": ('("', '")'),
     "select": ('{"', '"}'),
+    "tool": ('[["', '"]]'),
     "fork": ('[/"', '"/]'),
     "join": ('[\\"', '"\\]'),
 }
@@ -160,6 +170,7 @@ _DOT = {
     "role": "note",
     "gen": "ellipse",
     "select": "diamond",
+    "tool": "component",
     "fork": "trapezium",
     "join": "invtrapezium",
 }

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl.backends.base import Delta
+from sglang_dsl.backends.common.openai_tools import called
 from sglang_dsl.errors import BackendError
 
 _FINISHES = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}
@@ -45,6 +46,7 @@ class Reply:
             meta = self._meta(answer, choice.get("finish_reason"))
             if isinstance(reasoning, str):
                 meta["reasoning_content"] = reasoning
+            meta |= called(message)
             texts.append(text or "")
             metas.append(meta)
         return texts, metas

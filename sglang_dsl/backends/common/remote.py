@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from runtime.protocol.constraint import JSON_WORDS, Constraint
-from runtime.protocol.messages import Message
+from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
 from sglang_dsl.backends.common.transport import HttpFault
@@ -120,12 +120,13 @@ def _form(schema: dict[str, Any], *, wrapped: bool, plain: bool) -> JsonForm:
             "additionalProperties": False,
             **held,
         }
-    return JsonForm(schema, wrapped, plain, _strict(schema))
+    return JsonForm(schema, wrapped, plain, is_strict(schema))
 
 
-def _strict(schema: Any) -> bool:
+def is_strict(schema: Any) -> bool:
+    """Whether every object in it requires all the properties it names and allows no others."""
     if isinstance(schema, list):
-        return all(map(_strict, schema))
+        return all(map(is_strict, schema))
     if not isinstance(schema, dict):
         return True
     if schema.get("type") == "object" or "properties" in schema:
@@ -134,7 +135,7 @@ def _strict(schema: Any) -> bool:
             return False
         if set(schema.get("required", ())) != set(properties):
             return False
-    return all(map(_strict, schema.values()))
+    return all(map(is_strict, schema.values()))
 
 
 def holds(constraint: Constraint, text: str) -> bool:
@@ -375,6 +376,15 @@ def _only_text(prompt: Prompt) -> Message | None:
     if len(said) != 1 or (isinstance(said[0].content, str) and not said[0].content.strip()):
         return None
     return Message("user", said[0].content)
+
+
+def arguments(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments for an API that takes an object; empty where the model wrote none."""
+    try:
+        data = json.loads(call.arguments)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
 
 
 @contextmanager

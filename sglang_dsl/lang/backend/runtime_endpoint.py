@@ -4,6 +4,6 @@ code of its own."""
 from __future__ import annotations
 
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
-from sglang_dsl.tools.server_process import Runtime
+from sglang_dsl.console.server_process import Runtime
 
 __all__ = ["Runtime", "RuntimeEndpoint"]

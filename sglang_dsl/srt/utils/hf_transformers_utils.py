@@ -3,6 +3,6 @@ its own."""
 
 from __future__ import annotations
 
-from sglang_dsl.tools.server_process import get_tokenizer
+from sglang_dsl.console.server_process import get_tokenizer
 
 __all__ = ["get_tokenizer"]

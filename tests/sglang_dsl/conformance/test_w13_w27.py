@@ -352,7 +352,7 @@ def test_w25_an_error_event_of_the_server_is_that_error(api: Api) -> None:
 def test_w26_events_are_read_whole_however_the_bytes_come(
     size: int, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_dsl.tools.server_process import Runtime
+    from sglang_dsl.console.server_process import Runtime
 
     whole = httpx.Response.aiter_bytes
 

@@ -25,8 +25,8 @@ from typing import Any
 from runtime.protocol.registry import Registry
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.concurrency.loop import background, running
+from sglang_dsl.console.server_options import own_options, server_command
 from sglang_dsl.errors import BackendError
-from sglang_dsl.tools.server_options import own_options, server_command
 
 STOP_S = 20.0
 """Seconds a server has to end by itself before it is killed; it drains what runs."""

@@ -23,11 +23,12 @@ def corrected(prompt: Prompt, text: str, kind: str, fault: str, hint: str | None
     failed = _behind(last.content, text)
     if last.role == "assistant":
         asked = Message("user", f"{said} Answer again, with a valid {kind} and nothing else.")
-        return Prompt((*before, msgspec.structs.replace(last, content=failed, open=False), asked, last))
+        done = msgspec.structs.replace(last, content=failed, open=False)
+        return Prompt((*before, done, asked, last), prompt.tools)
     line = _behind(last.content, "")
     cue = (line if isinstance(line, str) else str(line[-1]["text"])).rsplit("\n", 1)[-1][-_CUE:]
     again = _behind(failed, f"\n\n({said} Once more, valid:)\n\n{cue}")
-    return Prompt((*before, msgspec.structs.replace(last, content=again)))
+    return Prompt((*before, msgspec.structs.replace(last, content=again)), prompt.tools)
 
 
 def _behind(content: str | list[dict[str, Any]], text: str) -> str | list[dict[str, Any]]:

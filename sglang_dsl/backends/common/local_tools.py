@@ -1,0 +1,84 @@
+"""Tools on the bundled runtime, in this process or behind its native interface: a reply is held to calls of
+the tools that are offered, in the model's own format, and read by that format's parser.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from runtime.formats.tools.constraints import structure_constraint
+from runtime.formats.tools.parser import FunctionCallParser, detector_of
+from runtime.formats.tools.types import Tool
+from runtime.protocol.constraint import Constraint
+from sglang_dsl.backends.base import Call, Completion
+from sglang_dsl.errors import Unsupported
+
+
+def calls_tools(call: Call) -> bool:
+    """Whether the reply may call tools."""
+    return bool(call.prompt.tools) and call.tool_choice != "none"
+
+
+def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]:
+    """The call with its reply held to calls of its tools, and the parser of that reply. key: of the model's
+    format. Raises Unsupported where that is not known and the reply is free."""
+    tools = [_strict(one) for one in call.prompt.tools]
+    detector = None if key is None else detector_of(key)
+    constraint = structure_constraint(detector, tools, call.tool_choice, call.parallel_tools)
+    parser = key if constraint is None or constraint.key is None else constraint.key
+    if parser is None:
+        raise Unsupported(
+            "nobody knows in which format this model calls tools",
+            backend=backend,
+            hint='start it with tool_call_parser, or ask with tool_choice="required"',
+        )
+    shape = None if constraint is None else Constraint(constraint.kind, json.dumps(constraint.spec))
+    sampling = msgspec.structs.replace(call.sampling, skip_special_tokens=False)
+    return msgspec.structs.replace(call, sampling=sampling, constraint=shape), parser
+
+
+def with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> Completion:
+    """A reply of a call that was held_to_tools(), taken apart."""
+    reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
+    said, calls = reader.parse_non_stream(text)
+    if not calls:
+        return Completion((said,), dict(meta))
+    earlier = sum(len(message.tool_calls) for message in call.prompt.messages)
+    told = [
+        {"id": _id(parser, str(one.name), number), "name": one.name, "arguments": one.parameters}
+        for number, one in enumerate(calls, earlier)
+    ]
+    return Completion((said,), {**meta, "tool_calls": told})
+
+
+def _id(parser: str, name: str, number: int) -> str:
+    """By its number in the conversation, so that a run that is repeated has the same prompts. Some templates
+    take 9 letters and digits only; Kimi's shows its own form to the model."""
+    return f"functions.{name}:{number}" if parser == "kimi_k2" else f"call{number:05d}"
+
+
+def _strict(said: Mapping[str, Any]) -> Tool:
+    """A tool whose calls the grammar keeps to its schema; objects in it take the members that they name, and
+    others where the schema says so."""
+    tool = Tool.of(said)
+    return Tool(tool.name, _closed(dict(tool.parameters)), tool.description, strict=True)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    made: dict[str, Any] = {}
+    for word, value in schema.items():
+        if word in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
+            made[word] = {name: _closed(one) for name, one in value.items()}
+        else:
+            made[word] = value if word in ("enum", "const", "default", "examples") else _closed(value)
+    if "properties" in made and not made.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
+        made.setdefault("additionalProperties", False)
+    return made

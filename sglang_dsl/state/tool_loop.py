@@ -1,0 +1,109 @@
+"""`with s.tool_loop() as loop`: in the block calls of tools are run. Its words, and what can be read of it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sglang_dsl.conversation.tool_calls import ToolCall, ToolStep
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.interpreter.core import Core
+from sglang_dsl.interpreter.lower import whole
+from sglang_dsl.ir import LoopBegin, LoopEnd, Source
+
+
+class _Waits(Protocol):
+    """A state that waits by blocking."""
+
+    def error(self) -> BaseException | None: ...
+
+
+class _Awaits(Protocol):
+    async def error(self) -> BaseException | None: ...
+
+
+@dataclass(eq=False)
+class Steps:
+    """What a loop's generations have done by now. home: the event loop of an async program, on which its
+    coroutine functions run."""
+
+    home: asyncio.AbstractEventLoop | None = None
+    steps: list[ToolStep] = field(default_factory=list)
+
+
+class ToolLoop:
+    """An open or finished loop."""
+
+    def __init__(self, state: _Waits, told: Steps) -> None:
+        self._state, self._told = state, told
+
+    @property
+    def steps(self) -> list[ToolStep]:
+        """The replies that called tools, in order, with what came of each call; waits. They are there also
+        where the program has failed."""
+        self._state.error()
+        return list(self._told.steps)
+
+
+class AsyncToolLoop:
+    """The same in an async program."""
+
+    def __init__(self, state: _Awaits, told: Steps) -> None:
+        self._state, self._told = state, told
+
+    async def steps(self) -> list[ToolStep]:
+        """The replies that called tools, in order, with what came of each call; see ToolLoop.steps."""
+        await self._state.error()
+        return list(self._told.steps)
+
+
+@contextmanager
+def opened(core: Core, begin: LoopBegin) -> Generator[None, None, None]:
+    """The block."""
+    core.submit(begin, begin.src)
+    try:
+        yield
+    finally:
+        core.submit(LoopEnd(src=begin.src), begin.src)
+
+
+def begun(
+    max_steps: object,
+    on_error: object,
+    timeout: object,
+    tool_choice: object,
+    parallel: object,
+    told: Steps,
+    src: Source | None,
+) -> LoopBegin:
+    """The words of tool_loop, checked. Raises BadProgram."""
+    steps = whole(max_steps)
+    if steps is None or steps < 1:
+        raise BadProgram(f"max_steps takes a number of at least 1, got {max_steps!r}")
+    if on_error not in ("tell", "raise"):
+        raise BadProgram(f'on_error is "tell" or "raise", got {on_error!r}')
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
+        raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
+    if not isinstance(tool_choice, str) or tool_choice in ("", "none"):
+        raise BadProgram(f'tool_choice is "auto", "required" or a tool\'s name, got {tool_choice!r}')
+    if not isinstance(parallel, bool):
+        raise BadProgram(f"parallel takes True or False, got {parallel!r}")
+    choice = tool_choice if tool_choice in ("auto", "required") else f"={tool_choice}"
+    return LoopBegin(steps, str(on_error), float(timeout), choice, parallel, own=told, src=src)
+
+
+def calls_of(meta: Mapping[str, Any]) -> list[ToolCall]:
+    """All calls of one generation, by what is told of it."""
+    return [ToolCall(**call) for step in meta.get("tool_steps", ()) for call in step["calls"]]
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of the code that calls this; None where a program is followed without one."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
