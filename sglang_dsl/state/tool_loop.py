@@ -1,4 +1,4 @@
-"""`with s.tool_loop() as loop`: in the block calls of tools are run. Its words, and what can be read of it."""
+"""`with s.tool_loop() as loop`: in the block calls of tools are run. Its words, and what is read of it."""
 
 from __future__ import annotations
 

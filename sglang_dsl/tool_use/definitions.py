@@ -31,7 +31,9 @@ _PARTS: Registry[Any] = Registry(
 )
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 CONNECT_S = 60.0
-"""For a tool server that is given by its address, to say which tools it has."""
+"""For a tool server that is given by its address to answer, and again to say which tools it has."""
+LONGEST_CALL_S = 24 * 3600.0
+"""The server's own limit for calls; that of a loop is usually less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +73,8 @@ def described(said: Iterable[str]) -> dict[str, Runner]:
 def _runners(one: object) -> list[Runner]:
     match one:
         case str():
-            server = _PARTS.load("MCP")()
-            background().run(server.add_tool_server(one), CONNECT_S)
+            server = _PARTS.load("MCP")(CONNECT_S, LONGEST_CALL_S)
+            background().run(server.add_tool_server(one), 2 * CONNECT_S)
             return _served(server)
         case ToolServer():
             return _served(one)

@@ -12,8 +12,8 @@ import pytest
 import sglang_dsl as sgl
 from runtime.api import Engine
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl.errors import BackendError, MissingVariable, ProgramError
 from sglang_dsl.console import demo
+from sglang_dsl.errors import BackendError, MissingVariable, ProgramError
 from tests.e2e.patience import in_pieces, until
 
 CARD = r'\{"name": "[A-Z][a-z]{1,11}", "age": [0-9]{1,2}, "city": "[A-Z][a-z]{1,11}", "job": "[a-z]{1,11}"\}'

@@ -254,6 +254,158 @@ def test_pictures_and_sounds_in_each_dialect(api: Api) -> None:
                     hear.run(backend=backend)["a"]
 
 
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+def get_weather(city: str) -> dict[str, Any]:
+    """Weather of a city"""
+    return {"degrees": 21, "city": city}
+
+
+@sgl.function
+def tooled(s: Any, **words: Any) -> None:
+    s += sgl.tools([get_weather])
+    s += sgl.user("Where is it warm?")
+    with s.tool_loop(**words):
+        s += sgl.assistant(sgl.gen("a", max_tokens=7))
+    s += sgl.user("As JSON.")
+    s += sgl.assistant(sgl.gen("b", json_schema={"type": "object"}, max_tokens=7))
+
+
+CITIES = ("Oslo", "Lima")
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def openai_calls() -> Answer:
+    calls = [
+        {
+            "id": f"c{n}",
+            "type": "function",
+            "function": {"name": "get_weather", "arguments": f'{{"city": "{city}"}}'},
+        }
+        for n, city in enumerate(CITIES)
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    choices = [{"index": 0, "message": message, "finish_reason": "tool_calls"}]
+    return 200, [json.dumps({"id": "r0", "choices": choices}).encode()]
+
+
+def claude_calls() -> Answer:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": "I look."}]
+    for n, city in enumerate(CITIES):
+        blocks.append({"type": "tool_use", "id": f"c{n}", "name": "get_weather", "input": {"city": city}})
+    told = {"id": "m0", "content": blocks, "stop_reason": "tool_use", "usage": {}}
+    return 200, [json.dumps(told).encode()]
+
+
+def gemini_calls() -> Answer:
+    parts: list[dict[str, Any]] = [
+        {"functionCall": {"name": "get_weather", "args": {"city": city}}} for city in CITIES
+    ]
+    parts[0]["thoughtSignature"] = "c2lnbmVk"
+    parts[1]["functionCall"]["id"] = "own"
+    candidate = {"content": {"parts": parts, "role": "model"}, "finishReason": "STOP"}
+    return 200, [json.dumps({"candidates": [candidate]}).encode()]
+
+
+def results() -> list[dict[str, Any]]:
+    return [{"degrees": 21, "city": city} for city in CITIES]
+
+
+def test_openai_is_told_of_tools_in_its_own_words(api: Api) -> None:
+    answers = [openai_calls(), openai_chat("Both."), openai_chat("{}")]
+    api.say = lambda path, body: answers[len(api.sent) - 1]
+    with closing(OpenAI("m", base_url=api.url, api_key="k")) as backend:
+        state = tooled.run(tool_choice="get_weather", parallel=False, backend=backend)
+        assert (state["a"], state["b"]) == ("Both.", "{}")
+    first, second, third = (body for _, _, body in api.sent)
+    function = {"name": "get_weather", "description": "Weather of a city", "parameters": SCHEMA}
+    assert first["tools"] == [{"type": "function", "function": function}]
+    assert first["tool_choice"] == {"type": "function", "function": {"name": "get_weather"}}
+    assert first["parallel_tool_calls"] is False
+    assert second["tool_choice"] == "auto"
+    said, *told = second["messages"][1:]
+    assert [call["id"] for call in said["tool_calls"]] == ["c0", "c1"]
+    assert [(turn["role"], turn["tool_call_id"]) for turn in told] == [("tool", "c0"), ("tool", "c1")]
+    assert [json.loads(turn["content"]) for turn in told] == results()
+    assert (third["tools"], third["tool_choice"]) == (first["tools"], "none")
+
+
+def test_openai_is_asked_for_strict_tools_where_they_can_be(api: Api) -> None:
+    closed = {**SCHEMA, "additionalProperties": False}
+    tool = sgl.Tool("get_weather", parameters=closed, run=lambda city: city)
+
+    @sgl.function
+    def program(s: Any) -> None:
+        s += sgl.tools(tool)
+        s += sgl.user("Go")
+        s += sgl.assistant(sgl.gen("a"))
+
+    api.say = lambda path, body: openai_chat("ok")
+    with closing(OpenAI("m", base_url=api.url, api_key="k")) as backend:
+        assert program.run(backend=backend)["a"] == "ok"
+    assert api.body["tools"][0]["function"] == {"name": "get_weather", "parameters": closed, "strict": True}
+
+
+def test_anthropic_is_told_of_tools_in_its_own_words(api: Api) -> None:
+    answers = [claude_calls(), claude("Both."), claude("{}")]
+    api.say = lambda path, body: answers[len(api.sent) - 1]
+    with closing(Anthropic("m", base_url=api.url, api_key="k")) as backend:
+        state = tooled.run(tool_choice="required", parallel=False, backend=backend)
+        assert (state["a"], state["b"]) == ("Both.", "{}")
+    first, second, third = (body for _, _, body in api.sent)
+    tool = {"name": "get_weather", "description": "Weather of a city", "input_schema": SCHEMA}
+    assert first["tools"] == [tool]
+    assert first["tool_choice"] == {"type": "any", "disable_parallel_tool_use": True}
+    assert second["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
+    said, told = second["messages"][1:]
+    assert said["content"][0] == {"type": "text", "text": "I look."}
+    assert [block["input"] for block in said["content"][1:]] == [{"city": city} for city in CITIES]
+    assert (told["role"], [one["tool_use_id"] for one in told["content"]]) == ("user", ["c0", "c1"])
+    assert [json.loads(one["content"]) for one in told["content"]] == results()
+    assert (third["tools"], third["tool_choice"]) == ([tool], {"type": "none"})
+
+
+def test_gemini_is_told_of_tools_in_its_own_words(api: Api) -> None:
+    answers = [gemini_calls(), gemini("Both."), gemini("{}")]
+    api.say = lambda path, body: answers[len(api.sent) - 1]
+    with closing(Gemini("m", base_url=api.url, api_key="k")) as backend:
+        state = tooled.run(tool_choice="get_weather", backend=backend)
+        assert (state["a"], state["b"]) == ("Both.", "{}")
+        first, second, third = (body for _, _, body in api.sent)
+        with pytest.raises(Unsupported, match="one call at a time"):
+            tooled.run(parallel=False, backend=backend)["a"]
+    declared = {"name": "get_weather", "description": "Weather of a city", "parametersJsonSchema": SCHEMA}
+    assert first["tools"] == [{"functionDeclarations": [declared]}]
+    named = {"mode": "ANY", "allowedFunctionNames": ["get_weather"]}
+    assert first["toolConfig"] == {"functionCallingConfig": named}
+    assert second["toolConfig"] == {"functionCallingConfig": {"mode": "AUTO"}}
+    said, told = second["contents"][1:]
+    assert said["parts"] == [
+        {"functionCall": {"name": "get_weather", "args": {"city": "Oslo"}}, "thoughtSignature": "c2lnbmVk"},
+        {"functionCall": {"id": "own", "name": "get_weather", "args": {"city": "Lima"}}},
+    ]
+    assert told["parts"] == [
+        {"functionResponse": {"name": "get_weather", "response": results()[0]}},
+        {"functionResponse": {"id": "own", "name": "get_weather", "response": results()[1]}},
+    ]
+    assert third["toolConfig"] == {"functionCallingConfig": {"mode": "NONE"}}
+
+
+def test_replies_with_tools_are_streamed_whole(api: Api) -> None:
+    whole = {"openai": openai_calls, "anthropic": claude_calls, "gemini": gemini_calls}
+    after = {"openai": openai_chat, "anthropic": claude, "gemini": gemini}
+    for kind, (make, _) in KINDS.items():
+        api.sent.clear()
+        answers = [whole[kind](), after[kind]("Both.")]
+        api.say = lambda path, body, answers=answers: answers[min(len(api.sent), 2) - 1]
+        with closing(make(api.url)) as backend:
+            state = tooled.stream(backend=backend)
+            assert "".join(state.text_iter("a")) == "Both."
+            assert len(state.tool_calls("a")) == 2
+            state.error()
+
+
 # -- streams -------------------------------------------------------------------------------------------------
 
 

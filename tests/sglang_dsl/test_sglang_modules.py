@@ -24,9 +24,9 @@ from runtime.protocol import server_names
 from runtime.protocol.errors import BadRequest, NotSupported
 from runtime.protocol.server_names import IDLE
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Completion
+from sglang_dsl.console.server_options import flags_of, own_flags, own_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
-from sglang_dsl.console.server_options import flags_of, own_flags, own_options
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 
 IMPORTED = """
