@@ -27,6 +27,26 @@ SAID = {
     "07_character_sheet": "Mobi of Caturn, 42 years old, works as a potter",
     "08_async_and_branches": "no winner: none of 6 branches was accepted: 6 were refused",
     "09_record_and_replay": "the same again: True\nreplayed: True - 4 calls\nnot there: this call is not in",
+    "10_react": """\
+Question:    What is the weather in Lisbon?
+Action:      get_weather {"city": "Lisbon"}
+Observation: {"degrees": 21, "sky": "sun"}
+Answer:      The weather in Lisbon is sun with 21 degrees.
+Question:    Book a table for 4 in Lisbon.
+Action:      book_table {"city": "Lisbon", "people": 4}
+Observation: {"table": 12}
+Answer:      Table 12 in Lisbon is booked for 4 people.
+
+Question:    What is the weather in Oslo?
+Action:      get_weather {"city": "Oslo"}
+Observation: {"degrees": 3, "sky": "snow"}
+Answer:      The weather in Oslo is snow with 3 degrees.
+Question:    Set a timer for 40 minutes.
+Action:      set_timer {"minutes": 40}
+Observation: {"status": "ok"}
+Answer:      The timer is set for 40 minutes.
+""",
+    "11_parallel_tools": "3 tools at once, 6 calls of the model",
 }
 REMOTE = {"06_remote"}
 """Those that start a server instead of an engine."""
