@@ -188,6 +188,8 @@ class Evaluator:
         ahead = self.ahead
         if item.offer is not None:
             if may_call(node, ready, item.offer):
+                if ahead is not None:
+                    ahead.ahead.forget()
                 await answer(self, node, item, ready, item.offer)
                 return
             ready = dataclasses.replace(ready, tool_choice="none")

@@ -25,7 +25,6 @@ from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Ask, Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.run import Item, RunInfo
-from sglang_dsl.interpreter.speculation import Speculation
 from sglang_dsl.ir import Gen, LoopBegin
 from sglang_dsl.tool_use import running
 from sglang_dsl.tool_use.offers import Offer, Runner, ToolSession
@@ -37,7 +36,6 @@ class _State(Protocol):
     run: RunInfo
     transcript: Transcript
     output: Stream
-    ahead: Speculation | None
     meters: tuple[Meter, ...]
 
     @property
@@ -68,8 +66,6 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
     """Do a generation that may call tools. Raises what goes wrong."""
     if state.transcript.role is None:
         raise BadProgram("tools are called in a turn of the assistant: put the gen into assistant(...)")
-    if state.ahead is not None:
-        state.ahead.ahead.forget()
     loop, steps = offer.loop, list[ToolStep]()
     if loop is not None:
         ready = dataclasses.replace(ready, tool_choice=loop.choice, parallel_tools=loop.parallel)
