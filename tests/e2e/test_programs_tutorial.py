@@ -75,6 +75,7 @@ TAGS = {
 ASKS: dict[str, Any] = {
     "turns": user("Hello.") + assistant(gen("x", max_tokens=2)),
     "text without turns (elsewhere one turn of the user)": "Hello" + gen("x", max_tokens=2),
+    "`tools`": sgl.tools([sgl.Tool("now")]) + user("Hello.") + assistant(gen("x", max_tokens=2)),
     "an open turn gone on with": user("Hello.") + assistant("I am " + gen("x", max_tokens=2)),
     "`regex=`": gen("x", regex="[a-f]{2}"),
     "JSON by a schema, types": gen("x", json_schema=SCHEMA, max_tokens=20),
