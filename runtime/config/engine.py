@@ -141,6 +141,11 @@ class EngineConfig:
         "what ends the reasoning of a model that thinks before it answers: auto (as its tokenizer or chat "
         "template says), none, or the text itself",
     )
+    reasoning_parser: str | None = option(
+        None,
+        "keep reasoning apart in every reply: auto (as the model marks it), or the name of a family, such as "
+        "qwen3 or deepseek-r1; None: only where a request asks for it",
+    )
     tool_call_parser: str = option(
         "auto",
         "the format in which the model writes tool calls: auto (as its chat template shows), none, or a "

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from runtime.formats.reasoning.splitter import ReasoningSplitter, TextMarks
+from runtime.formats.reasoning.types import AnySplitter, ReasoningType, splitter_by, splitter_of
 from runtime.formats.tools.parser import FunctionCallParser
 from runtime.formats.tools.types import StreamingParseResult
 from runtime.protocol.io_struct import OutputDelta
@@ -73,6 +74,11 @@ def _events(found: StreamingParseResult) -> list[ReplyEvent]:
     return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in found.calls]
 
 
+def _says(event: ReplyEvent) -> bool:
+    """Whether it shows that the reasoning is over."""
+    return not isinstance(event, ContentDelta) or bool(event.text)
+
+
 class ReplyParser:
     """One reply. Fed the deltas of a stream, or a whole output, it holds what came of it:
 
@@ -83,23 +89,41 @@ class ReplyParser:
     content     all of it so far
     calls       [name, arguments' JSON] of each tool call so far
 
-    marks: of the model's reasoning; None: it is not kept apart. Any split of an output into deltas gives the
-    same reasoning and content.
+    marks: of the model's reasoning; None: it is not kept apart. apart: it is kept apart wherever the text
+    shows it, not only where it was asked for. kind: how such a model marks it, where that was said. held: all
+    of it is given out at its end. Any split of an output into deltas gives the same reasoning and content.
     """
 
-    def __init__(self, marks: TextMarks | None = None, tools: ToolCallSplitter | None = None) -> None:
+    def __init__(
+        self,
+        marks: TextMarks | None = None,
+        tools: ToolCallSplitter | None = None,
+        *,
+        apart: bool = False,
+        kind: ReasoningType | None = None,
+        held: bool = False,
+    ) -> None:
         self.events: list[ReplyEvent] = []
         self.output: OutputDelta | None = None
         self.is_first = True
         self._marks, self._tools = marks, tools or NoToolCalls()
-        self._splitter: ReasoningSplitter | None = None
+        self._apart, self._kind, self._held = apart and marks is not None, kind, held
+        self._untold: list[str] = []  # reasoning that is held
+        self._splitter: AnySplitter | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
         self.calls: list[list[str]] = []
 
     @property
     def reasoning(self) -> str | None:
-        return None if self._splitter is None else "".join(self._reasoning)
+        if self._splitter is None or (self._apart and not self._reasoning):
+            return None
+        return "".join(self._reasoning)
+
+    @property
+    def may_reason(self) -> bool:
+        """Whether it is not known yet that there is no reasoning."""
+        return self._apart and not self._content and not self.calls
 
     @property
     def content(self) -> str:
@@ -115,10 +139,13 @@ class ReplyParser:
         self.is_first = self.output is None
         self.output = output
         ended = meta.get("finish_reason") is not None
-        if self._marks is None or "answer_start" not in meta:
-            reasoning, text = "", output.text
-        else:
+        if self._marks is not None and "answer_start" in meta:
+            self._apart = False
             reasoning, text = self._split(self._marks, output, ended)
+        elif self._marks is not None and self._apart:
+            reasoning, text = self._seen(self._marks, output, ended)
+        else:
+            reasoning, text = "", output.text
         events = self._tools.feed(text)
         if ended:
             events += self._tools.end()
@@ -134,12 +161,32 @@ class ReplyParser:
             events = [ContentDelta(""), *events]
         if reasoning:
             self._reasoning.append(reasoning)
-            events = [ReasoningDelta(reasoning), *events]
+            self._untold.append(reasoning)
+        if self._untold and (ended or not self._held or any(map(_says, events))):
+            events = [ReasoningDelta("".join(self._untold)), *events]
+            self._untold.clear()
         self.events = events
+
+    def _seen(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
+        """Reasoning that the text shows, or that the prompt began."""
+        if self._splitter is None:
+            begun = output.meta.get("reasoning_begun")
+            if begun is False:  # the prompt has ended it
+                self._apart = False
+                return "", output.text
+            if self._kind is not None and (begun is None or self._kind.kept):
+                self._splitter = splitter_of(self._kind)
+            else:
+                self._splitter = splitter_by(marks, begun=bool(begun))
+        reasoning, text = self._splitter.feed(output.text)
+        if ended:
+            more, rest = self._splitter.end()
+            return reasoning + more, text + rest
+        return reasoning, text
 
     def _split(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
         meta = output.meta
-        if self._splitter is None:
+        if not isinstance(self._splitter, ReasoningSplitter):
             # Text that a constraint shaped is exact; any other begins with what separates it from the mark.
             self._splitter = ReasoningSplitter(
                 [marks], begun=True, boundary_given=True, exact="grammar" in meta

@@ -332,7 +332,8 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     decode_steps, num_retractions; queue_time, first_token_latency, e2e_latency (seconds); weight_version;
     dp_rank (0: there is one engine). unfinished in finish_reason: see FinishReason.
     With a constraint, grammar (see GrammarInfo); where the output begins with reasoning, answer_start: how
-    many characters of the text are reasoning and its marks, None while it goes on.
+    many characters of the text are reasoning and its marks, None while it goes on; else, where a
+    conversation's prompt begins (true) or ends (false) the reasoning, reasoning_begun.
     Where asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
     token; the first token of a prompt has None), the same with _top_ and _token_ids_ (a list of these per
     token), output_token_logprobs_length, hidden_states, prompt_token_ids.

@@ -6,7 +6,9 @@ Each item's output goes through one ReplyParser; an API renders what comes of it
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
+from runtime.formats.reasoning.types import reasoning_type
 from runtime.formats.reply import ReplyParser
 from runtime.processes.frontend.batch_request import Outcome
 from runtime.protocol.errors import Aborted, BadRequest
@@ -32,10 +34,31 @@ def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> G
     return request
 
 
-def parsers(ctx: ServerContext, request: GenerateReqInput, tools: ToolUse | None = None) -> list[ReplyParser]:
-    """One for each item of a request whose replies keep reasoning, and calls of `tools`, apart."""
+def parsers(
+    ctx: ServerContext,
+    request: GenerateReqInput,
+    tools: ToolUse | None = None,
+    *,
+    apart: bool | None = None,
+    held: bool = False,
+) -> list[ReplyParser]:
+    """One for each item of a request whose replies keep reasoning, and calls of `tools`, apart. apart: also
+    reasoning that nothing but the text shows; None: as the server's reasoning_parser says. held: reasoning is
+    given out at its end."""
     tools = tools or ToolUse()
-    return [ReplyParser(ctx.manager.reasoning, tools.splitter()) for _ in range(len(request))]
+    name = ctx.model.reasoning_parser
+    apart = name is not None if apart is None else apart
+    kind = None if name is None else reasoning_type(name)
+    marks = ctx.manager.reasoning
+    return [
+        ReplyParser(marks, tools.splitter(), apart=apart, kind=kind, held=held) for _ in range(len(request))
+    ]
+
+
+def shown_marks(ctx: ServerContext, apart: bool | None = None) -> dict[str, Any]:
+    """Words for the sampling parameters with which a text shows the marks of reasoning; see parsers."""
+    apart = ctx.model.reasoning_parser is not None if apart is None else apart
+    return {"skip_special_tokens": False} if apart and ctx.manager.hides_reasoning else {}
 
 
 async def run(

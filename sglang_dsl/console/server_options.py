@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.formats.reasoning.types import REASONING_TYPES
+from runtime.formats.reasoning.types import AUTO, REASONING_TYPES
 from runtime.protocol import server_names
 from runtime.protocol.errors import NotSupported
 from sglang_dsl.errors import Unsupported, warn
@@ -33,12 +33,10 @@ def _translated(given: Mapping[str, Any], model: Any, **how: Any) -> dict[str, A
 
 
 def _marks(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` with a reasoning parser's name as what ends such a model's reasoning. The engine finds that by
-    itself where it can; a name that is not known here is one more that is without effect."""
+    """A reasoning parser's name that is not known here is one more that is without effect."""
     made = {name: value for name, value in given.items() if name != _PARSER}
-    kind = REASONING_TYPES.get(str(given.get(_PARSER)))
-    if kind is not None:
-        made.setdefault("reasoning_end", kind.marks.close)
+    if given.get(_PARSER) in (AUTO, *REASONING_TYPES):
+        made[_PARSER] = given[_PARSER]
     elif given.get(_PARSER) is not None:
         made["default_reasoning_parser"] = given[_PARSER]
     return made

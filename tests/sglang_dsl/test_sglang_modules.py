@@ -248,9 +248,9 @@ COMMANDS = {
     ),
     "--model m --tp 2 --dp=4": ("--model m", "tp=2, dp=4"),
     "--tensor-parallel-size 2 --mem-fraction-static 0.6": ("--memory-fraction 0.6", "tensor_parallel_size=2"),
-    "--reasoning-parser qwen3 --log-level critical": ("--reasoning-end </think> --log-level error", ""),
-    "--reasoning-parser deepseek-r1": ("--reasoning-end </think>", ""),
-    "--reasoning-parser gpt-oss": ("--reasoning-end <|channel|>final<|message|>", ""),
+    "--reasoning-parser qwen3 --log-level critical": ("--reasoning-parser qwen3 --log-level error", ""),
+    "--reasoning-parser deepseek-r1": ("--reasoning-parser deepseek-r1", ""),
+    "--reasoning-parser gpt-oss": ("--reasoning-parser gpt-oss", ""),
     "--reasoning-parser not-known-yet --seed 3": ("--seed 3", "default_reasoning_parser=not-known-yet"),
     "--dtype half --grammar-backend xgrammar": ("--grammar-backend xgrammar", "dtype=half"),
     "--dtype float": ("--dtype float32", ""),
@@ -265,7 +265,9 @@ COMMANDS = {
     "--speculative-algorithm EAGLE --speculative-num-steps 3": (
         "", "speculative_algorithm=EAGLE, speculative_num_steps=3",
     ),
-    "--tool-call-parser qwen25 --chat-template chatml": ("--chat-template chatml", "tool_call_parser=qwen25"),
+    "--tool-call-parser qwen25 --chat-template chatml": (
+        "--tool-call-parser qwen25 --chat-template chatml", "",
+    ),
     "--schedule-policy lpm --schedule-conservativeness 0.8 --random-seed 4": (
         "--schedule-policy lpm --conservativeness 0.8 --seed 4", "",
     ),

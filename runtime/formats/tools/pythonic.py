@@ -59,7 +59,7 @@ class PythonicCalls(BaseFormatDetector):
             opened = bool((yield from reader.follows(("[",))))
             if self.listed and not opened and self.json is None:
                 raise Malformed("no list of calls")
-        if self.json is not None and (yield from self._json(reader)):
+        if self.json is not None and (yield from reader.starts(("{",), (yield from reader.width_of_blank()))):
             yield from self.json.read(reader, "[" if opened else "", calls)
         else:
             yield from self._calls(reader, opened, calls)
@@ -68,10 +68,6 @@ class PythonicCalls(BaseFormatDetector):
             if any(ends):
                 yield from reader.follows(tuple(filter(None, ends)))
         reader.reset()
-
-    def _json(self, reader: Reader) -> Reading[bool]:
-        blank = yield from reader.width_of_blank()
-        return bool((yield from reader.starts(("{",), blank)))
 
     def _calls(self, reader: Reader, opened: bool, calls: CallSink) -> Reading[None]:
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,3 @@ class Call:
 
     name: str
     arguments: Mapping[str, Any]
-
-
-Calls = Sequence[Call]

@@ -80,6 +80,7 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
             if found is not None:
                 emit(one.sub(written, reader.take(found.end() - found.start())))
                 continue
+        quote = (yield from reader.starts(dialect.quotes)) if character in dialect.quote_firsts else ""
         if character in "{[" or (character == "(" and dialect.python):
             reader.take(1)
             if len(open_brackets) == DEEPEST:
@@ -90,9 +91,7 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
                 if character == "{":
                     yield from _key(reader, dialect, emit)
                 continue
-        elif (
-            character in dialect.quote_firsts and (quote := (yield from reader.starts(dialect.quotes))) != ""
-        ):
+        elif quote:
             yield from _string(reader, dialect, quote, emit)
         else:
             emit(_constant((yield from reader.run(_WORD)), dialect))

@@ -10,22 +10,35 @@ from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.formats.chat.jinja import JinjaChatTemplate
-from runtime.formats.reasoning.marks import KNOWN, SWITCHES, ReasoningMarks, marks_of
+from runtime.formats.reasoning.marks import AUTO, KNOWN, SWITCHES, ReasoningMarks, marks_of
+from runtime.formats.reasoning.types import ReasoningType, reasoning_type
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.templates import choose_template
-from runtime.protocol.errors import TemplateError
+from runtime.protocol.errors import BadRequest, TemplateError
+from runtime.protocol.registry import UnknownName
 
 
 def model_reasoning(config: EngineConfig, model: Model) -> ReasoningMarks | None:
     """The marks of this model's reasoning, as the option `reasoning_end` says; None where it has none. The
     same in every process. Raises BadRequest for a bad option, ModelLoadError for a bad template."""
     tokenizer = model.tokenizer
+    kind = reasoning_kind(config.reasoning_parser)
     return marks_of(
-        config.reasoning_end,
+        kind.marks if kind is not None and config.reasoning_end == AUTO else config.reasoning_end,
         tokenizer.added_id,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
         _templates(config, model),
     )
+
+
+def reasoning_kind(name: str | None) -> ReasoningType | None:
+    """The family that the option reasoning_parser names; None where it names none. Raises BadRequest."""
+    if name is None:
+        return None
+    try:
+        return reasoning_type(name)
+    except UnknownName as error:
+        raise BadRequest(str(error), where="reasoning_parser") from error
 
 
 def _templates(config: EngineConfig, model: Model) -> Iterator[str]:

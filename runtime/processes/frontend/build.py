@@ -83,6 +83,7 @@ def describe(config: EngineConfig, model: Model, limits: Limits, served_name: st
         force_reasoning=choice.force_reasoning,
         tool_parser=tool_parser,
         tool_parser_reason=why,
+        reasoning_parser=config.reasoning_parser,
         default_sampling=default_sampling(model.path),
     )
 

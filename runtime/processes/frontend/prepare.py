@@ -67,12 +67,14 @@ class Option:
 class Job:
     """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
     media: what the messages refer to; nothing, where the model takes text only. deadline: when it must be
-    over, by the clock of the Preparer."""
+    over, by the clock of the Preparer. reasoning_begun: whether a conversation's prompt begins the model's
+    reasoning (True) or ends it (False); None: neither."""
 
     requests: tuple[TokenizedGenerateReqInput, ...]
     options: tuple[Option, ...] = ()
     media: Rendered = Rendered("")  # noqa: RUF009 - frozen
     deadline: float | None = None
+    reasoning_begun: bool | None = None
 
 
 class Preparer:
@@ -130,6 +132,10 @@ class Preparer:
         if request.choices is not None:
             return self._choices(request, request.choices, prompt, deadline)
         reasons = self._reasons(request, ids)
+        begun: bool | None = None
+        if self.marks is not None and request.messages is not None:
+            opened, closed = self._left_open(self.marks, ids)
+            begun = opened if opened or closed else None
         ids, params = self._fitting(ids, params)
         self._check_logprobs(request, len(ids))
         return Job(
@@ -158,6 +164,7 @@ class Preparer:
             ),
             media=prompt.media,
             deadline=deadline,
+            reasoning_begun=begun,
         )
 
     def _heal(
@@ -196,7 +203,7 @@ class Preparer:
         params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
         rid, turn = self.wire_rid(request), self._turn(request)
         made = msgspec.structs.replace(first, rid=rid, sampling_params=params, session_params=turn)
-        return Job((made,), deadline=job.deadline)
+        return Job((made,), deadline=job.deadline, reasoning_begun=job.reasoning_begun)
 
     # -- room ------------------------------------------------------------------------------------------------
 

@@ -156,6 +156,8 @@ class RequestState:
             meta["grammar"] = dict(made.grammar)
         if made.request.require_reasoning:
             meta["answer_start"] = None if made.reasoning is None else made.reasoning.answer_start
+        elif self.job.reasoning_begun is not None:
+            meta["reasoning_begun"] = self.job.reasoning_begun
         if request.return_hidden_states:
             meta["hidden_states"] = made.hidden_states
         if request.return_prompt_token_ids:

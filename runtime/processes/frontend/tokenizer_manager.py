@@ -104,6 +104,15 @@ class TokenizerManager:
         return self._preparer.marks
 
     @property
+    def hides_reasoning(self) -> bool:
+        """Whether a text without control tokens lacks the marks of the reasoning."""
+        marks = self.reasoning
+        if marks is None or not marks.close_ids:
+            return False
+        bytes_of = self.tokenizer.text_table.bytes_of
+        return b"".join(bytes_of(marks.close_ids, False)) != b"".join(bytes_of(marks.close_ids, True))
+
+    @property
     def model(self) -> ModelInfo:
         """Facts about what is served. Raises EngineDead where none were given."""
         if self._model is None:

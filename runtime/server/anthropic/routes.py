@@ -29,7 +29,7 @@ from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model
 from runtime.server.openai.tokenize import beside
-from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
 PREFIXES = ("/v1/messages",)
@@ -284,7 +284,7 @@ class _Job:
                 where="thinking.budget_tokens",
             )
         prompt, self._tools = _prompt(ctx, body, sampling)
-        sampling |= self._tools.sampling
+        sampling |= self._tools.sampling | shown_marks(ctx)
         made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **prompt)
         self._names = (
             _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
@@ -312,7 +312,7 @@ class _Job:
                     head = self._message([], None, None)
                     head.usage.output_tokens = 0
                     yield event({"type": "message_start", "message": head}, "message_start")
-                    if self._thinks or self._tools.key is None:
+                    if self._thinks or (self._tools.key is None and not reply.may_reason):
                         for made in blocks.kind("thinking" if self._thinks else "text"):
                             yield made
                     yield _named("ping")

@@ -36,7 +36,7 @@ from runtime.server.openai.params import (
     says_something,
     usage_of,
 )
-from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
 MAX_TOP_LOGPROBS = 20
@@ -48,6 +48,8 @@ class ChatRequest(Generating):
     max_completion_tokens comes before the older max_tokens; without both a reply may fill the context.
     input_ids: the prompt as ids, made of the messages by the client; the template is not used then.
     reasoning_effort is a variable of the template, as are those of chat_template_kwargs.
+    separate_reasoning: reasoning that a reply shows comes as reasoning_content; left out: as the server's
+    reasoning_parser says. stream_reasoning: false = all of it in one piece.
     require_reasoning: the reply begins with reasoning, which comes as reasoning_content, and a constraint
     holds for what follows it; left out: with a constraint or max_thinking_tokens, where the template leaves
     the model's reasoning on.
@@ -158,7 +160,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
         return ready(ctx, made, names_of(body)), ToolUse()
     history = messages_of(body.messages or [])
     use = _tools(ctx, body, history, fields["sampling_params"])
-    fields["sampling_params"] |= use.sampling
+    fields["sampling_params"] |= use.sampling | shown_marks(ctx, body.separate_reasoning)
     if use.tools:
         fields["tools"] = tools_of(body.tools, body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
@@ -211,12 +213,6 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
             where=name,
             hint="leave it out, or name the mark that ends the reasoning: serve --reasoning-end TEXT",
         )
-    if getattr(body, name) and not body.require_reasoning:
-        raise NotSupported(
-            "this model's reasoning is kept apart where it is asked for",
-            where=name,
-            hint="send require_reasoning: true as well",
-        )
 
 
 class ChatJob:
@@ -226,7 +222,8 @@ class ChatJob:
         self._ctx, self._body = ctx, body
         self._request, self._tools = request_of(ctx, body)
         self._names = self._tools.named(names_of(body))
-        self._replies = parsers(ctx, self._request, self._tools)
+        apart, held = body.separate_reasoning, body.stream_reasoning is False
+        self._replies = parsers(ctx, self._request, self._tools, apart=apart, held=held)
         self._id = f"chatcmpl-{body.rid or new_rid()}"
         self._created = int(ctx.clock())
         self._head: dict[str, Any] = {

@@ -43,7 +43,7 @@ from runtime.server.openai.responses_items import (
     text_part,
 )
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT
-from runtime.server.replies import follow, parsers, ready, run
+from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
 MAX_KEPT = 1024
@@ -321,7 +321,7 @@ class _Job:
             fields["tools"] = tools
         allowed, choice = callable_tools(tools, body.tool_choice)
         self._tools = ToolUse.of(model, allowed, choice, body.parallel_tool_calls, self._messages, sampling)
-        sampling |= self._tools.sampling
+        sampling |= self._tools.sampling | shown_marks(self._ctx)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields |= {"return_logprob": True, "return_text_in_logprobs": True}
             fields["top_logprobs_num"] = body.top_logprobs or 0
@@ -497,8 +497,13 @@ class _Items:
         """What is known to come: a reply that may call need not say anything."""
         job, made = self._job, []
         if job.reply.reasoning is not None:
-            made += self._open("reasoning", {**job.thought("", "in_progress"), "content": []})
-        return made if job.may_call else made + self._message()
+            made += self._thought()
+        return made if job.may_call or job.reply.may_reason else made + self._message()
+
+    def _thought(self) -> list[bytes]:
+        if "reasoning" in self._places:
+            return []
+        return self._open("reasoning", {**self._job.thought("", "in_progress"), "content": []})
 
     def place(self, item: dict[str, Any]) -> int:
         """Where an item of the finished response stands."""
@@ -526,10 +531,12 @@ class _Items:
         job = self._job
         match one:
             case ReasoningDelta(text=text):
-                return [job.event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)]
+                begun = self._thought()
+                delta = job.event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)
+                return [*begun, delta]
             case ContentDelta(text=text):
                 new = job.new_logprobs()
-                if not text and job.may_call:
+                if not text and (job.may_call or job.reply.may_reason):
                     return []
                 begun = self._message()
                 told = {**self._at("message"), "delta": text, "logprobs": new}

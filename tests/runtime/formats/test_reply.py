@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser
+from runtime.formats.reasoning.types import REASONING_TYPES
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser, ToolCalls
+from runtime.formats.tools import FunctionCallParser
 from runtime.protocol.io_struct import OutputDelta
 
 MARKS = ReasoningMarks("<think>", "</think>")
@@ -111,3 +113,55 @@ def test_any_split_gives_the_same_events(words, constrained, data):
     parser.feed(delta("", start, ended=True, constrained=constrained))
     assert joined(events + parser.events) == expected.events
     assert (parser.reasoning, parser.content) == (expected.reasoning, expected.content)
+
+
+KINDS = st.sampled_from([None, *REASONING_TYPES.values()])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    words=WORDS, kind=KINDS, begun=st.sampled_from([True, False, None]), held=st.booleans(), data=st.data()
+)
+def test_reasoning_that_the_text_shows_is_the_same_by_any_split(words, kind, begun, held, data):
+    marks = MARKS if kind is None else kind.marks
+    mine = [marks.open, marks.close, *marks.ends, *marks.dropped]
+    text = "".join(data.draw(st.sampled_from(mine)) if word == "</" else word for word in words)
+
+    def parsed(pieces: list[str]) -> tuple[ReplyParser, list[ReplyEvent]]:
+        parser, events = ReplyParser(marks, apart=True, kind=kind, held=held), []
+        for at, piece in enumerate(pieces):
+            output = delta(piece, UNTOLD, ended=at == len(pieces) - 1)
+            if begun is not None:
+                output.meta["reasoning_begun"] = begun
+            parser.feed(output)
+            events += parser.events
+        return parser, joined(events)
+
+    whole_reply, expected = parsed([text])
+    ends = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[begin:end] for begin, end in pairwise([0, *ends, len(text)])]
+    reply, events = parsed(pieces)
+    assert (reply.reasoning, reply.content) == (whole_reply.reasoning, whole_reply.content)
+    assert events == expected
+    if begun is False:
+        assert (reply.reasoning, reply.content) == (None, text)
+
+
+def test_held_reasoning_comes_in_one_piece_before_what_follows():
+    parser = ReplyParser(MARKS, apart=True, held=True)
+    told = []
+    for piece in ("<think>a", "b", "</think>", "c", "d"):
+        parser.feed(delta(piece, UNTOLD, ended=False))
+        told.append(parser.events)
+    assert told == [[], [], [], [ReasoningDelta("ab"), ContentDelta("c")], [ContentDelta("d")]]
+    assert not parser.may_reason
+
+
+def test_a_call_may_follow_the_reasoning_at_once_or_stand_in_it():
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    for text in (f"<think>so</think>{call}", f"<think>so {call}"):
+        calls = ToolCalls(FunctionCallParser([{"name": "f"}], "qwen25"))
+        parser = ReplyParser(MARKS, calls, apart=True, kind=REASONING_TYPES["qwen3"])
+        for at, piece in enumerate(text):
+            parser.feed(delta(piece, UNTOLD, ended=at == len(text) - 1))
+        assert (parser.reasoning, parser.content, parser.calls) == ("so", "", [["f", "{}"]])

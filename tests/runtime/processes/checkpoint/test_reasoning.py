@@ -11,7 +11,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import conversation
 from runtime.formats.reasoning.marks import marks_of
 from runtime.processes.checkpoint.model import Model
-from runtime.processes.checkpoint.reasoning import left_on
+from runtime.processes.checkpoint.reasoning import left_on, reasoning_kind
 from runtime.processes.checkpoint.templates import TemplateChoice
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.prepare import Limits, Preparer
@@ -138,3 +138,12 @@ def test_a_model_that_does_not_reason_says_so(tokenizer_files: dict[str, Any]) -
     for fields in ({"require_reasoning": True}, {"max_thinking_tokens": 3}):
         with pytest.raises(BadRequest, match="reasoning_end"):
             reasons(made, **fields)
+
+
+def test_a_family_that_nobody_knows_is_named() -> None:
+    assert reasoning_kind(None) is None
+    assert reasoning_kind("auto") is None
+    assert reasoning_kind("step3") is not None
+    with pytest.raises(BadRequest, match="known: auto, deepseek-r1") as caught:
+        reasoning_kind("nobody's")
+    assert caught.value.where == "reasoning_parser"
