@@ -57,6 +57,23 @@ class ServerConfig:
     request_timeout_s: float | None = option(
         None, "seconds a request may take unless it says so itself; None: as long as it needs"
     )
+    tool_server: str | None = option(
+        None,
+        "where calls of tools are run for /v1/responses: demo (Python, and a browser of tool_documents), or "
+        "MCP servers, separated by commas, as host:port (SSE), a URL (streamable HTTP; SSE if it ends in "
+        "/sse) or stdio:COMMAND; None: tools are the clients'",
+        secret=True,  # a URL, or a command, may hold a key
+    )
+    tool_documents: str | None = option(
+        None,
+        "what the browser of --tool-server demo reads: a folder of text, Markdown and HTML files, or a URL "
+        "with {query} of a search engine that answers in JSON, as SearXNG does",
+        secret=True,
+    )
+    tool_timeout_s: float = option(
+        30.0, "seconds that a call of a tool, or connecting to its server, may take"
+    )
+    max_tool_calls: int = option(32, "calls of tools that are run for one response, at most")
     health_timeout_s: float = option(20.0, "seconds /health_generate waits for a sign of life")
     health_generates: bool = option(
         False, "/health asks the model for a token, as /health_generate does; otherwise it only answers"
@@ -101,6 +118,7 @@ class ServerConfig:
             ("max_concurrent_requests", 1),
             ("max_body_depth", 1),
             ("restart_limit", 0),
+            ("max_tool_calls", 1),
         ):
             if getattr(self, name) < least:
                 raise BadRequest(f"must be at least {least}, got {getattr(self, name)}", where=name)
@@ -112,6 +130,7 @@ class ServerConfig:
             "body_timeout_s",
             "stall_timeout_s",
             "control_timeout_s",
+            "tool_timeout_s",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -121,6 +140,10 @@ class ServerConfig:
                 raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)
         if self.api_key is not None and not self.api_key.strip():
             raise BadRequest("is empty", where="api_key", hint="leave it out to serve without a key")
+        if self.tool_server is not None and not self.tool_server.strip(", "):
+            raise BadRequest("is empty", where="tool_server", hint="demo, or addresses of MCP servers")
+        if self.tool_documents is not None and self.tool_server != "demo":
+            raise BadRequest("goes with --tool-server demo only", where="tool_documents")
         if self.api_key is not None and self.api_key_file is not None:
             raise BadRequest("give either this or api_key", where="api_key_file")
         return self

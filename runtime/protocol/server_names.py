@@ -93,7 +93,6 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "modelopt_quant": (None,),
     "preferred_sampling_params": (None, ""),
     "quantization_param_path": (None,),
-    "tool_server": (None,),
     "torchao_config": (None, ""),
 }
 # What says how another engine computes, keeps or logs, and changes no answer.

@@ -22,7 +22,9 @@ from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.native import control, generate, info, parsing
-from runtime.server.openai import chat, completions, embeddings, models, responses, tokenize
+from runtime.server.openai import chat, completions, embeddings, models, tokenize
+from runtime.server.openai.responses import routes as responses
+from runtime.tools import ToolServer
 
 MODULES: tuple[RouteModule, ...] = (
     generate, tokenize, parsing, info, control, models, completions, chat, embeddings, responses, anthropic,
@@ -38,14 +40,15 @@ def build_app(
     worker: str = "0",
     info: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.time,
+    tools: ToolServer | None = None,
 ) -> ASGIApp:
     """The application around `manager`. `worker`: this process among several, for the metrics; `info`: the
-    options the server was started with, for /server_info (no secrets)."""
+    options the server was started with, for /server_info (no secrets); `tools`: those that it runs."""
     config.verify()
     model = manager.model
     metrics = Metrics(config.served_model_name or model.served_name, worker)
     manager.observe(metrics.requests)
-    ctx = ServerContext(manager, model, config, metrics, clock, dict(info or {}))
+    ctx = ServerContext(manager, model, config, metrics, clock, dict(info or {}), tools)
     routes = [route for module in MODULES for route in module.routes(ctx)]
     described = describe(secured=config.api_key is not None)
 

@@ -21,6 +21,7 @@ from runtime.server.http.disconnect import unless_gone
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import EventStream, fault_event
+from runtime.tools import ToolServer
 
 T = TypeVar("T")
 Q = TypeVar("Q", GenerateReqInput, EmbeddingReqInput)
@@ -42,6 +43,7 @@ class ServerContext:
     metrics  counters of this process
     clock    seconds since 1970, for `created` fields
     info     what /server_info shows of the options the server was started with; no secrets
+    tools    where calls are run that are not the client's; None: nowhere
     """
 
     manager: TokenizerManager
@@ -50,6 +52,7 @@ class ServerContext:
     metrics: Metrics
     clock: Callable[[], float] = time.time
     info: Mapping[str, Any] = field(default_factory=dict)
+    tools: ToolServer | None = None
 
     @property
     def served_name(self) -> str:

@@ -21,6 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.config.options import is_secret, options_of
+from runtime.config.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.supervise.channel import ChildSpec, Stop
 from runtime.processes.supervise.engine_client import EngineClient
@@ -29,6 +30,7 @@ from runtime.protocol.errors import EngineDead, InternalFault
 from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.serve import make_server
+from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
 
 try:
     import uvloop as loops
@@ -53,10 +55,11 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
     try:
         web.start(socket.socket(fileno=spec.listener))
         lifecycle.on_stop(lambda order: web.stop(order, orphaned=lifecycle.orphaned))
+        tools = asyncio.run(open_tool_server(spec.server))
         model = load_model(spec.engine)
         facts = lifecycle.facts(spec.engine.load_timeout_s)
         manager = client.open(spec.engine, spec.server, model, facts)
-        entrance.app = build_app(manager, spec.server, worker=spec.name, info=told_options(spec))
+        entrance.app = build_app(manager, spec.server, worker=spec.name, info=told_options(spec), tools=tools)
         lifecycle.ready()
         web.join()
     finally:
@@ -151,6 +154,18 @@ class Web:
         while True:
             self._ticked = time.monotonic()
             await asyncio.sleep(TICK_S)
+
+
+async def open_tool_server(config: ServerConfig) -> ToolServer | None:
+    """The one that the options name. MCP servers are asked for their tools. Raises ToolServerError for one
+    that does not answer, BadRequest, MissingExtra."""
+    if config.tool_server is None:
+        return None
+    if config.tool_server == "demo":
+        return DemoToolServer(config.tool_documents, config.tool_timeout_s)
+    made = MCPToolServer(config.tool_timeout_s, config.tool_timeout_s)
+    await made.add_tool_server(config.tool_server)
+    return made
 
 
 def told_options(spec: ChildSpec) -> Mapping[str, Any]:

@@ -40,6 +40,11 @@ def test_wrong_options_are_refused_by_name() -> None:
         ServerArgs(page_size=1.5)
 
 
+def test_tool_servers_are_named_as_elsewhere() -> None:
+    assert ServerArgs(tool_server="demo").tool_server == "demo"
+    assert ServerArgs(tool_server=None).tool_server is None
+
+
 def test_secrets_are_not_shown() -> None:
     args = ServerArgs(api_key="k3y")
     assert "k3y" not in repr(args)

@@ -12,7 +12,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
 from runtime.server.anthropic import messages as anthropic_messages
 from runtime.server.openai import messages as openai_messages
-from runtime.server.openai import responses_input
+from runtime.server.openai.responses import input as responses_input
 
 CALL = ToolCall("weather", '{"town":"Ostrel"}', "c1")
 
@@ -107,6 +107,23 @@ def test_what_clients_send_back_with_a_reply() -> None:
     ) == [Message("assistant", "", tool_calls=(CALL,), reasoning_content="Hm.")]
     both = {"role": "assistant", "content": "a", "reasoning_content": "Hm.", "reasoning": "Other."}
     assert openai_messages.messages_of([both])[0].reasoning_content == "Hm."
+
+
+def test_calls_that_a_server_ran() -> None:
+    called: dict[str, Any] = {"type": "mcp_call", "id": "m1", "name": "weather", "arguments": "{}"}
+    code: dict[str, Any] = {"type": "code_interpreter_call", "id": "c1", "code": "1"}
+    logs = [{"type": "logs", "logs": "4"}, {"type": "image"}, {"type": "logs", "logs": "2"}]
+    for item, text in (
+        ({**called, "output": "sun"}, "sun"),
+        ({**called, "output": None, "error": "no"}, "no"),
+        ({**code, "outputs": logs}, "42"),
+        ({**code, "outputs": None}, ""),
+        ({**code, "outputs": 5}, ""),
+    ):
+        call, result = responses_input.messages_of([item])
+        assert [one.id for one in call.tool_calls] == [result.tool_call_id] == [item["id"]]
+        assert (call.role, result.role, result.content) == ("assistant", "tool", text)
+    assert responses_input.messages_of([{"type": "web_search_call", "id": "w1"}]) == []
 
 
 def test_a_calls_output_in_parts() -> None:

@@ -30,14 +30,19 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
         match item:
             case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
                 call = ToolCall(name, arguments, item.get("call_id") or item.get("id"))
-                if made and made[-1].role == "assistant":
-                    made[-1] = msgspec.structs.replace(made[-1], tool_calls=(*made[-1].tool_calls, call))
-                else:
-                    made.append(Message("assistant", "", tool_calls=(call,)))
+                _add_call(made, call)
             case {"type": "function_call_output", "call_id": str(identity), "output": output}:
                 made.append(Message("tool", _output(output, f"{where}.output"), tool_call_id=identity))
-            case {"type": "reasoning"}:
-                continue  # what was thought before is not shown to the model again
+            case {"type": "mcp_call", "name": str(name), "arguments": str(arguments), "id": str(identity)}:
+                _add_call(made, ToolCall(name, arguments, identity))
+                text = str(item.get("output") or item.get("error") or "")
+                made.append(Message("tool", text, name=name, tool_call_id=identity))
+            case {"type": "code_interpreter_call", "code": str(code), "id": str(identity)}:
+                arguments = msgspec.json.encode({"code": code}).decode()
+                _add_call(made, ToolCall("python", arguments, identity))
+                made.append(Message("tool", _logs(item), name="python", tool_call_id=identity))
+            case {"type": "reasoning" | "web_search_call"}:
+                continue  # thoughts are not shown to the model again; of a search, what it found is not here
             case {"role": role, "content": content} if item.get("type", "message") == "message":
                 made.append(Message(_role(role, where), _content(content, f"{where}.content")))
             case _:
@@ -48,11 +53,26 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
     return made
 
 
+def _logs(item: Mapping[str, Any]) -> str:
+    """What code that was run printed."""
+    outputs = item.get("outputs")
+    listed = outputs if isinstance(outputs, list) else []
+    return "".join(str(one.get("logs", "")) for one in listed if isinstance(one, Mapping))
+
+
 def _output(output: Any, where: str) -> str | list[dict[str, Any]]:
     """Of a call: a text or parts of a message; anything else is shown as JSON."""
     if isinstance(output, list) and all(isinstance(part, Mapping) and "type" in part for part in output):
         return _content(output, where)
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
+
+
+def _add_call(made: list[Message], call: ToolCall) -> None:
+    """To the reply before, or as a reply of its own."""
+    if made and made[-1].role == "assistant":
+        made[-1] = msgspec.structs.replace(made[-1], tool_calls=(*made[-1].tool_calls, call))
+    else:
+        made.append(Message("assistant", "", tool_calls=(call,)))
 
 
 def _role(role: Any, where: str) -> str:
@@ -81,19 +101,3 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts
-
-
-def tools_for_chat(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Function tools, which stand flat here, in the nested shape of chat completions."""
-    if tools is None:
-        return None
-    made: list[dict[str, Any]] = []
-    for index, tool in enumerate(tools):
-        if tool.get("type") != "function":
-            raise NotSupported(
-                f"the tool {str(tool.get('type'))[:80]!r} is not there; functions are",
-                where=f"tools[{index}]",
-            )
-        names = ("name", "description", "parameters", "strict")
-        made.append({"type": "function", "function": {n: tool[n] for n in names if tool.get(n) is not None}})
-    return made

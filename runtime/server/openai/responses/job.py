@@ -1,0 +1,333 @@
+"""One request of /v1/responses on its way to a response: generations, and the calls between them.
+
+A response without tools that this server runs is one generation. With them, a generation that calls some is
+followed by another, which reads what came of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import msgspec
+
+from runtime.formats.chat.render import conversation
+from runtime.protocol.base_req import new_rid
+from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.messages import Message
+from runtime.protocol.sampling import ROOM
+from runtime.server.context import ServerContext
+from runtime.server.http.errors import NotSupported, error_type
+from runtime.server.http.sse import closing_stream, event
+from runtime.server.openai.messages import callable_tools, tools_of
+from runtime.server.openai.params import check_model, says_something
+from runtime.server.openai.responses.calls import Sessions
+from runtime.server.openai.responses.events import StepEvents
+from runtime.server.openai.responses.input import messages_of
+from runtime.server.openai.responses.offer import afterwards, chosen, offer
+from runtime.server.openai.responses.step import Step
+from runtime.server.openai.responses.types import (
+    MAX_TOP_LOGPROBS,
+    Kept,
+    ResponseObject,
+    ResponsesRequest,
+    Store,
+    TextFormat,
+)
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT
+from runtime.server.replies import follow, ready, run, shown_marks
+from runtime.server.tool_use import ToolUse
+
+_REFUSED = {
+    "conversation": "use previous_response_id, or send the items",
+    "prompt": "stored prompts are not kept here",
+    "moderation": "there is no moderation",
+    "context_management": "nothing is left out of a conversation",
+}
+_INCLUDED = {
+    "message.output_text.logprobs", "code_interpreter_call.outputs", "reasoning.encrypted_content"
+}  # fmt: skip
+"""The second is always there. The third changes nothing: clients that store nothing here ask for it, and
+reasoning comes as text."""
+_NAMES = {
+    "max_new_tokens": "max_output_tokens", "messages": "input", "json_schema": "text.format.schema",
+    "structural_tag": "text.format",
+}  # fmt: skip
+"""What the runtime's fields are called here, where they have another name."""
+
+
+class Job:
+    def __init__(self, ctx: ServerContext, body: ResponsesRequest, store: Store) -> None:
+        self._ctx, self._body, self._store = ctx, body, store
+        check_model(ctx, body.model)
+        self._check()
+        messages: list[Message] = []
+        if body.previous_response_id is not None:
+            earlier = store.get(body.previous_response_id, "previous_response_id")
+            if earlier.response.status not in ("completed", "incomplete"):
+                raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
+            # Instructions are not carried over; the new ones, if any, come first. Nor are thoughts.
+            messages = [
+                msgspec.structs.replace(one, reasoning_content=None)
+                for one in earlier.messages
+                if one.role != "system"
+            ]
+        instructed = [Message("system", body.instructions)] if body.instructions else []
+        self._messages = [*instructed, *messages, *messages_of(body.input)]
+        self._offer = offer(ctx.tools, body.tools)
+        most = 2 * ctx.model.max_prompt_length
+        self._sessions = Sessions(ctx.tools, ctx.config.tool_timeout_s, most)
+        limits = (ctx.config.max_tool_calls, body.max_tool_calls)
+        self._calls_left = min(limit for limit in limits if limit is not None)
+        self._usage = [0, 0, 0, 0]
+        self._sequence = 0
+        self.response = self._blank()
+        self._choice = chosen(body.tool_choice, self._offer.run)
+        self._step: Step | None = self._next(self._choice)
+
+    def _check(self) -> None:
+        body = self._body
+        for name, why in _REFUSED.items():
+            if says_something(getattr(body, name)):
+                raise NotSupported(f"{name} is not supported: {why}", where=name)
+        if body.background and body.stream:
+            raise NotSupported("a response in the background is not streamed", where="background")
+        if body.background and body.store is False:
+            raise BadRequest("a response in the background must be stored", where="store")
+        if body.truncation == "auto":
+            raise NotSupported("nothing is left out of a conversation", where="truncation")
+        if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(
+                f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
+            )
+        unknown = set(body.include or ()) - _INCLUDED
+        if unknown:
+            raise NotSupported(f"{', '.join(sorted(unknown))} cannot be included", where="include")
+        if body.max_tool_calls is not None and body.max_tool_calls < 1:
+            raise BadRequest(f"must be at least 1, got {body.max_tool_calls}", where="max_tool_calls")
+
+    def _next(self, choice: Any) -> Step:
+        """A generation after the messages so far. choice: `tool_choice` as chat completions have it."""
+        body, model = self._body, self._ctx.model
+        sampling: dict[str, Any] = {**model.default_sampling}
+        limit = body.max_output_tokens
+        if limit is not None and limit < 1:
+            raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
+        sampling["max_new_tokens"] = ROOM if limit is None else limit - self._usage[2]
+        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+            if (value := getattr(body, name)) is not None:
+                sampling[name] = value
+        sampling |= _constraint(body.text.format if body.text is not None else None)
+        fields: dict[str, Any] = {}
+        tools = tools_of(self._offer.functions, choice)
+        if tools:
+            fields["tools"] = tools
+        allowed, called = callable_tools(tools, choice)
+        use = ToolUse.of(model, allowed, called, body.parallel_tool_calls, self._messages, sampling)
+        sampling |= use.sampling | shown_marks(self._ctx)
+        if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
+            fields |= {"return_logprob": True, "return_text_in_logprobs": True}
+            fields["top_logprobs_num"] = body.top_logprobs or 0
+        effort = (body.reasoning or {}).get("effort")
+        if effort is not None:
+            fields["template_kwargs"] = {"reasoning_effort": effort}
+        made = GenerateReqInput(
+            require_reasoning=None,
+            messages=conversation(self._messages),
+            stream=bool(body.stream),
+            sampling_params=sampling,
+            **fields,
+        )
+        request = ready(self._ctx, made, _NAMES)
+        return Step(self._ctx, request, use, self._offer.run, f"cntr_{self.response.id[5:]}")
+
+    def _blank(self) -> ResponseObject:
+        body = self._body
+        form = body.text.format if body.text is not None and body.text.format is not None else TextFormat()
+        asked = {name: value for name, value in msgspec.to_builtins(form).items() if value is not None}
+        reasoning = {"effort": None, "summary": None, **(body.reasoning or {})}
+        return ResponseObject(
+            id=f"resp_{new_rid()}",
+            created_at=int(self._ctx.clock()),
+            model=self._ctx.served_name,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            previous_response_id=body.previous_response_id,
+            reasoning=reasoning,
+            background=bool(body.background),
+            store=body.store is not False,
+            temperature=body.temperature,
+            text={"format": asked},
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=body.top_p,
+            truncation=body.truncation or "disabled",
+            user=body.user,
+        )
+
+    # -- whole -----------------------------------------------------------------------------------------------
+
+    async def whole(self) -> ResponseObject:
+        await self._run()
+        self._keep(None)
+        return self.response
+
+    def begin(self) -> ResponseObject:
+        """Go on in the background; what is answered at once."""
+        self.response.status = "queued"
+        self._keep(None)
+        self._store.get(self.response.id).task = asyncio.create_task(self._work(), name="sglang-dsl-response")
+        return msgspec.structs.replace(self.response)
+
+    async def _work(self) -> None:
+        self.response.status = "in_progress"
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            self.response.status = "cancelled"
+            raise
+        except RuntimeFault as fault:
+            self._fail(fault)
+        except Exception as error:  # noqa: BLE001 - sent to whoever reads the response
+            self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
+
+    def _fail(self, fault: RuntimeFault) -> None:
+        self.response.status = "failed"
+        self.response.error = {"code": error_type(fault.status), "message": str(fault)}
+
+    def _keep(self, task: asyncio.Task[None] | None) -> None:
+        if self.response.store:
+            self._store.put(Kept(self.response, self._messages, task))
+
+    async def _run(self) -> None:
+        async with self._sessions:
+            while (step := self._step) is not None:
+                await run(self._ctx, step.request, _NAMES, [step.reply])
+                step.new_logprobs()
+                self._generated(step)
+                self.response.output += step.items()
+                async for _ in self._after(step):
+                    pass
+
+    # -- streamed --------------------------------------------------------------------------------------------
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        begun = False
+        async with self._sessions:
+            while (step := self._step) is not None:
+                told = StepEvents(step, self.event, len(self.response.output))
+                async with closing_stream(follow(self._ctx, step.request, _NAMES, [step.reply])) as changes:
+                    async for _ in changes:
+                        if step.reply.is_first:
+                            if not begun:
+                                yield self.event("response.created", response=self.response)
+                                yield self.event("response.in_progress", response=self.response)
+                            begun = True
+                            for made in told.begin():
+                                yield made
+                        for one in step.reply.events:
+                            for made in told.of(one):
+                                yield made
+                if step.reply.output is None:
+                    return
+                self._generated(step)
+                for made in told.end():
+                    yield made
+                self.response.output += sorted(step.items(), key=told.place)
+                async for made in self._after(step, told):
+                    yield made
+        self._keep(None)
+        yield self.event(f"response.{self.response.status}", response=self.response)
+
+    def failed_event(self, fault: RuntimeFault) -> bytes:
+        """How an error in the middle of the stream is sent."""
+        self._fail(fault)
+        self._keep(None)
+        return self.event("response.failed", response=self.response)
+
+    def event(self, kind: str, **facts: Any) -> bytes:
+        number, self._sequence = self._sequence, self._sequence + 1
+        return event({"type": kind, "sequence_number": number, **facts}, kind)
+
+    # -- between generations ---------------------------------------------------------------------------------
+
+    def _generated(self, step: Step) -> None:
+        """Take note of a generation that has ended."""
+        step.finish()
+        self._messages.append(step.message())
+        meta = step.reply.meta
+        names = ("prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens")
+        self._usage = [
+            earlier + int(meta.get(name) or 0) for earlier, name in zip(self._usage, names, strict=True)
+        ]
+        prompt, cached, made, thought = self._usage
+        self.response.usage = {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": cached if self._ctx.config.enable_cache_report else 0},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": prompt + made,
+        }
+
+    async def _after(self, step: Step, told: StepEvents | None = None) -> AsyncGenerator[bytes, None]:
+        """Run the calls of a generation that are run here, tell of them, and make the next generation, or
+        end the response."""
+        self._step = None
+        if step.was_cut:
+            self._end("max_output_tokens")
+            return
+        for number in step.to_run:
+            if self._calls_left == 0:
+                self._messages.append(step.not_run(number))
+                continue
+            self._calls_left -= 1
+            for made in told.runs(number) if told is not None else ():
+                yield made
+            self._messages.append(await step.run(number, self._sessions))
+            for made in told.ran(number) if told is not None else ():
+                yield made
+        if step.left_out:
+            for made in told.left_out() if told is not None else ():
+                yield made
+            self._end("max_tool_calls")
+            return
+        if not step.to_run or step.has_functions:
+            self._end()  # answered, or it is the client's turn
+            return
+        limit = self._body.max_output_tokens
+        if limit is not None and self._usage[2] >= limit:
+            self._end("max_output_tokens")
+            return
+        self._step = self._next(afterwards(self._choice))
+
+    def _end(self, cut: str | None = None) -> None:
+        self.response.status = "completed" if cut is None else "incomplete"
+        if cut is not None:
+            self.response.incomplete_details = {"reason": cut}
+
+
+def _constraint(form: TextFormat | None) -> dict[str, Any]:
+    """The sampling word of a text format. Raises BadRequest."""
+    if form is None:
+        return {}
+    own = {"json_schema": ("schema",), "structural_tag": ("structures", "triggers", "format")}.get(
+        form.type, ()
+    )
+    for name in ("schema", "structures", "triggers", "format"):
+        if getattr(form, name) is not None and name not in own:
+            raise BadRequest(f"does not go with type {form.type!r}", where=f"text.format.{name}")
+    match form.type:
+        case "text":
+            return {}
+        case "json_object":
+            return {"json_schema": ANY_OBJECT}
+        case "json_schema":
+            return {"json_schema": ANY_JSON if form.schema is None else form.schema}
+        case "structural_tag":
+            facts = {name: value for name in own if (value := getattr(form, name)) is not None}
+            return {"structural_tag": {"type": "structural_tag", **facts}}
