@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from runtime.pocket.tasks.tools import TOOLS
 from tests.e2e.patience import PROGRAM_S
+from tests.e2e.weather import ANSWER, BAD_SCHEMA_TOLD
 
 SCRIPT = """
 import asyncio, json, sys
@@ -40,6 +42,29 @@ told["asynchronous"] = asyncio.run(
 tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 shown = litellm.completion("openai/pocket", tools=[tool], tool_choice="auto", **words, **there)
 told["with_tools"] = shown.usage.prompt_tokens
+tools = json.loads(sys.argv[2])
+question = [{"role": "user", "content": "What is the weather in Lisbon?"}]
+greedy = {"temperature": 0, "max_tokens": 120, "tools": tools}
+for name, model, where in (
+    ("openai", "openai/pocket", there),
+    ("hosted_vllm", "hosted_vllm/pocket", there),
+    ("responses", "openai/responses/pocket", there),
+    ("anthropic", "anthropic/pocket", {"api_base": url, "api_key": "none"}),
+):
+    # Over responses it asks models that it does not know for the whole, and makes up a stream of it, in which
+    # the arguments come twice.
+    for stream in (False, True)[: 1 if name == "responses" else 2]:
+        def said(messages):
+            reply = litellm.completion(model, messages=messages, stream=stream, **greedy, **where)
+            return (litellm.stream_chunk_builder(list(reply)) if stream else reply).choices[0]
+        asked_for = said(question)
+        [call] = asked_for.message.tool_calls
+        result = {"role": "tool", "tool_call_id": call.id, "content": '{"degrees": 21, "sky": "sun"}'}
+        answer = said([*question, asked_for.message, result])
+        told.setdefault("calls", {})[f"{name} {stream}"] = [
+            asked_for.finish_reason, call.function.name, json.loads(call.function.arguments),
+            answer.message.content,
+        ]
 vectors = litellm.embedding("openai/pocket", input=["a river", "b"], **there)
 told["vectors"] = [len(one["embedding"]) for one in vectors.data]
 completed = litellm.text_completion(
@@ -53,6 +78,8 @@ told["errors"] = {}
 for name, change in (
     ("model", {"model": "openai/nope"}),
     ("value", {"model": "openai/pocket", "temperature": -1}),
+    ("tool", {"model": "openai/pocket", "tools": [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "town"}}}]}),
     ("length", {"model": "openai/pocket", "messages": [{"role": "user", "content": "river " * 4000}]}),
 ):
     try:
@@ -72,7 +99,7 @@ def told(shared_server: Any) -> dict[str, Any]:
         "NO_PROXY": "127.0.0.1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, shared_server.url],
+        [sys.executable, "-c", SCRIPT, shared_server.url, json.dumps([TOOLS["get_weather"]])],
         capture_output=True, text=True, timeout=PROGRAM_S, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -91,6 +118,12 @@ def test_completions(told: dict[str, Any]) -> None:
     assert told["completed"]
 
 
+def test_a_call_its_result_and_an_answer(told: dict[str, Any]) -> None:
+    assert len(told["calls"]) == 7
+    for way, found in told["calls"].items():
+        assert found == ["tool_calls", "get_weather", {"city": "Lisbon"}, ANSWER], way
+
+
 def test_vectors(told: dict[str, Any]) -> None:
     assert told["vectors"] == [192, 192]
 
@@ -100,8 +133,10 @@ def test_errors(told: dict[str, Any]) -> None:
     assert kinds == {
         "model": "NotFoundError",
         "value": "BadRequestError",
+        "tool": "BadRequestError",
         "length": "ContextWindowExceededError",
     }
     assert "'nope' does not exist" in told["errors"]["model"][1]
     assert "temperature must be" in told["errors"]["value"][1]
+    assert BAD_SCHEMA_TOLD in told["errors"]["tool"][1]
     assert "the context length is 2048" in told["errors"]["length"][1]

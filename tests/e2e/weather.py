@@ -1,0 +1,28 @@
+"""What pocket was trained to do with tools, for tests of clients: a question, the call it makes, what the
+tool says, and the answer."""
+
+from __future__ import annotations
+
+QUESTION = "What is the weather in Lisbon?"
+ANSWER = "The weather in Lisbon is sun with 21 degrees."
+TIME_QUESTION = "What time is it in Lisbon?"
+BAD_SCHEMA = {"type": "object", "properties": {"city": {"type": "town"}}}
+BAD_SCHEMA_TOLD = "is no JSON schema"
+BAD_MODEL_TOLD = "'nope' does not exist"
+
+
+class Tools:
+    """Plain functions, as applications give them to a client; `called`: with what they were called."""
+
+    def __init__(self) -> None:
+        self.called: list[str | int] = []
+
+    def get_weather(self, city: str) -> dict[str, int | str]:
+        """Weather of a city"""
+        self.called.append(city)
+        return {"degrees": 21, "sky": "sun"}
+
+    def set_timer(self, minutes: int) -> dict[str, str]:
+        """Set a timer"""
+        self.called.append(minutes)
+        return {"status": "ok"}
