@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import Call, StructureInfo, Tool, ToolCallItem
-from runtime.formats.tools.values import text_of
 
 
 class CallSink:
@@ -146,7 +145,3 @@ class BaseFormatDetector(ABC):
 
     def has_tool_call(self, text: str) -> bool:
         return any(trigger in text for trigger in self.triggers)
-
-
-def arguments_text(arguments: Mapping[str, Any]) -> str:
-    return text_of(dict(arguments))

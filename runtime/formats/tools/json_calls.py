@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import Call, StructureInfo, Tool
 from runtime.formats.tools.values import JSON, SIMPLE_STRING, Dialect, Emit, text_of, value
@@ -35,7 +35,8 @@ class JsonCalls(BaseFormatDetector):
 
     separator: between calls. aliases: other texts that begin one. closers: other texts that may end one.
     name, arguments: the keys that are written; all usual ones are read. bare: an object or a list without
-    `begin` is read as well. others: what else an object says is passed over; else it is no call.
+    `begin` is read as well. others: what else an object says is passed over; else it is no call. older: how
+    structural tags of the older form begin an object, the name in braces; "": there is none.
     """
 
     begin: str
@@ -49,6 +50,7 @@ class JsonCalls(BaseFormatDetector):
     bare: str = ""
     dialect: Dialect = JSON
     others: bool = False
+    older: str = '{"name":{}, "arguments":'
 
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -101,7 +103,7 @@ class JsonCalls(BaseFormatDetector):
 
     def render(self, calls: Sequence[Call]) -> str:
         written = [
-            f'{{"{self.name}": {text_of(call.name)}, "{self.arguments}": {arguments_text(call.arguments)}}}'
+            f'{{"{self.name}": {text_of(call.name)}, "{self.arguments}": {text_of(dict(call.arguments))}}}'
             for call in calls
         ]
         if self.listed:
@@ -121,15 +123,17 @@ class JsonCalls(BaseFormatDetector):
         return None if trigger in self.bare else trigger
 
     def structure_info(self, name: str) -> StructureInfo | None:
-        head = f'{{"{self.name}": {text_of(name)}, "{self.arguments}": '
+        if not self.older:
+            return None
+        head = self.older.replace("{}", text_of(name))
         return StructureInfo(self.begin + head, f"}}{self.end}", self.triggers[0])
 
     def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        tag = super().call_tag(tool, schema)
-        if tag is not None and (self.listed or self.bare):  # the marks stand around all calls
-            tag["begin"] = tag["begin"].removeprefix(self.begin)
-            tag["end"] = "}"
-        return tag
+        around = self.listed or self.bare  # the marks stand around all calls
+        head = f'{{"{self.name}": {text_of(tool.name)}, "{self.arguments}": '
+        begin, end = (head, "}") if around else (self.begin + head, f"}}{self.end}")
+        content = {"type": "json_schema", "json_schema": schema}
+        return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def call_object(reader: Reader, dialect: Dialect, calls: CallSink, others: bool = False) -> Reading[None]:
@@ -199,6 +203,3 @@ def _arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
     if found is not None and not isinstance(found, dict):
         raise Malformed("arguments are no object")
     emit(text_of(found or {}))
-
-
-__all__ = ["JsonCalls", "call_object"]

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import Call, StructureInfo, Tool
-from runtime.formats.tools.values import JSON, Dialect, Emit, value
+from runtime.formats.tools.values import JSON, Dialect, Emit, text_of, value
 
 LONGEST_NAME = 256
+_OTHERWISE = {"<|tool_call>call:": "<|tool_call|>call:", "<tool_call|>": "<|tool_call|>"}
+
+
+def spelled(*marks: str) -> tuple[str, ...]:
+    """Marks, and how documents write some of them: with the bars of ASCII."""
+    given = [mark for mark in marks if mark]
+    return tuple(dict.fromkeys(given + [_OTHERWISE.get(mark, mark.replace("｜", "|")) for mark in given]))
 
 
 def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
@@ -26,7 +33,8 @@ def arguments(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 class NamedCalls(BaseFormatDetector):
     """begin, end: around all calls ("": nothing). opener, closer: around one. before: between the opener and
     the name. after: between the name and its arguments. behind: between them and the closer. separator:
-    between calls; prefix, suffix: around the name, "{}" in the suffix: the call's number.
+    between calls; prefix, suffix: around the name, "{}" in the suffix: the call's number. single: a
+    structural tag of the older form has one call, without what stands around all.
     """
 
     opener: str
@@ -40,15 +48,15 @@ class NamedCalls(BaseFormatDetector):
     prefix: str = ""
     suffix: str = ""
     dialect: Dialect = JSON
+    single: bool = False
 
     @property
     def triggers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(filter(None, (self.begin.strip(), self.opener.strip())))
+        return spelled(self.begin.strip(), self.opener.strip())
 
     def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
-        begun = trigger == self.begin.strip()
-        if begun and self.begin != self.opener:
-            yield from reader.expect(self.opener)
+        if trigger in spelled(self.begin.strip()):
+            yield from reader.expect(*spelled(self.opener))
         while True:
             yield from self.one(reader, calls)
             if not (yield from self.next_one(reader)):
@@ -57,21 +65,21 @@ class NamedCalls(BaseFormatDetector):
 
     def next_one(self, reader: Reader) -> Reading[bool]:
         """Whether another call follows, whose opener is consumed; the end of all calls is consumed, too."""
-        found = yield from reader.follows(tuple(filter(None, (self.opener, self.end.strip()))))
-        return found == self.opener
+        found = yield from reader.follows(spelled(self.opener, self.end.strip()))
+        return found in spelled(self.opener)
 
     def one(self, reader: Reader, calls: CallSink) -> Reading[None]:
         """A call, behind its opener."""
         if self.before:
-            yield from reader.expect(self.before)
-        after = self.after.strip()
-        name = (yield from reader.until((after or "{",), LONGEST_NAME)).strip()
+            yield from reader.expect(*spelled(self.before))
+        after = spelled(self.after.strip())
+        name = (yield from reader.until(after or ("{",), LONGEST_NAME)).strip()
         if after:
-            yield from reader.expect(after)
+            yield from reader.expect(*after)
         yield from self.call(reader, name, calls)
         for mark in (self.behind, self.closer):
             if mark.strip():
-                yield from reader.follows((mark.strip(),))
+                yield from reader.follows(spelled(mark.strip()))
 
     def call(self, reader: Reader, name: str, calls: CallSink) -> Reading[None]:
         """The call of what stands in the name's place, behind which its arguments begin."""
@@ -81,7 +89,7 @@ class NamedCalls(BaseFormatDetector):
 
     def written(self, number: int, call: Call) -> str:
         name = f"{self.prefix}{call.name}{self.suffix.format(number)}"
-        arguments = arguments_text(call.arguments)
+        arguments = text_of(dict(call.arguments))
         return f"{self.opener}{self.before}{name}{self.after}{arguments}{self.behind}{self.closer}"
 
     def render(self, calls: Sequence[Call]) -> str:
@@ -96,7 +104,8 @@ class NamedCalls(BaseFormatDetector):
 
     def structure_info(self, name: str) -> StructureInfo | None:
         before, after = self.written(0, Call(name, {})).rsplit("{}", 1)
-        return StructureInfo(self.begin + before, after + self.end, (self.begin or self.opener).strip())
+        begin, end = ("", "") if self.single else (self.begin, self.end)
+        return StructureInfo(begin + before, after + end, (begin or self.opener).strip())
 
     def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
         tag = super().call_tag(tool, schema)

@@ -59,9 +59,7 @@ class FunctionCallParser:
     def _splitter(self) -> Splitter:
         forward = os.environ.get("SGLANG_FORWARD_UNKNOWN_TOOLS", "").lower() in ("1", "true", "yes")
         tools = {tool.name: tool for tool in self.tools}
-        return Splitter(
-            self.detector if tools else NO_CALLS, tools, incremental=self._incremental, forward=forward
-        )
+        return Splitter(self.detector, tools, incremental=self._incremental, forward=forward)
 
 
 def detector_of(key: str) -> BaseFormatDetector:
@@ -74,16 +72,3 @@ def detector_of(key: str) -> BaseFormatDetector:
         raise ValueError(
             f"Unsupported tool_call_parser: {key}; known: {', '.join(FORMATS.names())}"
         ) from error
-
-
-class _NoCalls(BaseFormatDetector):
-    triggers = ()
-
-    def read(self, reader, trigger, calls):  # type: ignore[no-untyped-def]  # never: it has no trigger
-        raise NotImplementedError
-
-    def render(self, calls):  # type: ignore[no-untyped-def]
-        return ""
-
-
-NO_CALLS = _NoCalls()

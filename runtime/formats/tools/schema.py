@@ -162,7 +162,7 @@ def _near(found: Any, kinds: frozenset[str]) -> bool:
 def _read(text: str) -> Any:
     """The value of JSON, or of a Python literal; None where it is neither, or not finite."""
     try:
-        return json.loads(text, parse_constant=_refused, strict=False)
+        return json.loads(text, parse_constant=refused, strict=False)
     except (ValueError, RecursionError):
         pass
     if text[:1] not in "[{(" or len(text) > _LONGEST_LITERAL:
@@ -174,7 +174,7 @@ def _read(text: str) -> Any:
         return None
 
 
-def _refused(name: str) -> Any:
+def refused(name: str) -> Any:
     raise ValueError(name)
 
 

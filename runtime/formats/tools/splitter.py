@@ -22,7 +22,8 @@ class Splitter:
         self, detector: BaseFormatDetector, tools: Mapping[str, Tool], *, incremental: bool, forward: bool
     ) -> None:
         self._format, self._reader = detector, Reader()
-        self._triggers, self._unsure = detector.triggers, detector.unsure
+        self._triggers = detector.triggers if tools else ()
+        self._unsure = detector.unsure if tools else None
         self._pattern = detector.finder(None if forward else tuple(tools))
         self._calls = CallSink(self._reader, tools, incremental, forward)
         self._content: list[str] = []

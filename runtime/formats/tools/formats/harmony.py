@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runtime.formats.tools.base import BaseFormatDetector, CallSink, arguments_text
+from runtime.formats.tools.base import BaseFormatDetector, CallSink
 from runtime.formats.tools.named_calls import LONGEST_NAME, arguments
 from runtime.formats.tools.reader import Malformed, Reader, Reading
 from runtime.formats.tools.types import Call, StructureInfo
-from runtime.formats.tools.values import JSON
+from runtime.formats.tools.values import JSON, text_of
 
 _STARTS = ("<|start|>", "<|channel|>")
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
@@ -56,7 +56,7 @@ class Harmony(BaseFormatDetector):
     def render(self, calls: Sequence[Call]) -> str:
         return "".join(
             f"<|start|>assistant<|channel|>commentary to=functions.{call.name} <|constrain|>json{_MESSAGE}"
-            f"{arguments_text(call.arguments)}<|call|>"
+            f"{text_of(dict(call.arguments))}<|call|>"
             for call in calls
         )
 

@@ -7,9 +7,13 @@ from runtime.formats.tools.values import PYTHON
 
 LLAMA_3 = JsonCalls("<|python_tag|>", separator=";", bare="{", arguments="parameters", dialect=PYTHON)
 INTERN_S1 = JsonCalls(
-    "<|action_start|> <|plugin|>\n", "<|action_end|>", separator="\n", arguments="parameters"
+    "<|action_start|> <|plugin|>\n",
+    "<|action_end|>",
+    separator="\n",
+    arguments="parameters",
+    older='{"name": {}, "parameters": ',
 )
-GIGACHAT_3 = JsonCalls("<|message_sep|>\n\nfunction call<|role_sep|>\n", "</s>")
+GIGACHAT_3 = JsonCalls("<|message_sep|>\n\nfunction call<|role_sep|>\n", "</s>", older="")
 HUNYUAN = JsonCalls("<tool_calls>[", "]</tool_calls>", listed=True)
 COMMAND = JsonCalls(
     "<|START_ACTION|>[", "]<|END_ACTION|>", listed=True, name="tool_name", arguments="parameters"

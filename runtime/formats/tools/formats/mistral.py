@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from runtime.formats.tools.base import CallSink
 from runtime.formats.tools.json_calls import JsonCalls
 from runtime.formats.tools.named_calls import NamedCalls
 from runtime.formats.tools.reader import Reader, Reading
-from runtime.formats.tools.types import Call, StructureInfo, Tool
 
 COMPACT = NamedCalls(opener="[TOOL_CALLS]", after="[ARGS]")
 
@@ -25,20 +21,10 @@ class _Either(JsonCalls):
             yield from COMPACT.read(reader, trigger, calls)
 
 
-class _Compact(_Either):
-    def render(self, calls: Sequence[Call]) -> str:
-        return COMPACT.render(calls)
-
-    @property
-    def around(self) -> tuple[str, str, str]:  # type: ignore[override]
-        return COMPACT.around
-
-    def structure_info(self, name: str) -> StructureInfo | None:
-        return COMPACT.structure_info(name)
-
-    def call_tag(self, tool: Tool, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-        return COMPACT.call_tag(tool, schema)
+class _Compact(NamedCalls):
+    def read(self, reader: Reader, trigger: str, calls: CallSink) -> Reading[None]:
+        yield from MISTRAL.read(reader, trigger, calls)
 
 
 MISTRAL = _Either("[TOOL_CALLS] [", "]", listed=True)
-MISTRAL_COMPACT = _Compact("[TOOL_CALLS] [", "]", listed=True)
+MISTRAL_COMPACT = _Compact(opener="[TOOL_CALLS]", after="[ARGS]")

@@ -241,9 +241,9 @@ def test_the_older_form_of_tags() -> None:
     assert made == {
         "type": "structural_tag",
         "structures": [
-            {"begin": '<tool_call>\n{"name": "f", "arguments": ', "schema": {}, "end": "}\n</tool_call>"},
+            {"begin": '<tool_call>\n{"name":"f", "arguments":', "schema": {}, "end": "}\n</tool_call>"},
             {
-                "begin": '<tool_call>\n{"name": "g", "arguments": ',
+                "begin": '<tool_call>\n{"name":"g", "arguments":',
                 "schema": {"type": "object", "properties": {}},
                 "end": "}\n</tool_call>",
             },
@@ -251,4 +251,42 @@ def test_the_older_form_of_tags() -> None:
         "triggers": ["<tool_call>"],
         "at_least_one": False,
     }
-    assert legacy_tag(detector_of("glm"), [Tool("f")]) is None
+
+
+OLDER = {
+    "deepseekv3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>N\n```json\n",
+        "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+    ),
+    "deepseekv31": (
+        "<｜tool▁call▁begin｜>N<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁call▁begin｜>"
+    ),
+    "deepseekv32": ('<｜DSML｜invoke name="N">', "</｜DSML｜invoke>", "<｜DSML｜invoke"),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.N:0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+        "<|tool_calls_section_begin|>",
+    ),
+    "llama3": ('<|python_tag|>{"name":"N", "arguments":', "}", "<|python_tag|>"),
+    "mistral": ('[TOOL_CALLS] [{"name":"N", "arguments":', "}]", "[TOOL_CALLS]"),
+    "qwen": ('<tool_call>\n{"name":"N", "arguments":', "}\n</tool_call>", "<tool_call>"),
+    "qwen25": ('<tool_call>\n{"name":"N", "arguments":', "}\n</tool_call>", "<tool_call>"),
+    "trinity": ('<tool_call>\n{"name":"N", "arguments":', "}\n</tool_call>", "<tool_call>"),
+    "interns1": (
+        '<|action_start|> <|plugin|>\n{"name": "N", "parameters": ', "}<|action_end|>",
+        "<|action_start|> <|plugin|>",
+    ),
+    "hermes": ('<tool_call>{"name":"N", "arguments":', "}</tool_call>", "<tool_call>"),
+}  # fmt: skip
+NONE = ["glm", "glm45", "glm47", "lfm2", "mimo", "pythonic", "qwen3_coder", "step3", "step3p5", "minimax-m2",
+        "gigachat3", "gemma4"]  # fmt: skip
+
+
+def test_the_older_form_of_each_format() -> None:
+    for key, wanted in OLDER.items():
+        info = detector_of(key).structure_info("N")
+        assert info is not None
+        assert (info.begin, info.end, info.trigger) == wanted, key
+    for key in NONE:
+        assert legacy_tag(detector_of(key), [Tool("N")]) is None, key

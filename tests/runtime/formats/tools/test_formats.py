@@ -182,6 +182,22 @@ def test_two_calls(key: str, text: str) -> None:
     assert [index for index, _, _ in found[1]] == [0, 1]
 
 
+ALIASES = [
+    *((key, text.replace("｜", "|")) for key in ("deepseekv3", "deepseekv31") for text in WRITTEN[key]),
+    *(("deepseekv32", text) for text in WRITTEN["deepseekv31"]),
+    *(
+        ("gemma4", text.replace("<|tool_call>", "<|tool_call|>").replace("<tool_call|>", "<|tool_call|>"))
+        for text in WRITTEN["gemma4"]
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "text"), ALIASES)
+def test_how_documents_write_the_marks(key: str, text: str) -> None:
+    found = same_by_any_split(FunctionCallParser(TOOLS, key), text)
+    assert (found[0], calls_of(found)) == ("Hi.", WANTED)
+
+
 def test_one_call_of_gigachat() -> None:
     text = f"Hi.<|message_sep|>\n\nfunction call<|role_sep|>\n{A}</s>"
     found = same_by_any_split(FunctionCallParser(TOOLS, "gigachat3"), text)
