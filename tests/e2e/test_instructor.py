@@ -1,0 +1,80 @@
+"""instructor in tools mode against the real processes: values of models, whole, in pieces and several, and a
+value that is asked for again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any
+
+import openai
+import pytest
+from pydantic import AfterValidator, BaseModel
+
+from tests.e2e.patience import PATIENCE_S
+from tests.e2e.weather import BAD_MODEL_TOLD, QUESTION
+
+pytest.importorskip("instructor", reason="instructor is not installed (the extra `clients`)")
+import instructor
+from instructor.core.exceptions import InstructorRetryException
+
+ASKED: Any = {
+    "model": "pocket", "temperature": 0, "max_tokens": 100,
+    "messages": [{"role": "user", "content": QUESTION}],
+}  # fmt: skip
+
+
+class get_weather(BaseModel):
+    """Weather of a city"""
+
+    city: str
+
+
+@pytest.fixture(scope="module")
+def client(shared_server: Any) -> Iterator[Any]:
+    url = f"{shared_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield instructor.from_openai(made, mode=instructor.Mode.TOOLS)
+
+
+def test_a_value(client: Any) -> None:
+    value, reply = client.chat.completions.create_with_completion(**ASKED, response_model=get_weather)
+    assert value.city == "Lisbon"
+    assert reply.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_value_in_pieces(client: Any) -> None:
+    pieces = [one.city for one in client.chat.completions.create_partial(**ASKED, response_model=get_weather)]
+    assert pieces[-1] == "Lisbon"
+    assert all("Lisbon".startswith(piece or "") for piece in pieces)
+
+
+def test_several(client: Any) -> None:
+    made = client.chat.completions.create(**ASKED, response_model=Iterable[get_weather], stream=True)
+    assert [one.city for one in made] == ["Lisbon"]
+
+
+def test_it_asks_again(client: Any) -> None:
+    """A value that the model's class refuses goes back as the tool's result."""
+    refused: list[str] = []
+
+    def first_not(city: str) -> str:
+        if not refused:
+            refused.append(city)
+            raise ValueError("say it again")
+        return city
+
+    class get_time(BaseModel):
+        """Local time of a city"""
+
+        city: Annotated[str, AfterValidator(first_not)]
+
+    made = client.chat.completions.create(**ASKED, response_model=get_time, max_retries=2)
+    assert refused == ["Lisbon"]
+    assert isinstance(made.city, str)
+
+
+def test_an_unknown_model(client: Any) -> None:
+    with pytest.raises(InstructorRetryException, match=BAD_MODEL_TOLD):
+        client.chat.completions.create(
+            **{**ASKED, "model": "nope"}, response_model=get_weather, max_retries=0
+        )
