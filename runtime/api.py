@@ -22,7 +22,6 @@ from runtime.processes.checkpoint.templates import TemplateChoice
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, RuntimeFault, from_dict
-from runtime.protocol.generate_req import copy_request
 from runtime.protocol.io_struct import (
     ContinueReq,
     ControlOutput,
@@ -39,6 +38,7 @@ from runtime.protocol.io_struct import (
     PrecompileReq,
     SingleReq,
 )
+from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.server_names import own_options
 from runtime.protocol.vocabulary import Vocabulary

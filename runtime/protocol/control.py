@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.protocol.base_req import SingleReq
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.requests.base import SingleReq
 
 PauseMode = Literal["abort", "in_place", "retract"]
 

@@ -9,13 +9,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.protocol.base_req import (
-    BaseBatchReq,
-    BaseReq,
-    SingleReq,
-    SpeculativeDecodingMetricsMixin,
-    new_rid,
-)
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
     AbortReq,
@@ -33,8 +26,15 @@ from runtime.protocol.control import (
     ProfileReq,
     SetStateReq,
 )
-from runtime.protocol.embedding_req import EmbeddingReqInput
-from runtime.protocol.generate_req import GenerateReqInput
+from runtime.protocol.requests.base import (
+    BaseBatchReq,
+    BaseReq,
+    SingleReq,
+    SpeculativeDecodingMetricsMixin,
+    new_rid,
+)
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import SamplingParams
 
 __all__ = [

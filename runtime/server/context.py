@@ -13,10 +13,10 @@ from starlette.routing import Route
 
 from runtime.config.server import ServerConfig
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
-from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import RuntimeFault
-from runtime.protocol.generate_req import GenerateReqInput
 from runtime.protocol.model_info import ModelInfo
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.http.disconnect import unless_gone
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation

@@ -16,12 +16,12 @@ import msgspec
 
 from runtime.processes.frontend.prepare import Job
 from runtime.processes.frontend.request_state import RequestState
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import Aborted, RuntimeFault
-from runtime.protocol.generate_req import GenerateReqInput
 from runtime.protocol.io_struct import OutputDelta
+from runtime.protocol.requests.base import new_rid
+from runtime.protocol.requests.generate import GenerateReqInput
+from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.single_req import SingleGenerateReq, resolve
 
 Outcome: TypeAlias = OutputDelta | RuntimeFault
 """What is new of an item, the whole of it where the request does not stream; or why it failed."""

@@ -21,8 +21,8 @@ from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.prompt import Prompt, PromptReader
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.io_struct import GenerateReqInput, TokenizedGenerateReqInput
+from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
-from runtime.protocol.single_req import SingleGenerateReq, resolve
 
 SCORING = SamplingParams(max_new_tokens=0)
 COUNTED = 1 << 20

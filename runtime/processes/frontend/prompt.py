@@ -26,7 +26,7 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.messages import RAW_ROLE, Message
-from runtime.protocol.single_req import SingleGenerateReq
+from runtime.protocol.requests.single import SingleGenerateReq
 
 _USUAL = 16
 """Characters that one token of a real text stands for, at most."""

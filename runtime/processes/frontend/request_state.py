@@ -16,7 +16,7 @@ from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulat
 from runtime.processes.frontend.prepare import Job
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault, from_dict
 from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput
-from runtime.protocol.single_req import SingleGenerateReq
+from runtime.protocol.requests.single import SingleGenerateReq
 
 GRACE_S = 10.0
 """How much later than the request's own deadline the frontend gives up on the scheduler's answer."""

@@ -42,7 +42,7 @@ from runtime.protocol.io_struct import (
     SingleReq,
 )
 from runtime.protocol.model_info import ModelInfo
-from runtime.protocol.single_req import SingleGenerateReq
+from runtime.protocol.requests.single import SingleGenerateReq
 
 Requests: TypeAlias = GenerateReqInput | Sequence[GenerateReqInput]
 """A request for one or several, or single ones."""

@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.requests.base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct

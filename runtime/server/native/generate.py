@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
-from runtime.protocol.generate_req import GenerateReqInput
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields, read_object, to_struct
 from runtime.server.http.errors import error_body, json_response

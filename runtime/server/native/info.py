@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from runtime.protocol.console import version
 from runtime.protocol.control import GetStateReq
-from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
-from runtime.protocol.generate_req import GenerateReqInput
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, json_response
 from runtime.server.http.openapi import Operation

@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser, ToolCallDelta
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
+from runtime.protocol.requests.base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct

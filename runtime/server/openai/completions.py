@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.reply import ReplyParser
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
+from runtime.protocol.requests.base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput
+from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import mapped_errors

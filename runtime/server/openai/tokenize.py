@@ -16,7 +16,7 @@ from starlette.routing import Route
 from runtime.formats.chat.render import conversation
 from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.generate_req import GenerateReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, read_struct
 from runtime.server.http.errors import json_response

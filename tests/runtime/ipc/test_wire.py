@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.ipc import wire
 from runtime.ipc.wire import PIPELINE, WIRE_TYPES, WIRE_VERSION, Wire
-from runtime.protocol import base_req, io_struct
+from runtime.protocol import io_struct
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
     BaseBatchReq,
@@ -28,6 +28,7 @@ from runtime.protocol.io_struct import (
     StrOutput,
     TokenOutput,
 )
+from runtime.protocol.requests import base as base_req
 from runtime.protocol.sampling import SamplingParams
 
 encode, decode = PIPELINE.encode, PIPELINE.decode

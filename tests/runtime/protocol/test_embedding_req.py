@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.protocol.embedding_req import EmbeddingReqInput
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.sampling import SamplingParams
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
-from runtime.protocol.generate_req import copy_request
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
+from runtime.protocol.requests.generate import copy_request
+from runtime.protocol.requests.single import SALT, resolve
 from runtime.protocol.sampling import SamplingParams
-from runtime.protocol.single_req import SALT, resolve
 
 UUID = re.compile(r"[0-9a-f]{32}")
 

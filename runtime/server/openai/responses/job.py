@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from runtime.formats.chat.render import conversation
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
+from runtime.protocol.requests.base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import NotSupported, error_type

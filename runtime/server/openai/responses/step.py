@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.requests.base import new_rid
 from runtime.server.context import ServerContext
 from runtime.server.openai.logprobs import token_entries
 from runtime.server.openai.responses.calls import Sessions, parsed

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from runtime.protocol.base_req import new_rid
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.requests.base import new_rid
 
 NO_PROMPT = "Either text, input_ids or input_embeds should be provided."
 UNEQUAL_N = "The parallel_sample_num should be the same for all samples in sample params."

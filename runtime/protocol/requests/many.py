@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Self
 
-from runtime.protocol.base_req import BaseReq
-from runtime.protocol.batching import Spread
+from runtime.protocol.requests.base import BaseReq
+from runtime.protocol.requests.batching import Spread
 
 
 class ManyReq(BaseReq, dict=True):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from runtime.protocol import batching
-from runtime.protocol.batching import Spread
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.many_req import ManyReq
+from runtime.protocol.requests import batching
+from runtime.protocol.requests.batching import Spread
+from runtime.protocol.requests.many import ManyReq
 from runtime.protocol.sampling import SamplingParams
 
 _ITEM_LISTS = frozenset(

@@ -10,12 +10,12 @@ from typing import Any, Self
 
 import msgspec
 
-from runtime.protocol import batching
-from runtime.protocol.batching import Spread
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.many_req import ManyReq
 from runtime.protocol.messages import Message
+from runtime.protocol.requests import batching
+from runtime.protocol.requests.batching import Spread
+from runtime.protocol.requests.many import ManyReq
 
 
 class GenerateReqInput(ManyReq, forbid_unknown_fields=True):

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.protocol.base_req import SingleReq, new_rid
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
-from runtime.protocol.generate_req import GenerateReqInput, copy_request
 from runtime.protocol.messages import Message
+from runtime.protocol.requests.base import SingleReq, new_rid
+from runtime.protocol.requests.generate import GenerateReqInput, copy_request
 from runtime.protocol.sampling import SamplingParams
 
 SALT = "\0salt:"
