@@ -73,7 +73,7 @@ class MCPToolServer(ToolServer):
     connect_timeout_s: to connect and to list the tools; call_timeout_s: for each call.
     """
 
-    def __init__(self, connect_timeout_s: float = 10.0, call_timeout_s: float = 60.0) -> None:
+    def __init__(self, connect_timeout_s: float = 30.0, call_timeout_s: float = 60.0) -> None:
         self._connect_s, self._call_s = connect_timeout_s, call_timeout_s
         self._namespaces: dict[str, tuple[ToolNamespace, McpAddress]] = {}
 

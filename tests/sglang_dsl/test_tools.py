@@ -166,7 +166,19 @@ def odd(callback: threading.Lock) -> None:  # type: ignore[valid-type]
         (int, "arguments by name|no JSON schema"),
         (sgl.Tool("has a blank"), "letters, digits"),
     ],
-    ids=repr,
+    ids=[
+        "untyped",
+        "starred",
+        "odd",
+        "lambda",
+        "twice",
+        "no name",
+        "no schema",
+        "number",
+        "none",
+        "int",
+        "blank",
+    ],
 )
 def test_what_is_no_tool_is_refused_at_once(wrong: Any, message: str) -> None:
     with pytest.raises(BadProgram, match=message):
