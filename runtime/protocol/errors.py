@@ -19,6 +19,7 @@
     +-- ModelLoadError                500  a checkpoint cannot be loaded (path, config, weights, tokenizer)
     |   +-- NoSuchModel               500  there is no checkpoint of this name
     +-- NoSuchService                 501  a path that others answer, and this server does not
+    +-- ToolServerError               502  a tool server cannot be reached
     +-- QueueFull                     503
     |   +-- Overloaded                503  too many HTTP requests at once
     +-- DeadlineExceeded              504
@@ -175,6 +176,13 @@ class NoSuchService(RuntimeFault):
     status, code = 501, "no_such_service"
 
 
+class ToolServerError(RuntimeFault):
+    """A tool server cannot be reached, or does not answer as it should. A tool that fails is no error: the
+    model is told."""
+
+    status, code = 502, "tool_server_error"
+
+
 class Overloaded(QueueFull):
     code = "overloaded"
 
@@ -186,6 +194,7 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
         TemplateError, ModelLoadError, NoSuchModel, QueueFull, DeadlineExceeded, Aborted, EngineDead,
         InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
         ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
+        ToolServerError,
     )
 }  # fmt: skip
 

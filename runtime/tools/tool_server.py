@@ -9,14 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runtime.formats.tools.types import Tool
-from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.errors import ToolServerError
 
-
-class ToolServerError(RuntimeFault):
-    """A tool server cannot be reached, or does not answer as it should. A tool that fails is a ToolResult."""
-
-    status = 502
-    code = "tool_server_error"
+__all__ = ["ToolNamespace", "ToolResult", "ToolServer", "ToolServerError", "ToolSession"]
 
 
 @dataclass(frozen=True)
