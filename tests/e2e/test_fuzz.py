@@ -94,7 +94,11 @@ class Fuzz:
         self.by_path[path][answer.status_code] += 1
         if path in UNDO:
             httpx.post(f"{self._url}{UNDO[path]}", timeout=PATIENCE_S)
-        case.validate_response(answer, checks=CHECKS)
+        # The time that a request gives itself may be over: no fault of the server's.
+        late = answer.status_code == 504 and isinstance(case.body, dict) and bool(case.body.get("timeout_s"))
+        case.validate_response(
+            answer, checks=[one for one in CHECKS if not late or one != not_a_server_error]
+        )
 
     def run(self, seconds: float, examples: int) -> None:
         """Round after round over all operations, until the time is up."""

@@ -72,7 +72,7 @@ def test_the_command_lines_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyP
         if "serve" in words:
             given = dict(word.split("=", 1) for word in words if word.startswith("SGLANG_DSL_"))
             made[block.strip()] = read_options(words[words.index("serve") + 1 :], given)
-    assert len(made) == 4
+    assert len(made) == 6
     mixed = next(options for line, options in made.items() if "server.yaml" in line)
     assert (mixed.server.port, mixed.server.http_workers) == (30002, 1)
     assert mixed.engine.max_running_requests == 64
