@@ -225,6 +225,7 @@ def in_thread(work: Callable[[], object]) -> None:
     depth = _DEPTH.get()
     context = contextvars.copy_context()
     context.run(_DEPTH.set, depth + 1)
+    background()  # a pool asks for it; where it is not started, that takes the lock
     with _START:
         pool = _make_pool(depth)
     pool.submit(functools.partial(context.run, work))

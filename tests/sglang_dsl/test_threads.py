@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 from sglang_dsl.concurrency.threads import Threads
@@ -87,3 +89,15 @@ def test_what_was_not_begun_is_dropped() -> None:
     go.set()
     pool.close(wait=True)
     assert done == []
+
+
+def test_a_thread_may_be_the_first_thing_that_is_asked_for() -> None:
+    """In a process whose loop was not started yet."""
+    program = (
+        "import threading\n"
+        "from sglang_dsl.concurrency.loop import in_thread\n"
+        "done = threading.Event()\n"
+        "in_thread(done.set)\n"
+        "assert done.wait(60)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
