@@ -174,13 +174,13 @@ class Job:
 
     async def whole(self) -> ResponseObject:
         await self._run()
-        self._keep(None)
+        self._keep()
         return self.response
 
     def begin(self) -> ResponseObject:
         """Go on in the background; what is answered at once."""
         self.response.status = "queued"
-        self._keep(None)
+        self._keep()
         self._store.get(self.response.id).task = asyncio.create_task(self._work(), name="sglang-dsl-response")
         return msgspec.structs.replace(self.response)
 
@@ -200,9 +200,9 @@ class Job:
         self.response.status = "failed"
         self.response.error = {"code": error_type(fault.status), "message": str(fault)}
 
-    def _keep(self, task: asyncio.Task[None] | None) -> None:
+    def _keep(self) -> None:
         if self.response.store:
-            self._store.put(Kept(self.response, self._messages, task))
+            self._store.put(Kept(self.response, self._messages))
 
     async def _run(self) -> None:
         async with self._sessions:
@@ -241,13 +241,13 @@ class Job:
                 self.response.output += sorted(step.items(), key=told.place)
                 async for made in self._after(step, told):
                     yield made
-        self._keep(None)
+        self._keep()
         yield self.event(f"response.{self.response.status}", response=self.response)
 
     def failed_event(self, fault: RuntimeFault) -> bytes:
         """How an error in the middle of the stream is sent."""
         self._fail(fault)
-        self._keep(None)
+        self._keep()
         return self.event("response.failed", response=self.response)
 
     def event(self, kind: str, **facts: Any) -> bytes:
