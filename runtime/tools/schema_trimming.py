@@ -4,30 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-_DEEPEST = 64
+from runtime.formats.schema_walk import rewritten
 
 
-def trimmed(schema: Any, depth: int = 0) -> Any:
+def trimmed(schema: Any) -> Any:
     """Without titles and defaults of null; `anyOf` of one type and null is that type."""
-    if depth > _DEEPEST or not isinstance(schema, dict | list):
-        return schema
-    if isinstance(schema, list):
-        return [trimmed(one, depth + 1) for one in schema]
-    made: dict[str, Any] = {}
-    for word, value in schema.items():
-        if (word == "title" and isinstance(value, str)) or (word == "default" and value is None):
-            continue
-        if word in ("properties", "$defs", "definitions") and isinstance(value, dict):
-            # Here keys are names, also one that is called "title".
-            made[word] = {name: trimmed(inner, depth + 1) for name, inner in value.items()}
-        elif word in ("enum", "const", "default", "examples"):
-            made[word] = value
-        else:
-            made[word] = trimmed(value, depth + 1)
-    match made.get("anyOf"):
+    return rewritten(schema, _shorter)
+
+
+def _shorter(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    if "default" in schema and schema["default"] is None:
+        del schema["default"]
+    match schema.get("anyOf"):
         case [*options] if len(options) > 1 and {"type": "null"} in options:
             left = [one for one in options if one != {"type": "null"}]
             if len(left) == 1 and isinstance(left[0], dict):
-                del made["anyOf"]
-                made = {**left[0], **made}
-    return made
+                del schema["anyOf"]
+                return {**left[0], **schema}
+    return schema

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args, get_origin
 
+from runtime.formats.schema_walk import rewritten
 from runtime.formats.tools.types import Tool as Described
 from runtime.protocol.registry import MissingExtra, Registry
 from sglang_dsl.concurrency.loop import background
@@ -215,22 +216,12 @@ def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
 
 def _plain(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema as tools are usually described: without titles, what it is first."""
-    made: dict[str, Any] = _untitled(schema)
+    made: dict[str, Any] = rewritten(schema, _untitled)
     first: dict[str, Any] = {word: made[word] for word in ("type", "properties", "required") if word in made}
     return {**first, **made}
 
 
-def _untitled(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_untitled(one) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
-    for word, value in schema.items():
-        if word == "title" and isinstance(value, str):
-            continue
-        if word in ("properties", "$defs") and isinstance(value, dict):
-            made[word] = {name: _untitled(one) for name, one in value.items()}  # keys are names here
-        else:
-            made[word] = value if word in ("enum", "const", "default", "examples") else _untitled(value)
-    return made
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(schema.get("title"), str):
+        del schema["title"]
+    return schema

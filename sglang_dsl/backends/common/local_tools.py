@@ -5,11 +5,12 @@ the tools that are offered, in the model's own format, and read by that format's
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from runtime.formats.schema_walk import rewritten
 from runtime.formats.tools.constraints import structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool
@@ -65,20 +66,10 @@ def _strict(said: Mapping[str, Any]) -> Tool:
     """A tool whose calls the grammar keeps to its schema; objects in it take the members that they name, and
     others where the schema says so."""
     tool = Tool.of(said)
-    return Tool(tool.name, _closed(dict(tool.parameters)), tool.description, strict=True)
+    return Tool(tool.name, rewritten(tool.parameters, _closed), tool.description, strict=True)
 
 
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [_closed(one) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    made: dict[str, Any] = {}
-    for word, value in schema.items():
-        if word in ("properties", "$defs", "definitions") and isinstance(value, Mapping):
-            made[word] = {name: _closed(one) for name, one in value.items()}
-        else:
-            made[word] = value if word in ("enum", "const", "default", "examples") else _closed(value)
-    if "properties" in made and not made.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
-        made.setdefault("additionalProperties", False)
-    return made
+def _closed(schema: dict[str, Any]) -> dict[str, Any]:
+    if "properties" in schema and not schema.keys() & {"allOf", "patternProperties", "unevaluatedProperties"}:
+        schema.setdefault("additionalProperties", False)
+    return schema
