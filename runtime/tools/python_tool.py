@@ -135,8 +135,9 @@ class PythonSession:
                         if count > self._limits.files or size > self._limits.folder_bytes:
                             return False
             except OSError as error:
-                if error.errno == errno.ENAMETOOLONG:
-                    return False  # folders in folders, deeper than can be counted
+                # Folders in folders, deeper than can be counted, or one whose files are hidden.
+                if error.errno in (errno.ENAMETOOLONG, errno.EACCES):
+                    return False
         return True
 
     async def _read(self, process: asyncio.subprocess.Process, code: str) -> tuple[str, bool]:
@@ -169,6 +170,7 @@ def _remove(folder: str) -> None:
     Python's stack, and paths no further than the system's limit."""
     left = [folder]
     try:
+        os.chmod(folder, 0o700)
         while left:
             path = left[-1]
             inner = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import subprocess
 import sys
 import tempfile
 from dataclasses import replace
@@ -130,6 +131,29 @@ def test_sockets_in_files_are_not_reached() -> None:
             other.connect(path)
         [found] = ran(f"import socket; socket.socket(socket.AF_UNIX).connect({path!r})")
     assert "PermissionError" in found.text
+
+
+def test_a_folder_that_hides_its_files_is_full() -> None:
+    """Where the server is not root, the code's user is its own, and the code may close a folder to it."""
+    program = """
+import os, sys, tempfile
+from runtime.tools.python_tool import PythonLimits, PythonSession, _remove
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+folder = tempfile.mkdtemp(prefix="closed-")
+session = PythonSession(folder, PythonLimits())
+for closed in (f"{folder}/inner", folder):
+    os.makedirs(closed, exist_ok=True)
+    assert session._has_room()
+    open(f"{closed}/file", "w").close()
+    os.chmod(closed, 0o300)
+    assert not session._has_room(), closed
+    os.chmod(closed, 0o700 if closed != folder else 0o300)
+_remove(folder)
+assert not os.path.exists(folder)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_session_goes_on_after_too_much() -> None:
