@@ -20,6 +20,7 @@ LIGHT_PACKAGES = [
     "runtime.ipc",
     "runtime.grammar",
     "runtime.scheduler",
+    "runtime.tools",
 ]
 LIGHT_MODULES = ["runtime", "runtime.plan", "runtime.pocket"]
 
