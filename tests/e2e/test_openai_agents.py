@@ -3,16 +3,14 @@ tools are called and their results answered with; typed outputs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.patience import PATIENCE_S
-from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools
+from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools, Use, with_models
 
 pytest.importorskip("agents", reason="openai-agents is not installed (the extra `clients`)")
 from agents import (
@@ -28,7 +26,6 @@ from agents import (
 
 MODELS = (OpenAIResponsesModel, OpenAIChatCompletionsModel)
 QUIET = RunConfig(tracing_disabled=True)
-Use = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
 class get_time(BaseModel):
@@ -45,17 +42,10 @@ def greedy(**more: Any) -> ModelSettings:
 def use(shared_server: Any, request: pytest.FixtureRequest) -> Use:
     """Runs it with what makes models of a name."""
 
-    def run(program: Callable[[Any], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            url = f"{shared_server.url}/v1"
-            async with openai.AsyncOpenAI(
-                base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S
-            ) as client:
-                await program(lambda name="pocket": request.param(name, openai_client=client))
+    def model_of(client: openai.AsyncOpenAI) -> Any:
+        return lambda name="pocket": request.param(name, openai_client=client)
 
-        asyncio.run(whole())
-
-    return run
+    return partial(with_models, shared_server.url, model_of)
 
 
 def agent(model: Any, given: Tools, settings: ModelSettings, **more: Any) -> Agent[Any]:

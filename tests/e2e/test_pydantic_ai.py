@@ -3,16 +3,14 @@ their results answered with; typed outputs."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.patience import PATIENCE_S
-from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools
+from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools, Use, with_models
 
 pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed (the extra `clients`)")
 from pydantic_ai import Agent, NativeOutput
@@ -22,7 +20,6 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 GREEDY: Any = {"temperature": 0, "max_tokens": 120}
 MODELS = (OpenAIChatModel, OpenAIResponsesModel)
-Use = Callable[[Callable[[Any], Awaitable[None]]], None]
 
 
 class get_time(BaseModel):
@@ -35,18 +32,10 @@ class get_time(BaseModel):
 def use(shared_server: Any, request: pytest.FixtureRequest) -> Use:
     """Runs it with what makes models of a name."""
 
-    def run(program: Callable[[Any], Awaitable[None]]) -> None:
-        async def whole() -> None:
-            url = f"{shared_server.url}/v1"
-            async with openai.AsyncOpenAI(
-                base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S
-            ) as client:
-                provider = OpenAIProvider(openai_client=client)
-                await program(lambda name="pocket": request.param(name, provider=provider))
+    def model_of(client: openai.AsyncOpenAI) -> Any:
+        return lambda name="pocket": request.param(name, provider=OpenAIProvider(openai_client=client))
 
-        asyncio.run(whole())
-
-    return run
+    return partial(with_models, shared_server.url, model_of)
 
 
 def test_a_call_its_result_and_an_answer(use: Use) -> None:

@@ -3,6 +3,15 @@ tool says, and the answer."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+
+from tests.e2e.patience import PATIENCE_S
+
+Use = Callable[[Callable[[Any], Awaitable[None]]], None]
 QUESTION = "What is the weather in Lisbon?"
 ANSWER = "The weather in Lisbon is sun with 21 degrees."
 TIME_QUESTION = "What time is it in Lisbon?"
@@ -26,3 +35,17 @@ class Tools:
         """Set a timer"""
         self.called.append(minutes)
         return {"status": "ok"}
+
+
+def with_models(
+    url: str, model_of: Callable[[openai.AsyncOpenAI], Any], program: Callable[[Any], Awaitable[None]]
+) -> None:
+    """Runs the program with what `model_of` makes of a client of the server at `url`."""
+
+    async def whole() -> None:
+        async with openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S
+        ) as client:
+            await program(model_of(client))
+
+    asyncio.run(whole())
