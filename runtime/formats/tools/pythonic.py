@@ -9,12 +9,11 @@ from functools import cached_property
 from typing import Any
 
 from runtime.formats.tools.base import BaseFormatDetector, CallSink
-from runtime.formats.tools.reader import Malformed, Reader, Reading
+from runtime.formats.tools.reader import NAME, Malformed, Reader, Reading
 from runtime.formats.tools.schema import is_plain, with_definitions
 from runtime.formats.tools.types import Call, Tool
 from runtime.formats.tools.values import PYTHON, text_of, value
 
-_NAME = re.compile(r"[\w.\-]*")
 _MOST_OPTIONAL = 40
 
 
@@ -83,34 +82,26 @@ class PythonicCalls(BaseFormatDetector):
         """Whether a call follows on the next line."""
         skip = yield from reader.width_of_blank()
         while True:
-            found = _NAME.match(reader.text, reader.at + skip)
+            found = NAME.match(reader.text, reader.at + skip)
             size = found.end() - reader.at if found else skip
             if size < reader.left or reader.over or size > skip + 256:
                 return size > skip and reader.text[reader.at + size : reader.at + size + 1] == "("
             yield
 
     def _call(self, reader: Reader, calls: CallSink) -> Reading[None]:
-        yield from reader.blank()
-        name = yield from reader.run(_NAME)
-        if not name:
-            raise Malformed("a name is missing")
-        yield from reader.expect("(")
-        calls.begin(name)
+        calls.begin((yield from reader.named("(")))
         calls.arguments("{")
-        first = True
-        while not (yield from reader.follows((")",))):
-            if not first:
+        comma = ""
+        while (reader.solid() or (yield from reader.next_solid())) != ")":
+            if comma:
                 yield from reader.expect(",")
-                if (yield from reader.follows((")",))):
+                if (reader.solid() or (yield from reader.next_solid())) == ")":
                     break
-            yield from reader.blank()
-            key = yield from reader.run(_NAME)
-            if not key:
-                raise Malformed("an argument has no name")
-            yield from reader.expect("=")
-            calls.arguments(f"{'' if first else ', '}{text_of(key)}: ")
+            key = yield from reader.named("=")
+            calls.arguments(f"{comma}{text_of(key)}: ")
             yield from value(reader, PYTHON, calls.arguments)
-            first = False
+            comma = ", "
+        reader.take(1)
         calls.arguments("}")
         calls.commit()
 

@@ -15,6 +15,8 @@ T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
 """Yields where more text is needed; returns what was read."""
 
+NAME = re.compile(r"[\w.\-]*")
+_BEFORE = {mark: re.compile(rf"\s*+([\w.\-]++)\s*+{re.escape(mark)}") for mark in "(="}
 _BLANK = re.compile(r"\s*")
 _SHORT = 512  # characters that are copied with every piece, at most
 
@@ -147,6 +149,19 @@ class Reader:
         if not found:
             raise Malformed(f"{options[0]!r} is missing")
         return found
+
+    def named(self, mark: str) -> Reading[str]:
+        """Consume a name and `mark`, "(" or "=", behind it; the name. Raises Malformed."""
+        found = _BEFORE[mark].match(self.text, self.at)
+        if found is not None:
+            self.take(found.end() - self.at)
+            return found[1]
+        yield from self.blank()
+        name = yield from self.run(NAME)
+        if not name:
+            raise Malformed(f"a name is missing before {mark!r}")
+        yield from self.expect(mark)
+        return name
 
     def until(self, options: Sequence[str], limit: int | None = None) -> Reading[str]:
         """Consume up to the first of `options`, which stays. Raises Malformed where none comes, or not within

@@ -59,9 +59,8 @@ _BOTH = {"true": "true", "false": "false", "null": "null", "True": "true", "Fals
 PYTHON = Dialect(quotes=('"', "'", '"""', "'''"), words=_BOTH, python=True)
 
 
-def text_of(value: object) -> str:
-    """As JSON."""
-    return json.dumps(value, ensure_ascii=False)
+text_of = json.JSONEncoder(ensure_ascii=False).encode
+"""A value as JSON."""
 
 
 def _inner(text: str) -> str:
