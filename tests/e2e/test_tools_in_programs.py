@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import jsonschema
@@ -52,7 +53,13 @@ def ask(s: Any, question: str, tools: Any = (get_weather, set_timer), **words: A
     return loop
 
 
-NAMES = ["engine", "endpoint", "openai", "anthropic"]
+NAMES = [
+    "engine",
+    "endpoint",
+    "openai",
+    "anthropic",
+    pytest.param("litellm", marks=pytest.mark.skipif(find_spec("litellm") is None, reason="no litellm")),
+]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +70,7 @@ def backends(engine: Any, shared_server: Any) -> dict[str, Callable[[], Any]]:
         "endpoint": lambda: sgl.RuntimeEndpoint(url),
         "openai": lambda: OpenAI("pocket", base_url=f"{url}/v1", api_key="none"),
         "anthropic": lambda: Anthropic("pocket", base_url=url, api_key="none"),
+        "litellm": lambda: sgl.LiteLLM("openai/pocket", base_url=f"{url}/v1", api_key="none"),
     }
 
 
