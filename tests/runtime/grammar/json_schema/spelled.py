@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from runtime.grammar.base import Matcher
@@ -72,10 +73,11 @@ def takes_value(start: Matcher, value: Any, schema: Any = None) -> bool:
 def written(start: Matcher, value: Any, schema: Any = None) -> bytes | None:
     """A text of `value` that `start` takes as a whole; None where none was found."""
     ordered = in_order(value, named_in(schema))
-    for separators in ((b", ", b": "), (b",", b":")):
-        found = _Search(*separators).whole(start, ordered)
-        if found is not None:
-            return found
+    for each in (False, True):
+        for separators in ((b", ", b": "), (b",", b":")):
+            found = _Search(*separators, each).whole(start, ordered)
+            if found is not None:
+                return found
     return None
 
 
@@ -83,11 +85,12 @@ _Place = tuple[Matcher, bytes]
 
 
 class _Search:
-    """Of an object the orders of its members are tried one after another, and others where what follows does
-    not fit: a schema with several branches may take one order at its end only in some of them."""
+    """Of an object the orders of its members are tried one after another. each: also further orders of what
+    stands inside, where what follows does not fit behind the first that did: a schema with several branches
+    may take one order at its end only in some of them."""
 
-    def __init__(self, comma: bytes, colon: bytes) -> None:
-        self._comma, self._colon = comma, colon
+    def __init__(self, comma: bytes, colon: bytes, each: bool) -> None:
+        self._comma, self._colon, self._tells = comma, colon, None if each else 1
         self._work = 0
 
     def whole(self, start: Matcher, value: Any) -> bytes | None:
@@ -125,5 +128,5 @@ class _Search:
         for at, (name, inner) in enumerate(left if named else left[:1]):
             key = json.dumps(name, ensure_ascii=False).encode() + self._colon if named else b""
             for begun in self._say(place, before + key):
-                for told in self._value(begun, inner):
+                for told in islice(self._value(begun, inner), self._tells):
                     yield from self._members(told, left[:at] + left[at + 1 :], self._comma, named)
