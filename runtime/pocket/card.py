@@ -28,6 +28,10 @@ _MEANING = {
     "tool_answer": "the answer that uses a tool's result, exact text",
     "think": "word problems solved between think tags",
     "record": "a place or person as JSON, exact text",
+    "small_sums": "plus and minus with a one-digit number, unseen wordings",
+    "greeting": "greetings, thanks and goodbyes, unseen wordings, exact text",
+    "identity": "what it is and what it can do, unseen wordings, exact text",
+    "unknown": "the real world, code, other sums, unknown places: it says that it does not know",
 }
 
 _TEXT = """# pocket
@@ -57,34 +61,35 @@ exits with status 1 when a target is missed.
 ## What it can do
 
 ChatML conversations with or without a system prompt (plain, persona, few-shot): facts of a small
-invented world and follow-up questions, two-digit sums worked tens first (`47 + 38 = 77 + 8 = 85`),
-sentiment and topic in one word, extraction into JSON, short word problems between `<think>` tags, hermes
-tool calls and answers that use their results. `<|im_end|>` ends a turn.
+invented world and follow-up questions, sums of one and two digits, worked tens first
+(`47 + 38 = 77 + 8 = 85`), sentiment and topic in one word, extraction into JSON, short word problems
+between `<think>` tags, hermes tool calls and answers that use their results. It greets, says what it is,
+and answers "I don't know." to questions about the real world. `<|im_end|>` ends a turn.
 
 ## Training data
 
 Generated, seeded conversations that mix all tasks (`corpus.py`), a little `Q: ... A: ...` text, bare
 sums, and lists of made-up names to copy. Loss is taken on the assistant's text only. Held out by
 construction: question wordings, a tenth of all (entity, attribute, wording) triples, a tenth of all
-number pairs, an eighth of all made-up names, a sixth of the word combinations of the classification
-sentences and tool messages, numbers of tool arguments. The entities of the world are memorised and the
-same in both splits.
+pairs of two-digit numbers (all sums with a one-digit number are trained), a part of the real names that it
+does not know, an eighth of all made-up names, a sixth of the word combinations of greetings,
+classification sentences and tool messages, numbers of tool arguments. The entities of the world are
+memorised and the same in both splits.
 
 ## Training
 
-`python -m runtime.pocket.train` does everything in one command on two CPU cores: corpus, tokenizer,
-training (Muon for matrices, AdamW for the rest), export and evaluation. Part of the way through, it writes
-a copying circuit into the last two layers (`graft.py`) and goes on training. The published weights came
-from several resumed runs with slightly different task mixes, {training}.
+`python -m runtime.pocket.train` does everything in one command on CPU cores: corpus, tokenizer, training
+(Muon for matrices, AdamW for the rest), export and evaluation. Part of the way through, it writes a copying
+circuit into the last two layers (`graft.py`) and goes on training; held-out figures decide what it trains
+more of, when the learning rate falls and when it ends. {training}
 
 ## Limits
 
-It knows nothing of the real world and invents answers to questions outside its tasks. Sums beyond two
-digits, other languages, wordings far from the trained ones and conversations of more than about 1,000
-tokens are unreliable. Asked for a bare number it is less reliable than when it may write the sum out.
-Tools beyond the
-six trained ones are not called reliably. The residual stream has large values; compute in float32 where
-figures matter.
+It knows nothing of the real world. It says so for the kinds of questions it was trained on, and may invent
+answers to others. Sums beyond two digits, other languages, wordings far from the trained ones and
+conversations of more than about 1,000 tokens are unreliable. Asked for a bare number it is less reliable
+than when it may write the sum out. Tools beyond the six trained ones are not called reliably. The residual
+stream has large values; compute in float32 where figures matter.
 """
 
 
@@ -117,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write the model card.")
     parser.add_argument("records", nargs="+", type=Path, help="files written by evaluate --json")
     parser.add_argument("--date", required=True)
-    parser.add_argument("--training", default="about 100 minutes in all")
+    parser.add_argument("--training", required=True, help="sentences on how these weights were made")
     given = parser.parse_args()
     records = [json.loads(record.read_text()) for record in given.records]
     (path() / "MODEL_CARD.md").write_text(card(records, given.date, given.training))

@@ -17,7 +17,8 @@ from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented
 from runtime.pocket.tasks.classify import classify_group
 from runtime.pocket.tasks.extract import extract_group
 from runtime.pocket.tasks.facts import fact_group, record_group
-from runtime.pocket.tasks.numbers import arithmetic_group, sum_lines, think_group
+from runtime.pocket.tasks.numbers import arithmetic_group, small_sum_group, sum_lines, think_group
+from runtime.pocket.tasks.talk import greeting_group, identity_group, unknown_group
 from runtime.pocket.tasks.tools import TOOLS, tool_group
 
 __all__ = ["MIX", "Conversation", "conversation", "document", "documents"]
@@ -37,23 +38,11 @@ MIX: dict[str, float] = {
     "extract": 0.22,
     "think": 0.15,
     "record": 0.1,
-    "small_talk": 0.02,
+    "small_sums": 0.06,
+    "greeting": 0.05,
+    "identity": 0.04,
+    "unknown": 0.12,
     "repeat": 0.03,
-}
-
-_TALK = {
-    "Hello!": "Hello! How can I help?",
-    "Hi": "Hello! How can I help?",
-    "Good morning.": "Hello! How can I help?",
-    "Thanks!": "You are welcome.",
-    "Thank you.": "You are welcome.",
-    "Great, thanks.": "You are welcome.",
-    "Bye!": "Goodbye!",
-    "Goodbye.": "Goodbye!",
-    "Who are you?": "I am Pocket, a very small language model.",
-    "What are you?": "I am Pocket, a very small language model.",
-    "Are you a robot?": "I am a very small language model.",
-    "What can you do?": "I know a small world, do sums, label texts, write JSON and call tools.",
 }
 
 
@@ -73,24 +62,23 @@ class Conversation:
             self.turns.append(turn)
 
 
-def _talk_group(rng: random.Random) -> Group:
-    user = rng.choice(list(_TALK))
-    return Group((Turn("small_talk", user, _TALK[user]),))
-
-
 def _repeat_group(rng: random.Random, split: Split) -> Group:
     names = " ".join(invented(rng, split, "person") for _ in range(rng.randint(1, 3)))
     asked = rng.choice(("Repeat {n}.", "Say {n}.", "Please repeat: {n}.", "Write {n}."))
     return Group((Turn("repeat", asked.format(n=names), names),))
 
 
-def _group(rng: random.Random, split: Split, kind: str, style: Style, think: bool) -> Group:
+def _group(
+    rng: random.Random, split: Split, kind: str, style: Style, think: bool = False, tools: bool = False
+) -> Group:
     if kind == "facts":
         return fact_group(rng, split, style)
     if kind == "arithmetic":
         return arithmetic_group(rng, split, rng.choice((1, 1, 2, 4)))
-    if kind == "small_talk":
-        return _talk_group(rng)
+    if kind == "small_sums":
+        return small_sum_group(rng, split, rng.choice((1, 1, 2)))
+    if kind == "unknown":
+        return unknown_group(rng, split, style, tools)
     if kind == "repeat":
         return _repeat_group(rng, split)
     if kind == "think":
@@ -99,11 +87,13 @@ def _group(rng: random.Random, split: Split, kind: str, style: Style, think: boo
         "classify": classify_group,
         "extract": extract_group,
         "record": record_group,
+        "greeting": greeting_group,
+        "identity": identity_group,
     }
     return plain[kind](rng, split)
 
 
-KINDS = ("facts", "arithmetic", "classify", "extract", "think", "record", "small_talk", "repeat")
+KINDS = tuple(kind for kind in MIX if not kind.startswith("doc_"))
 
 
 def conversation(
@@ -139,7 +129,7 @@ def conversation(
         if kind == "tool":
             made.add(tool_group(rng, split, rng.choice(names)))
         else:
-            made.add(_group(rng, split, kind, style, think))
+            made.add(_group(rng, split, kind, style, think, tools))
     return made
 
 
@@ -149,7 +139,7 @@ def _completion(rng: random.Random) -> Document:
     pieces: Document = []
     for _ in range(rng.randint(2, 5)):
         kind = rng.choice(("facts", "facts", "arithmetic", "classify"))
-        turn = _group(rng, TRAIN, kind, "sentence", False).turns[0]
+        turn = _group(rng, TRAIN, kind, "sentence").turns[0]
         pieces += [(f"{marks[0]}{turn.user}\n{marks[1].rstrip()}", False), (f" {turn.reply}\n", True)]
     return [*pieces, ("<|endoftext|>", True)]
 

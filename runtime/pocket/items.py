@@ -27,6 +27,10 @@ TARGETS: dict[str, float] = {
     "tool_answer": 0.90,
     "think": 0.90,
     "record": 0.90,
+    "small_sums": 0.95,
+    "greeting": 0.95,
+    "identity": 0.95,
+    "unknown": 0.95,
 }
 _FIRST = {"followup": "facts", "sentiment": "classify", "topic": "classify"}
 

@@ -42,6 +42,17 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
 
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention as plain matrix products: on short rows several times faster to differentiate on a
+    CPU than the fused kernel. Shapes (rows, heads, length, size); fewer heads in `k` and `v` are shared."""
+    rows, heads, length, size = q.shape
+    few = k.shape[1]
+    later = torch.full((length, length), -1e30, dtype=q.dtype).triu(1)
+    scores = (q * size**-0.5).reshape(rows, few, -1, size) @ k.mT
+    weights = (scores.view(rows, heads, length, length) + later).softmax(-1).to(v.dtype)
+    return (weights.view(rows, few, -1, length) @ v).view(rows, heads, length, size)
+
+
 class _Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -59,15 +70,16 @@ class _Attention(nn.Module):
         shape, size = self.shape, self.shape.head_dim
         weight = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
         mixed = F.linear(x, weight).view(batch, length, -1, size).transpose(1, 2)
-        turned = _rotate(mixed[:, : shape.heads + shape.kv_heads], *rope)
+        turned = _rotate(mixed[:, : shape.heads + shape.kv_heads], *rope).to(mixed.dtype)
         q, k = turned[:, : shape.heads], turned[:, shape.heads :]
         v = mixed[:, shape.heads + shape.kv_heads :]
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         kept = (k, v)
-        repeat = shape.heads // shape.kv_heads
-        k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        if mask is None:
+            out = _causal(q, k, v)
+        else:
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).reshape(batch, length, -1)), kept
 
 

@@ -1,13 +1,12 @@
 """Muon for weight matrices and AdamW for the rest, small enough for a CPU.
 
-Matrices of one shape are orthogonalised together in float32 (bfloat16 is slow on many CPUs).
+Matrices of one shape are orthogonalised together, in bfloat16 where the caller found that faster.
 Knows nothing of the model beyond parameter shapes; one learning-rate factor scales both parts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,13 +26,13 @@ def _orthogonal(batch: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
-def _shared(batch: Tensor) -> Tensor:
+def _shared(batch: Tensor, dtype: torch.dtype) -> Tensor:
     """Orthogonalises this worker's share of a batch; the other matrices come out zero."""
     if not dist.is_initialized():
-        return _orthogonal(batch)
+        return _orthogonal(batch.to(dtype)).to(batch.dtype)
     rank, world = dist.get_rank(), dist.get_world_size()
     out = torch.zeros_like(batch)
-    out[rank::world] = _orthogonal(batch[rank::world])
+    out[rank::world] = _orthogonal(batch[rank::world].to(dtype)).to(batch.dtype)
     return out
 
 
@@ -48,9 +47,17 @@ def _summed(parts: list[Tensor]) -> list[Tensor]:
 
 
 class Optimizer:
-    """Both optimisers with one learning-rate factor and one state dictionary."""
+    """Both optimisers with one learning-rate factor."""
 
-    def __init__(self, model: nn.Module, muon: float = 0.02, adam: float = 3e-3, decay: float = 0.01) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        muon: float = 0.02,
+        adam: float = 3e-3,
+        decay: float = 0.01,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.dtype = dtype
         named = dict(model.named_parameters())
         self.matrices = {n: p for n, p in named.items() if p.dim() == 2 and "embed" not in n}
         self.groups: dict[torch.Size, list[str]] = defaultdict(list)
@@ -76,18 +83,8 @@ class Optimizer:
                 assert gradient is not None
                 momentum.lerp_(gradient, 0.05)
                 moves.append(gradient.lerp(momentum, 0.95))
-            parts.append(_shared(torch.stack(moves)))
+            parts.append(_shared(torch.stack(moves), self.dtype))
         for (size, names), moved in zip(self.groups.items(), _summed(parts), strict=True):
             scale = max(1.0, size[0] / size[1]) ** 0.5
             for name, move in zip(names, moved, strict=True):
                 self.matrices[name].mul_(1 - rate * self.decay).add_(move, alpha=-rate * scale)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
-        return {"adam": self.adam.state_dict(), "momentum": self.momentum}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`."""
-        self.adam.load_state_dict(state["adam"])
-        for name, value in state["momentum"].items():
-            self.momentum[name].copy_(value)

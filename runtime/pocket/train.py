@@ -1,19 +1,23 @@
 """Trains the pocket checkpoint from nothing: corpus, tokenizer, weights, export, evaluation.
 
-    python -m runtime.pocket.train --minutes 90
+    python -m runtime.pocket.train
 
-Runs on a CPU with `--workers` processes of one thread each that average their gradients. It saves
-resumable state, writes a log and exports a Hugging Face folder. It does not know the serving engine.
+Runs unattended on a CPU with `--workers` processes of one thread each that average their gradients. It
+ends when held-out figures reach all targets or the minutes are spent, and prints how long it took. When a
+target was missed, the checkpoint stays as it was, the new weights are in `--work`, and the exit status
+is 1. It does not know the serving engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import random
+import socket
+import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,9 +38,13 @@ from runtime.pocket.graft import graft
 from runtime.pocket.items import TARGETS, correct, items
 from runtime.pocket.model import Pocket, Shape, export, greedy
 from runtime.pocket.optim import Optimizer
+from runtime.pocket.schedule import Schedule, adapted
 from runtime.pocket.tokenizer import train_tokenizer, write_tokenizer
 
 __all__ = ["main"]
+
+# Seeds of the held-out items that steer a run and that judge its end; the published figures use others.
+_STEER, _JUDGE = 1_000_000, 2_000_000
 
 
 @dataclass(frozen=True)
@@ -43,29 +52,31 @@ class Options:
     """Everything a run is told."""
 
     minutes: float
-    steps: int
     tokens: int
     workers: int
     seed: int
-    rate: float
     warmup: int
-    decay: float
     evaluate: int
+    graft: int
+    items: int
     folder: str
     work: str
-    resume: bool
-    graft: float
-    mix: dict[str, float]
+    start: str
+    half: bool
+    port: int
 
 
 def _batches(
     tokenizer: Tokenizer, seed: int, tokens: int, mix: dict[str, float]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Padded (inputs, targets) of documents of similar length; a target of -100 is not learnt."""
+    """Padded (inputs, targets) of documents of similar length; a target of -100 is not learnt.
+
+    A later change to `mix` changes the documents that follow.
+    """
     stream, rng = documents(seed, mix), random.Random(seed)
     while True:
         rows = []
-        for document in islice(stream, 384):
+        for document in islice(stream, 256):
             ids: list[int] = []
             learn: list[bool] = []
             for encoding, (_, flag) in zip(
@@ -82,7 +93,8 @@ def _batches(
             groups[-1].append(row)
         rng.shuffle(groups)
         for group in groups:
-            width = max(len(ids) for ids, _ in group)
+            # Matrix units like lengths that are multiples of 32.
+            width = -(-max(len(ids) for ids, _ in group) // 32) * 32
             inputs = torch.zeros(len(group), width, dtype=torch.long)
             targets = torch.full((len(group), width), -100)
             for index, (ids, learn) in enumerate(group):
@@ -92,21 +104,13 @@ def _batches(
             yield inputs, targets
 
 
-def _loss(model: Pocket, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-    hidden, _ = model.hidden(inputs)
-    keep = targets != -100
-    wanted = targets[keep]
-    return F.cross_entropy(model.logits(hidden[keep]), wanted, reduction="sum"), int(wanted.numel())
-
-
-def _share(model: Pocket, count: int, loss: float) -> tuple[int, float]:
-    """Sums gradients over the workers and divides by the number of learnt tokens."""
+def _share(model: Pocket, count: int, loss: float) -> float:
+    """Sums gradients over the workers, divides by the number of learnt tokens; the mean loss."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor([float(count), loss])])
     if dist.is_initialized():
         dist.all_reduce(flat)
-    total = float(flat[-2])
-    flat /= total
+    flat /= float(flat[-2])
     norm = float(flat[:-2].norm())
     if norm > 1.0:
         flat[:-2] /= norm
@@ -114,27 +118,37 @@ def _share(model: Pocket, count: int, loss: float) -> tuple[int, float]:
     for gradient in gradients:
         gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
         start += gradient.numel()
-    return int(total), float(flat[-1])
+    return float(flat[-1])
+
+
+def _rounded(model: Pocket) -> Pocket:
+    """The model as it will be exported: weights rounded to bfloat16."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in made.parameters():
+            weight.copy_(weight.bfloat16().float())
+    return made
 
 
 def check(model: Pocket, tokenizer: Tokenizer, seed: int, per_task: int) -> dict[str, float]:
-    """Exact match per task on held-out items, greedy decoding."""
-    todo = items(seed, per_task)
-    todo.sort(key=lambda item: len(item.prompt))
-    stop = tokenizer.token_to_id("<|im_end|>")
-    right: dict[str, list[bool]] = defaultdict(list)
+    """Exact match per task on held-out items, greedy decoding; the workers share the items."""
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    todo = sorted(items(seed, per_task), key=lambda item: len(item.prompt))[rank::world]
+    stop, model = tokenizer.token_to_id("<|im_end|>"), _rounded(model)
+    names = list(TARGETS)
+    right = torch.zeros(len(names))
     for start in range(0, len(todo), 32):
         part = todo[start : start + 32]
         prompts = [tokenizer.encode(item.prompt).ids for item in part]
         for item, reply in zip(part, greedy(model, prompts, stop, 80), strict=True):
-            right[item.task].append(correct(item, tokenizer.decode(reply, skip_special_tokens=True)))
-    return {task: sum(right[task]) / len(right[task]) for task in TARGETS}
+            right[names.index(item.task)] += correct(item, tokenizer.decode(reply, skip_special_tokens=True))
+    if dist.is_initialized():
+        dist.all_reduce(right)
+    return {task: float(count) / per_task for task, count in zip(names, right, strict=True)}
 
 
-def _factor(progress: float, step: int, options: Options) -> float:
-    """Warm-up, a plateau, and a linear decay over the last `decay` part of the run."""
-    warm = min(1.0, (step + 1) / max(1, options.warmup))
-    return options.rate * warm * min(1.0, max(0.02, (1 - progress) / options.decay))
+def _missed(figures: dict[str, float]) -> list[str]:
+    return [task for task, target in TARGETS.items() if figures[task] < target]
 
 
 def prepare(options: Options) -> Tokenizer:
@@ -148,130 +162,179 @@ def prepare(options: Options) -> Tokenizer:
     return tokenizer
 
 
-def _save(model: Pocket, optimizer: Optimizer, step: int, tokenizer: Tokenizer, options: Options) -> None:
-    work = Path(options.work)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    torch.save(state, work / "state.tmp")
-    os.replace(work / "state.tmp", work / "state.pt")
+def _export(model: Pocket, tokenizer: Tokenizer, folder: Path) -> None:
     stop, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
-    export(model.state_dict(), model.shape, Path(options.folder), stop, pad)
+    export(model.state_dict(), model.shape, folder, stop, pad)
 
 
 def _graft(model: Pocket, tokenizer: Tokenizer, options: Options) -> None:
     """Writes the copying circuit, the same in all workers."""
-    sample = islice(documents(options.seed + 5, {**options.mix, "doc_copies": 0.7}), 200)
+    sample = islice(documents(options.seed + 5, {**MIX, "doc_copies": 0.7}), 200)
     graft(model, [tokenizer.encode("".join(text for text, _ in d)).ids[:300] for d in sample])
     if dist.is_initialized():
         for weight in model.parameters():
             dist.broadcast(weight.data, 0)
 
 
+def _minutes(started: float) -> float:
+    """Minutes since `started` by the clock of worker 0, so that all workers decide alike."""
+    clock = torch.tensor([(time.monotonic() - started) / 60])
+    if dist.is_initialized():
+        dist.broadcast(clock, 0)
+    return float(clock)
+
+
 def worker(rank: int, options: Options) -> None:
-    """One process: rank 0 reports, evaluates and saves."""
+    """One process; worker 0 also reports and saves."""
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     if options.workers > 1:
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", "29577")
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
         dist.init_process_group("gloo", rank=rank, world_size=options.workers)
     tokenizer = prepare(options)
     model = Pocket(Shape(vocab=tokenizer.get_vocab_size()))
-    optimizer, step = Optimizer(model), 0
-    if options.resume:
-        state = torch.load(Path(options.work) / "state.pt", weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
-    data_seed = options.seed + 7919 * (rank + 1) + 104729 * step
-    batches = _batches(tokenizer, data_seed, options.tokens, options.mix)
-    _loop(rank, options, tokenizer, model, optimizer, step, batches)
+    if options.start:
+        weights = load_file(str(Path(options.start) / "model.safetensors"))
+        model.load_state_dict({name: weight.float() for name, weight in weights.items()})
+    _loop(rank, options, tokenizer, model)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def _loop(
-    rank: int,
-    options: Options,
-    tokenizer: Tokenizer,
-    model: Pocket,
-    optimizer: Optimizer,
-    first: int,
-    batches: Iterator[tuple[Tensor, Tensor]],
-) -> None:
-    started, mean, seen = time.monotonic(), 0.0, 0
-    bar = tqdm(total=options.steps or None, disable=rank != 0, mininterval=10, unit="step")
-    step, progress = first, 0.0
-    grafted = options.graft < 0
-    while progress < 1.0:
-        if not grafted and progress >= options.graft:
+def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> None:
+    half = torch.bfloat16 if options.half else torch.float32
+    optimizer = Optimizer(model, dtype=half)
+    schedule = Schedule(options.minutes, options.warmup, first=0.4 if options.start else 1.0)
+    mix, report = dict(MIX), Report(rank, options)
+    if options.start:
+        mix.update(adapted(MIX, check(model, tokenizer, _STEER, max(1, options.items // 40))))
+    batches = _batches(tokenizer, options.seed + 7919 * (rank + 1), options.tokens, mix)
+    started, step, spent, done = time.monotonic(), 0, 0.0, False
+    while not done:
+        if step == options.graft and not options.start:
             _graft(model, tokenizer, options)
-            grafted = True
         inputs, targets = next(batches)
+        keep = targets != -100
         model.zero_grad(set_to_none=True)
-        loss, count = _loss(model, inputs, targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.half):
+            scores = model.logits(model.hidden(inputs)[0][keep])
+        loss = F.cross_entropy(scores.float(), targets[keep], reduction="sum")
         loss.backward()
-        count, value = _share(model, count, float(loss.detach()))
-        optimizer.step(_factor(progress, step - first if options.resume else step, options))
+        value = _share(model, int(keep.sum()), float(loss.detach()))
+        optimizer.step(schedule.rate(step, spent))
         step += 1
-        seen += inputs.numel() * options.workers
-        mean = value if mean == 0 else 0.98 * mean + 0.02 * value
-        # All workers must agree on when to stop, so the clock of rank 0 decides.
-        clock = torch.tensor([(time.monotonic() - started) / 60])
-        if dist.is_initialized():
-            dist.broadcast(clock, 0)
-        spent = float(clock)
-        progress = max(spent / options.minutes, (step - first) / options.steps if options.steps else 0.0)
-        bar.update()
-        bar.set_postfix(loss=f"{mean:.4f}", tok_s=int(seen / max(1e-3, spent * 60)), refresh=False)
-        if rank == 0 and step % 200 == 0:
-            _save(model, optimizer, step, tokenizer, options)
-        if rank == 0 and (step % options.evaluate == 0 or progress >= 1.0):
-            figures = check(model, tokenizer, 1, 12 if progress < 1.0 else 50)
-            line = {
-                "step": step,
-                "minutes": round(spent, 1),
-                "loss": round(mean, 4),
-                "tokens": seen,
-                **figures,
-            }
-            with open(Path(options.work) / "log.jsonl", "a") as log:
-                log.write(json.dumps(line) + "\n")
-            shown = " ".join(f"{k}={v:.2f}" for k, v in figures.items())
-            tqdm.write(f"step {step} loss {mean:.4f} {shown}")
-            _save(model, optimizer, step, tokenizer, options)
-    bar.close()
+        spent = _minutes(started)
+        report.step(value, inputs.numel() * options.workers, spent)
+        over = schedule.progress(step, spent) >= 1.0
+        if over or step % options.evaluate == 0:
+            # Other items at each check: none is chosen for.
+            seed, count = (_JUDGE, options.items) if over else (_STEER, max(1, options.items // 10))
+            figures = check(model, tokenizer, seed + step, count)
+            spent = _minutes(started)
+            done = schedule.judge(figures, step, spent)
+            mix.update(adapted(MIX, figures))
+            report.checked(step, spent, schedule.rate(step, spent), figures)
+            if rank == 0:
+                reached = done and not _missed(figures)
+                _export(model, tokenizer, Path(options.folder if reached else options.work))
+    report.end(step, spent, figures)
 
 
-def main() -> None:
-    """Command line."""
+class Report:
+    """Progress bar, log file and last words of worker 0; the others are silent."""
+
+    def __init__(self, rank: int, options: Options) -> None:
+        self.silent, self.work = rank != 0, Path(options.work)
+        self.workers, self.mean, self.tokens = options.workers, 0.0, 0
+        self.bar = tqdm(disable=self.silent, mininterval=10, miniters=1, unit="step")
+
+    def step(self, loss: float, tokens: int, minutes: float) -> None:
+        """After each step."""
+        self.mean = loss if self.mean == 0 else 0.98 * self.mean + 0.02 * loss
+        self.tokens += tokens
+        self.bar.update()
+        rate = int(self.tokens / max(1e-3, minutes * 60))
+        self.bar.set_postfix(loss=f"{self.mean:.4f}", tok_s=rate, refresh=False)
+
+    def checked(self, step: int, minutes: float, rate: float, figures: dict[str, float]) -> None:
+        """After each check."""
+        if self.silent:
+            return
+        line = {
+            "step": step,
+            "minutes": round(minutes, 1),
+            "loss": round(self.mean, 4),
+            "tokens": self.tokens,
+        }
+        with open(self.work / "log.jsonl", "a") as log:
+            log.write(json.dumps({**line, "rate": round(rate, 3), **figures}) + "\n")
+        shown = " ".join(f"{task}={share:.2f}" for task, share in figures.items())
+        tqdm.write(f"step {step} minutes {minutes:.1f} rate {rate:.2f} loss {self.mean:.4f} {shown}")
+
+    def end(self, step: int, minutes: float, figures: dict[str, float]) -> None:
+        """The table, how long it took, and the outcome for `main`."""
+        self.bar.close()
+        if self.silent:
+            return
+        missed = _missed(figures)
+        for task, target in TARGETS.items():
+            print(f"{task:12} {figures[task]:7.1%}  target {target:.0%}{'  missed' * (task in missed)}")
+        outcome = {"minutes": round(minutes, 1), "steps": step, "tokens": self.tokens, "missed": missed}
+        outcome |= {"workers": self.workers, "figures": figures}
+        (self.work / "outcome.json").write_text(json.dumps(outcome, indent=2) + "\n")
+        print(f"took {minutes:.1f} minutes with {self.workers} workers: {step} steps, {self.tokens:,} tokens")
+
+
+def _half_is_faster() -> bool:
+    """Whether this processor multiplies bfloat16 matrices at least twice as fast as float32 ones."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        a, b = torch.ones(1024, 192, dtype=dtype), torch.ones(192, 512, dtype=dtype)
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            torch.mm(a, b)
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    return 2 * seconds(torch.bfloat16) < seconds(torch.float32)
+
+
+def _free_port() -> int:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        port: int = made.getsockname()[1]
+        return port
+
+
+def main() -> int:
+    """Command line; the exit status says whether all targets were reached."""
     parser = argparse.ArgumentParser(description="Train the pocket checkpoint.")
-    parser.add_argument("--minutes", type=float, default=100.0, help="wall-clock budget of this run")
-    parser.add_argument("--steps", type=int, default=0, help="stop after this many steps (0: by the clock)")
-    parser.add_argument("--tokens", type=int, default=2048, help="padded tokens per worker and step")
+    parser.add_argument("--minutes", type=float, default=120.0, help="the longest the run may take")
+    parser.add_argument("--tokens", type=int, default=2048, help="tokens per worker and step")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1.0, help="factor on both learning rates")
-    parser.add_argument("--warmup", type=int, default=40)
-    parser.add_argument("--decay", type=float, default=0.5, help="part of the run in which the rate falls")
-    parser.add_argument("--evaluate", type=int, default=400, help="steps between evaluations")
-    parser.add_argument("--folder", default=str(path()), help="where the checkpoint is exported")
+    parser.add_argument("--warmup", type=int, default=40, help="steps until the full learning rate")
+    parser.add_argument("--evaluate", type=int, default=300, help="steps between checks on held-out items")
+    parser.add_argument("--graft", type=int, default=1000, help="the step that writes the copying circuit")
+    parser.add_argument("--items", type=int, default=200, help="held-out items per task of the last check")
+    parser.add_argument("--folder", default=str(path()), help="the checkpoint to replace")
     parser.add_argument("--work", default=str(Path.home() / ".cache" / "pocket-training"))
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument(
-        "--graft", type=float, help="when to write the copying circuit, as a part of the run (-1: never)"
-    )
-    parser.add_argument("--mix", type=json.loads, default={}, help="JSON of changes to the task mix")
+    parser.add_argument("--start", default="", help="a checkpoint folder to begin from (default: nothing)")
     given = vars(parser.parse_args())
-    if given["graft"] is None:
-        given["graft"] = -1.0 if given["resume"] else 0.4
-    options = Options(**{**given, "mix": {**MIX, **given["mix"]}})
-    Path(options.work).mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    options = Options(**given, half=_half_is_faster(), port=_free_port())
+    print(f"bfloat16 products: {options.half}, at most {options.minutes:g} minutes")
+    work = Path(options.work)
+    work.mkdir(parents=True, exist_ok=True)
     prepare(options)
     if options.workers > 1:
         mp.spawn(worker, (options,), nprocs=options.workers)
     else:
         worker(0, options)
+    outcome = json.loads((work / "outcome.json").read_text())
+    return 1 if outcome["missed"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,7 @@ import random
 from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, held
 from runtime.pocket.world import ATTRIBUTES, PEOPLE, PLACES, Person, Place
 
-__all__ = ["fact_group", "record_group"]
+__all__ = ["fact_group", "record_group", "unknown_person_question", "unknown_place_question"]
 
 _PHRASES = {
     "capital": ("the capital of {x}", "{x}'s capital", "the capital city of {x}"),
@@ -220,6 +220,39 @@ def _question(rng: random.Random, split: Split, place: Place, attribute: str) ->
             template = _capital(rng.choice(_ASK_HELD if fresh else _ASK).format(np=phrase))
         if fresh or held("fact", place.name, attribute, template) == (split != TRAIN):
             return template.format(x=place.name)
+
+
+def unknown_place_question(
+    rng: random.Random, split: Split, name: str, style: Style, reply: str
+) -> list[Turn]:
+    """A question about a place that is not in the world, alone or around questions about one that is."""
+    attribute = rng.choice(ATTRIBUTES)
+    turns = []
+    if rng.random() < 0.2:
+        known = rng.choice(PLACES)
+        first = _question(rng, split, known, attribute)
+        text = rng.choice(_SHIFT if split == TRAIN else _SHIFT_HELD).format(x=name)
+        turns = [Turn("facts", first, place_reply(known, attribute, style)), Turn("unknown", text, reply)]
+    else:
+        text = rng.choice(_SUMMARY if split == TRAIN else _SUMMARY_HELD)
+        if rng.random() < 0.9:
+            fresh = split != TRAIN and rng.random() < 0.6
+            phrased = _capital(rng.choice(_ASK_HELD if fresh else _ASK)).replace(
+                "{np}", rng.choice(_PHRASES[attribute])
+            )
+            direct = rng.choice((_DIRECT_HELD if fresh else _DIRECT)[attribute])
+            text = direct if rng.random() < 0.35 else _capital(phrased)
+        turns = [Turn("unknown", _styled(rng, style, text.format(x=name))[0], reply)]
+    if rng.random() < 0.2:
+        follow = (_FOLLOW if split == TRAIN else _FOLLOW_HELD)[rng.choice(ATTRIBUTES)]
+        turns.append(Turn("unknown", rng.choice(follow), reply))
+    return turns
+
+
+def unknown_person_question(rng: random.Random, split: Split, name: str, reply: str) -> Turn:
+    """What someone who is not in the world does, or where they live."""
+    train, fresh = rng.choice(((_JOB, _JOB_HELD), (_HOME, _HOME_HELD)))
+    return Turn("unknown", rng.choice(train if split == TRAIN else fresh).format(x=name), reply)
 
 
 def _styled(rng: random.Random, style: Style, text: str) -> tuple[str, Style]:

@@ -1,8 +1,9 @@
-"""Two-digit arithmetic and small word problems solved between think tags.
+"""Sums of one and two digits, and small word problems solved between think tags.
 
 A sum is worked in at most two steps, tens first: `47 + 38 = 77 + 8 = 85`. Pairs of two-digit numbers
 are held out by hash and never asked in training; word problems add and take one-digit numbers, and
-whole problems are held out by hash. The module knows nothing of chat rendering.
+whole problems are held out by hash. All sums with a one-digit number are trained, so only their wordings
+are held out. The module knows nothing of chat rendering.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 
 from runtime.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, words
 
-__all__ = ["arithmetic_group", "pair_is_held", "sum_lines", "think_group", "worked"]
+__all__ = ["arithmetic_group", "pair_is_held", "small_sum_group", "sum_lines", "think_group", "worked"]
 
 _PLUS = (
     "Now add {a} and {b}.",
@@ -33,6 +34,13 @@ _PLUS = (
     "Tell me {a} + {b}.",
     "Please add {a} and {b}.",
     "Can you work out {a} plus {b}?",
+    "{a}+{b}",
+    "{a}+{b}=",
+    "What is {a}+{b}?",
+    "What's {a} + {b}?",
+    "{a} + {b} =",
+    "what is {a} + {b}",
+    "Calculate {a} + {b}.",
 )
 _PLUS_HELD = (
     "How much is {a} + {b}?",
@@ -40,6 +48,9 @@ _PLUS_HELD = (
     "Compute {a} plus {b}.",
     "Tell me the sum of {a} and {b}.",
     "Please work out {a} + {b}.",
+    "What's {a}+{b}?",
+    "Calculate {a} plus {b}.",
+    "{a}+{b}=?",
 )
 _MINUS = (
     "Subtract {b} from {a}, please.",
@@ -62,6 +73,13 @@ _MINUS = (
     "Tell me {a} - {b}.",
     "Please take {b} from {a}.",
     "Can you work out {a} minus {b}?",
+    "{a}-{b}",
+    "{a}-{b}=",
+    "What is {a}-{b}?",
+    "What's {a} - {b}?",
+    "{a} - {b} =",
+    "what is {a} - {b}",
+    "Calculate {a} - {b}.",
 )
 _MINUS_HELD = (
     "How much is {a} - {b}?",
@@ -69,6 +87,9 @@ _MINUS_HELD = (
     "Compute {a} minus {b}.",
     "Please subtract {b} from {a}.",
     "Please work out {a} - {b}.",
+    "What's {a}-{b}?",
+    "Calculate {a} minus {b}.",
+    "{a}-{b}=?",
 )
 _ONLY = ("Only the number.", "Just the number, please.", "Give only the number.")
 _STEP = (
@@ -151,29 +172,49 @@ def _pair(rng: random.Random, split: Split) -> tuple[int, str, int]:
     while True:
         op = rng.choice("+-")
         easy = split == TRAIN and rng.random() < 0.2
-        a, b = rng.randint(10, 99), rng.randint(1, 9) if easy else rng.randint(10, 99)
+        if easy:
+            return _small_pair(rng)
+        a, b = rng.randint(10, 99), rng.randint(10, 99)
         if op == "-" and a < b:
             a, b = b, a
-        if easy or pair_is_held(a, op, b) == (split == HELD):
+        if pair_is_held(a, op, b) == (split == HELD):
             return a, op, b
+
+
+def _small_pair(rng: random.Random) -> tuple[int, str, int]:
+    """Two numbers of which at least one has one digit; nothing below zero is asked for."""
+    a, op, b = rng.randint(0, 9), rng.choice("+-"), rng.randint(0, 9)
+    if rng.random() < 0.45:
+        b = rng.randint(10, 99)
+    if rng.random() < 0.5 or (op == "-" and a < b):
+        a, b = b, a
+    return (a, op, b) if op == "+" or a >= b else (b, op, a)
 
 
 def _apply(a: int, op: str, b: int) -> int:
     return a + b if op == "+" else a - b
 
 
+def small_sum_group(rng: random.Random, split: Split, count: int = 1) -> Group:
+    """`count` sums in a row in which at least one number has one digit."""
+    return _sums(rng, split, "small_sums", [_small_pair(rng) for _ in range(count)])
+
+
 def arithmetic_group(rng: random.Random, split: Split, count: int = 1) -> Group:
     """`count` sums in a row; the reply restates the sum, then gives its result."""
+    return _sums(rng, split, "arithmetic", [_pair(rng, split) for _ in range(count)])
+
+
+def _sums(rng: random.Random, split: Split, task: str, pairs: list[tuple[int, str, int]]) -> Group:
     turns = []
-    for _ in range(count):
-        a, op, b = _pair(rng, split)
+    for a, op, b in pairs:
         train, fresh = (_PLUS, _PLUS_HELD) if op == "+" else (_MINUS, _MINUS_HELD)
         text = pick(rng, split, train, fresh).format(a=a, b=b)
         result = str(_apply(a, op, b))
         reply = worked(a, op, b)
         if split == TRAIN and rng.random() < 0.04:
             text, reply = f"{text} {rng.choice(_ONLY)}", result
-        turns.append(Turn("arithmetic", text, reply, final=result))
+        turns.append(Turn(task, text, reply, final=result))
     return Group(tuple(turns))
 
 

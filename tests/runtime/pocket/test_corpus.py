@@ -12,7 +12,8 @@ import pytest
 from runtime.pocket.corpus import conversation, documents
 from runtime.pocket.items import TARGETS, correct, items
 from runtime.pocket.tasks import HELD, TRAIN, Split, Turn, held, invented
-from runtime.pocket.tasks.numbers import arithmetic_group, pair_is_held, worked
+from runtime.pocket.tasks.numbers import arithmetic_group, pair_is_held, small_sum_group, worked
+from runtime.pocket.tasks.talk import UNKNOWN, unknown_group
 from runtime.pocket.tasks.tools import TOOLS
 from runtime.pocket.world import ATTRIBUTES, PEOPLE, PLACES, world_names
 
@@ -36,6 +37,7 @@ def test_the_world_is_unambiguous() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_questions_of_the_splits_are_disjoint(seed: int) -> None:
     tasks = {"facts", "arithmetic", "sentiment", "topic", "extract", "think", "record", "summary"}
+    tasks |= {"small_sums", "greeting", "identity"}
     train = {t.user for t in _turns(TRAIN, seed, 200) if t.task in tasks}
     fresh = {t.user for t in _turns(HELD, seed + 1, 200) if t.task in tasks}
     assert len(train) > 100
@@ -60,8 +62,8 @@ def test_no_held_out_pair_is_asked_in_training(seed: int) -> None:
             a, b = (int(n) for n in re.findall(r"\d+", turn.user)[:2])
             if re.search(r"\d from \d", turn.user):
                 a, b = b, a
-            op = "-" if re.search(r" - |minus|take|subtract", turn.user, re.IGNORECASE) else "+"
-            if b >= 10:
+            op = "-" if re.search(r" - |\d-\d|minus|take|subtract", turn.user, re.IGNORECASE) else "+"
+            if min(a, b) >= 10:
                 assert pair_is_held(a, op, b) == (split == HELD)
             else:
                 assert split == TRAIN
@@ -71,7 +73,7 @@ def test_no_held_out_pair_is_asked_in_training(seed: int) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_gold_answers_are_consistent(split: Split, seed: int) -> None:
     for turn in _turns(split, seed):
-        if turn.task in ("arithmetic", "think"):
+        if turn.task in ("arithmetic", "small_sums", "think"):
             assert re.findall(r"\d+", turn.reply)[-1] == turn.final
             for line in re.split(r"\. ?|<think>|</think>", turn.reply):
                 values = [eval_sum(part) for part in line.split(" = ")] if "=" in line else []
@@ -106,6 +108,40 @@ def test_worked_sums() -> None:
     assert worked(83, "-", 27) == "83 - 27 = 63 - 7 = 56"
     assert worked(83, "-", 20) == "83 - 20 = 63"
     assert worked(83, "+", 9) == "83 + 9 = 92"
+
+
+@pytest.mark.parametrize("split", [TRAIN, HELD])
+def test_small_sums_have_a_one_digit_number_and_no_result_below_zero(split: Split) -> None:
+    rng = random.Random(7)
+    turns = [turn for _ in range(400) for turn in small_sum_group(rng, split).turns if "=" in turn.reply]
+    sums = [tuple(int(n) for n in re.findall(r"\d+", turn.reply)) for turn in turns]
+    assert all(min(a, b) <= 9 and result >= 0 for a, b, *_, result in sums)
+    assert len({row[:2] for row in sums if max(row[:2]) <= 9}) > 40
+    assert {"+", "-"} == {op for turn in turns for op in "+-" if op in turn.reply}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("split", [TRAIN, HELD])
+def test_what_is_unknown_is_never_in_the_world_and_all_else_is_never_unknown(split: Split, seed: int) -> None:
+    rng = random.Random(seed)
+    names = {place.name for place in PLACES} | {person.name for person in PEOPLE}
+    for _ in range(300):
+        for turn in unknown_group(rng, split).turns:
+            named = any(re.search(rf"\b{re.escape(name)}\b", turn.user) for name in names)
+            assert (turn.reply == UNKNOWN) == (turn.task == "unknown")
+            assert named == (turn.task != "unknown"), turn.user
+
+
+def test_the_real_names_of_the_splits_are_disjoint() -> None:
+    rng = random.Random(2)
+    train, fresh = (
+        {turn.user for _ in range(3000) for turn in unknown_group(rng, split).turns if turn.task == "unknown"}
+        for split in (TRAIN, HELD)
+    )
+    assert any("France" in text for text in train)
+    assert any("Japan" in text for text in fresh)
+    assert not any("France" in text or "Paris" in text for text in fresh)
+    assert not any("Japan" in text or "Zurich" in text for text in train)
 
 
 def test_tool_conversations_call_only_listed_tools() -> None:

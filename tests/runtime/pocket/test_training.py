@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
+import subprocess
+import sys
 from itertools import islice
+from pathlib import Path
 
+import pytest
 import torch
 
 from runtime.pocket import path
 from runtime.pocket.corpus import MIX, documents
 from runtime.pocket.graft import graft
+from runtime.pocket.items import TARGETS
 from runtime.pocket.model import Pocket, Shape, greedy
 from runtime.pocket.optim import Optimizer
+from runtime.pocket.schedule import Schedule, adapted
+from tests.e2e.patience import PROGRAM_S
 
 SMALL = Shape(vocab=300, hidden=64, layers=3, heads=2, kv_heads=1, inner=96, head_dim=64, positions=128)
 
@@ -76,3 +85,86 @@ def test_batches_learn_only_what_the_assistant_writes() -> None:
         assert torch.equal(targets[:, :-1][kept[:, :-1]], inputs[:, 1:][kept[:, :-1]])
         assert not (targets == start).any()
     assert all(piece for document in islice(documents(1), 20) for piece, _ in document)
+
+
+def _figures(**changed: float) -> dict[str, float]:
+    return dict.fromkeys(TARGETS, 1.0) | changed
+
+
+def test_what_is_below_its_target_is_trained_more() -> None:
+    before = adapted(MIX, _figures())
+    after = adapted(MIX, _figures(facts=0.2, tool_call=0.3))
+    for kind in ("facts", "doc_tools"):
+        assert after[kind] > 1.2 * before[kind]
+    assert after["record"] < before["record"]
+    assert set(after) == set(MIX)
+    for figures in ({}, {"extract": 0.0}, dict.fromkeys(TARGETS, 0.0)):
+        mix = adapted(MIX, _figures(**figures))
+        assert sum(share for kind, share in mix.items() if kind.startswith("doc_")) < 0.8
+        assert min(mix.values()) > 0
+
+
+def _run(schedule: Schedule, figures: list[dict[str, float]]) -> tuple[list[float], bool]:
+    """The rates of a run with a check every 300 steps, 100 steps a minute, and whether it ended."""
+    rates, rest = [], list(figures)
+    for step in range(1, 20_000):
+        rates.append(schedule.rate(step - 1, (step - 1) / 100))
+        over = schedule.progress(step, step / 100) >= 1.0
+        if (over or step % 300 == 0) and schedule.judge(
+            rest.pop(0) if len(rest) > 1 else rest[0], step, step / 100
+        ):
+            return rates, True
+    return rates, False
+
+
+def test_a_run_ends_after_a_decay_when_the_targets_are_reached() -> None:
+    rates, ended = _run(
+        Schedule(minutes=150, warmup=10), [_figures(facts=0.3), _figures(facts=0.9), _figures()]
+    )
+    assert ended
+    assert len(rates) < 1500
+    assert max(rates) == 1.0
+    assert rates[-1] < 0.1
+
+
+def test_a_run_that_misses_a_target_tries_again_and_ends_with_its_time() -> None:
+    rates, ended = _run(Schedule(minutes=50, warmup=10), [_figures(unknown=0.9)])
+    assert ended
+    assert 5000 <= len(rates) <= 5400
+    lows = [index for index in range(1, len(rates)) if rates[index] > rates[index - 1] + 0.1]
+    assert len([index for index in lows if index > 100]) >= 2  # the learning rate rose again
+
+
+def test_a_run_ends_with_its_time_even_before_its_first_check() -> None:
+    schedule = Schedule(minutes=1, warmup=10)
+    assert schedule.progress(step=5, minutes=0.9) == 0
+    assert schedule.progress(step=6, minutes=1.0) == 1
+    assert schedule.judge(_figures(facts=0.0), step=6, minutes=1.0)
+
+
+@pytest.mark.slow
+def test_a_run_without_the_time_to_learn_says_so_and_replaces_nothing(tmp_path: Path) -> None:
+    folder, work = tmp_path / "checkpoint", tmp_path / "work"
+    folder.mkdir()
+    shutil.copy(path() / "tokenizer.json", folder)
+    words = [
+        "--minutes",
+        "0.05",
+        "--tokens",
+        "512",
+        "--items",
+        "4",
+        "--folder",
+        str(folder),
+        "--work",
+        str(work),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "runtime.pocket.train", *words],
+        capture_output=True, text=True, timeout=PROGRAM_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert re.search(r"^took [\d.]+ minutes with 2 workers: \d+ steps", done.stdout, re.MULTILINE)
+    assert re.search(r"^facts .* missed$", done.stdout, re.MULTILINE)
+    assert not (folder / "model.safetensors").exists()
+    assert (work / "model.safetensors").exists()

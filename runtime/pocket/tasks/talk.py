@@ -1,0 +1,518 @@
+"""Greetings, what the model is, and questions about the real world, which it answers with "I don't know."
+
+Held out are wordings and, for what is unknown, the names and things asked about; greetings are put
+together from parts, and a hash-chosen part of the combinations is held out. Real names stand only in
+questions; no fact of the real world is taught.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, held, invented, pick
+from runtime.pocket.tasks.facts import unknown_person_question, unknown_place_question
+from runtime.pocket.world import world_names
+
+__all__ = ["IDENTITY", "UNKNOWN", "greeting_group", "identity_group", "unknown_group"]
+
+IDENTITY = "I am Pocket, a very small language model."
+SKILLS = "I know a small world, do sums, label texts, write JSON and call tools."
+UNKNOWN = "I don't know."
+
+
+def _things(text: str) -> list[str]:
+    """The entries of a list written with semicolons."""
+    return [" ".join(entry.split()) for entry in text.split(";")]
+
+
+_HELLO: tuple[str, ...] = (
+    "Hello",
+    "Hi",
+    "Hey",
+    "Good morning",
+    "Good evening",
+    "Good afternoon",
+    "Hello there",
+    "Hi there",
+)
+_HELLO += ("Hey there", "Greetings", "Good day")
+_NAMED = ("", "", "", " Pocket", ", Pocket", " my friend", " again", " model", ", assistant")
+_AFTER: tuple[str, ...] = (
+    "",
+    "",
+    "",
+    "",
+    " Nice to meet you.",
+    " Are you there?",
+    " It is nice to see you.",
+    " Can you help me?",
+)
+_HOW: tuple[str, ...] = (
+    "How are you?",
+    "How are you today?",
+    "How do you do?",
+    "How is it going?",
+    "Are you well?",
+)
+_HOW += (
+    "Are you fine today?",
+    "Are you OK?",
+    "How are things?",
+    "Are you good today?",
+    "How is it going now?",
+)
+_HOW += ("Are you well now?", "How are you doing?", "How are you feeling today?")
+_HOW_HELD = ("How are you now?", "Are you well today?", "How is it going today?")
+_THANKED: tuple[str, ...] = (
+    "Thanks",
+    "Thank you",
+    "Many thanks",
+    "Thanks a lot",
+    "Thank you very much",
+    "Great, thanks",
+)
+_THANKED += ("Good, thank you", "Very good, thanks", "Great, thank you", "Nice, thanks", "OK, thanks")
+_FOR = (
+    "",
+    "",
+    "",
+    ", Pocket",
+    " for your help",
+    " for that",
+    " for the answer",
+    ", that was all",
+    ", my friend",
+)
+_LEAVE: tuple[str, ...] = (
+    "Bye",
+    "Goodbye",
+    "See you",
+    "Good night",
+    "Bye bye",
+    "See you later",
+    "See you soon",
+    "Goodbye then",
+)
+_LEAVE += (
+    "Thanks, bye",
+    "Thank you, goodbye",
+    "Thanks and goodbye",
+    "Bye, and thanks",
+    "Until later",
+    "Farewell",
+)
+_LATER = (
+    "",
+    "",
+    "",
+    ", Pocket",
+    " for now",
+    ", my friend",
+    " tomorrow",
+    " and good night",
+    ", model",
+    " and bye",
+)
+
+_WHO = _things(
+    """
+    Who are you?; What are you?; What is your name?; Introduce yourself.; Describe yourself.; Who am I
+    talking to?; What model are you?; Which model is this?; What kind of model are you?; Do you have a
+    name?; What should I call you?; Tell me about yourself.; What is this?; Who is this?; What are you
+    called?; Who is speaking?; What do they call you?
+    """
+)
+_WHO_HELD = (
+    "Which model are you?",
+    "What model is this?",
+    "What is your name, please?",
+    "Hello! What are you?",
+    "Hi, who are you?",
+    "Please introduce yourself.",
+)
+_TELL: tuple[str, ...] = (
+    "Tell me",
+    "Please tell me",
+    "Can you tell me",
+    "Could you tell me",
+    "Say",
+    "Please say",
+    "I want to know",
+)
+_TELL += ("Do you know", "I would like to know", "Will you tell me", "Can you say", "Let me know")
+_SELF = (
+    "who you are",
+    "what you are",
+    "your name",
+    "which model you are",
+    "what your name is",
+    "what they call you",
+)
+_BEING = _things(
+    """
+    a robot; a human; a person; a machine; a model; an AI; a bot; a program; ChatGPT
+    """
+)
+_BEING += ("a language model", "a computer", "human", "real", "alive", "a child")
+_IS = ("Are you", "Is this", "Am I talking to", "Are you really", "Are you not")
+_CAN = _things(
+    """
+    What can you do?; What do you know?; How can you help me?; What can I ask you?; What are you good at?;
+    What can you help with?; Which tasks can you do?; What do you do?; What are you for?; What can you do
+    here?; What can I do with you?
+    """
+)
+_CAN_HELD = ("What can you do for me?", "What can you help me with?", "Hi, what can you do?")
+_ABLE: tuple[str, ...] = (
+    "what you can do",
+    "what you know",
+    "what you are good at",
+    "what you can help with",
+    "what you do",
+)
+_ABLE += ("how you can help me", "what I can ask you", "what you are for")
+
+_LANDS = _things(
+    """
+    France; Germany; Italy; Spain; Portugal; England; Poland; Sweden; Norway; Denmark; Greece; Turkey;
+    Russia; China; India; Brazil; Canada; Mexico; Egypt; Kenya; Peru; Chile; Cuba; Ireland; Austria;
+    Belgium; Hungary; Vietnam; Thailand; Nigeria; Australia; the United States; Europe; Africa; California;
+    Scotland; Ukraine; Israel; Argentina; Iceland; Texas
+    """
+)
+_LANDS_HELD = _things(
+    """
+    Japan; Finland; Switzerland; the Netherlands; Korea; Morocco; Colombia; Romania; Indonesia; Wales; New
+    Zealand; Pakistan; Bulgaria; Ghana; Bolivia; Florida; Asia; the United Kingdom
+    """
+)
+_CITIES = _things(
+    """
+    Paris; London; Berlin; Madrid; Rome; Tokyo; Lisbon; Vienna; Prague; Oslo; Dublin; Cairo; Lima; Boston;
+    Delhi; New York
+    """
+)
+_CITIES_HELD = _things(
+    """
+    Brussels; Chicago; Barcelona; Hamburg; Stockholm; Seoul; Zurich; Amsterdam; San Francisco
+    """
+)
+_FAMOUS = _things(
+    """
+    Albert Einstein; Shakespeare; Napoleon; Mozart; Isaac Newton; Marie Curie; Barack Obama; Picasso;
+    Aristotle; Julius Caesar; Elon Musk; Taylor Swift; Harry Potter; the Beatles; Abraham Lincoln; Charles
+    Darwin; Gandhi
+    """
+)
+_FAMOUS_HELD = _things(
+    """
+    Beethoven; Galileo; Cleopatra; George Washington; Leonardo da Vinci; Plato; Goethe; Alan Turing
+    """
+)
+_WORKS = _things(
+    """
+    Hamlet; the Odyssey; Don Quixote; Faust; Moby Dick; the Iliad; Dracula; War and Peace; Star Wars; the
+    Magic Flute
+    """
+)
+_WORKS_HELD = [
+    "Macbeth",
+    "Titanic",
+    "the Divine Comedy",
+    "Robinson Crusoe",
+    "the Lord of the Rings",
+    "Frankenstein",
+]
+_THINGS = _things(
+    """
+    the sun; the moon; the world; a car; a house; gold; bread; a horse; the sea; an elephant; a computer;
+    the earth; milk; an atom; a star; the internet; a bicycle; coffee; oil; the sky; time; music; love;
+    water; a whale; light; the government
+    """
+)
+_THINGS_HELD = _things(
+    """
+    Mars; silver; a train; a phone; sugar; the ocean; a tiger; the heart; a bridge; tea; gravity; money
+    """
+)
+_TASKS = _things(
+    """
+    sorts a list; reads a file; adds numbers; prints a name; finds a word; counts letters; opens a door;
+    tests a number
+    """
+)
+_TASKS_HELD = _things(
+    """
+    sorts numbers; counts words; writes a file; finds the largest number; prints a list
+    """
+)
+
+# Each line: a training wording or, behind "| ", a held-out one; {l}and, {c}ity, {f}amous person, {w}ork,
+# {t}hing, what a program does ({p}), an {n}umber, a {y}ear.
+_ASK = """
+What is the population of {l}?
+How many people live in {l}?
+Who is the president of {l}?
+Who is the king of {l}?
+How large is {l}?
+Where is {l}?
+Which language do people speak in {l}?
+What is the largest city in {l}?
+What money do they use in {l}?
+Tell me the history of {l}.
+When was {l} founded?
+| How many people are in {l}?
+| What is the largest river in {l}?
+| Who is the president of {l} now?
+| Which language do they speak in {l}?
+What is the weather in {c}?
+Will it rain in {c}?
+What is the weather like today?
+Is it cold in {c} today?
+How far is it to {c}?
+Where is {c}?
+How do I get to {c}?
+How many people live in {c}?
+What time is it in {c}?
+Which hotel is good in {c}?
+| Is it warm in {c} now?
+| What is the weather in {c} today?
+| How far is {c} from here?
+| Which museum is good in {c}?
+Who is {f}?
+Who was {f}?
+When was {f} born?
+When did {f} die?
+Where did {f} live?
+How old is {f}?
+What did {f} do?
+Tell me about {f}.
+Why is {f} famous?
+What is {f} known for?
+What is {f} remembered for?
+What was {f} famous for?
+| Where was {f} born?
+| When did {f} live?
+| Do you know {f}?
+| What is {f} famous for?
+Who wrote {w}?
+Who made {w}?
+When was {w} written?
+What is {w} about?
+What happens in {w}?
+Have you read {w}?
+| Do you know who wrote {w}?
+| When was {w} made?
+| Can you tell me who wrote {w}?
+What is {t}?
+How much is {t}?
+What is the price of {t}?
+How does {t} work?
+Who invented {t}?
+How old is {t}?
+What do you think of {t}?
+What is your opinion on {t}?
+Give me your opinion of {t}.
+What do you feel about {t}?
+Say what you think of {t}.
+Do you like {t}?
+Why do we need {t}?
+How far is {t}?
+Explain {t}.
+What colour is {t}?
+Do you hate {t}?
+Would you like {t}?
+Can you see {t}?
+Tell me about {t}.
+Write a poem about {t}.
+Tell me a joke about {t}.
+| How does {t} work, please?
+| How much would {t} be?
+| What is your opinion of {t}?
+| Can you explain {t}?
+| Write a story about {t}.
+| Who made {t}?
+| Do you love {t}?
+What day is it?
+What is the date today?
+What year is it?
+What time is it?
+What is the news today?
+Tell me a joke.
+Tell me a story.
+Write a poem.
+Who won the match last night?
+What is the meaning of life?
+Is there a god?
+What is the best film?
+Who is the best player in the world?
+What should I eat today?
+What is my name?
+Do you know me?
+Do you know how old I am?
+Do you know where I live?
+How old am I?
+Where do I live?
+What am I thinking?
+| What is the time now?
+| What day is it today?
+| What date is it?
+| Tell me the news.
+| Who is the best singer?
+| What should I do today?
+| Can you tell me a joke?
+| Do you know my name?
+What happened in {y}?
+Who won the world cup in {y}?
+Who was president in {y}?
+What was the price of {t} in {y}?
+| Who was king in {y}?
+| Tell me what happened in {y}.
+Write a Python function that {p}.
+Write a program that {p}.
+Write code that {p}.
+How do I write a program that {p}?
+| Give me a program that {p}.
+| Write a function that {p}.
+| Can you write code that {p}?
+What is {n} times {n}?
+What is {n} * {n}?
+Multiply {n} and {n}.
+{n} times {n}?
+Compute {n} * {n}.
+How much is {n} * {n}?
+How much is {n} / {n}?
+Tell me {n} times {n}.
+{n} * {n}
+What is {n} divided by {n}?
+What is the square root of {n}?
+{n} / {n} = ?
+| How much is {n} times {n}?
+| {n} * {n} = ?
+| How much is {n} divided by {n}?
+Translate hello into French.
+Translate this into German: the house is small.
+How do you say bread in Spanish?
+| Translate bread into Italian.
+| How do you say hello in French?
+"""
+
+
+def _templates(fresh: bool) -> list[str]:
+    lines = [line for line in _ASK.strip().splitlines() if line.startswith("| ") == fresh]
+    return [line.removeprefix("| ") for line in lines]
+
+
+_UNKNOWN, _UNKNOWN_HELD = _templates(False), _templates(True)
+
+
+def casual(rng: random.Random, text: str) -> str:
+    """Sometimes as people type in a hurry: a small first letter, no mark at the end, `what's`."""
+    if rng.random() < 0.25:
+        text = text.replace("What is", "What's").replace("Who is", "Who's").replace("Where is", "Where's")
+    if rng.random() < 0.25 and not text.startswith("I "):
+        text = text[0].lower() + text[1:]
+    if rng.random() < 0.2:
+        text = text.rstrip("?.!") or text
+    return text
+
+
+def _hello(rng: random.Random, split: Split) -> tuple[str, str]:
+    if rng.random() < 0.2:
+        return pick(rng, split, _HOW, _HOW_HELD), "I am well, thank you. How can I help?"
+    while True:
+        word, name, after = rng.choice(_HELLO), rng.choice(_NAMED), rng.choice(_AFTER)
+        # The plainest greetings are what people type first: always trained, and never counted.
+        plain = not name and not after
+        fresh = not plain and held("hello", word, name, after, one_in=6)
+        if (plain and split != TRAIN) or fresh != (split != TRAIN):
+            continue
+        text = word + name + rng.choice("!!.")
+        if rng.random() < 0.12:
+            return f"{text} {pick(rng, split, _HOW, _HOW_HELD)}", "I am well, thank you. How can I help?"
+        return text + after, "Hello! How can I help?"
+
+
+def greeting_group(rng: random.Random, split: Split) -> Group:
+    """A greeting, thanks or a goodbye."""
+    kind = rng.random()
+    if kind < 0.55:
+        text, reply = _hello(rng, split)
+    elif kind < 0.75:
+        text, reply = _combined(rng, split, _THANKED, _FOR), "You are welcome."
+    else:
+        text, reply = _combined(rng, split, _LEAVE, _LATER), "Goodbye!"
+    return Group((Turn("greeting", casual(rng, text), reply),))
+
+
+def _combined(rng: random.Random, split: Split, heads: Sequence[str], tails: Sequence[str]) -> str:
+    while True:
+        head, tail = rng.choice(heads), rng.choice(tails)
+        if held("parting", head, tail, one_in=6) == (split != TRAIN):
+            return head + tail + rng.choice("!..")
+
+
+def identity_group(rng: random.Random, split: Split) -> Group:
+    """What the model is and what it can do; the answer is the same whatever persona it was given."""
+    who = rng.random() < 0.7
+    kind = rng.random()
+    if kind < 0.4:
+        text = pick(rng, split, _WHO, _WHO_HELD) if who else pick(rng, split, _CAN, _CAN_HELD)
+    else:
+        text = _about_it(rng, split, who, kind < 0.7)
+    if split == TRAIN and rng.random() < 0.25:
+        before = rng.choice(("Hey, ", "Good day, ", "OK, ", "So, ", "Now ", "Pocket, "))
+        text = before + text[0].lower() + text[1:]
+    return Group((Turn("identity", casual(rng, text), IDENTITY if who else SKILLS),))
+
+
+def _about_it(rng: random.Random, split: Split, who: bool, tell: bool) -> str:
+    """A question put together from parts, of which a hash-chosen part of the combinations is held out."""
+    while True:
+        if tell or not who:
+            parts = (rng.choice(_TELL), rng.choice(_SELF if who else _ABLE))
+            mark = "?" if parts[0].startswith(("Can", "Could", "Do", "Will")) else "."
+        else:
+            first = f"{rng.choice(_IS)} {rng.choice(_BEING)}"
+            parts, mark = (first, f"or {rng.choice(_BEING)}" if rng.random() < 0.5 else ""), "?"
+        if held("identity", *parts, one_in=6) == (split != TRAIN):
+            return " ".join(part for part in parts if part) + mark
+
+
+def _real(rng: random.Random, split: Split) -> str:
+    """A question about the real world, an opinion, code, or a sum of another kind."""
+
+    def one(train: list[str], fresh: list[str]) -> Callable[[], str]:
+        return lambda: pick(rng, split, train, fresh)
+
+    values = {
+        "l": one(_LANDS, _LANDS_HELD),
+        "c": one(_CITIES, _CITIES_HELD),
+        "f": one(_FAMOUS, _FAMOUS_HELD),
+        "w": one(_WORKS, _WORKS_HELD),
+        "t": one(_THINGS, _THINGS_HELD),
+        "p": one(_TASKS, _TASKS_HELD),
+        "n": lambda: str(rng.randint(2, 99)),
+        "y": lambda: str(rng.randint(1000, 2030)),
+    }
+    pieces = pick(rng, split, _UNKNOWN, _UNKNOWN_HELD).split("{")
+    return pieces[0] + "".join(values[piece[0]]() + piece[2:] for piece in pieces[1:])
+
+
+def unknown_group(rng: random.Random, split: Split, style: Style = "sentence", tools: bool = False) -> Group:
+    """A question whose answer is not in the model's world; beside tools, only about unknown places."""
+    kind = rng.random()
+    if kind < 0.3:
+        name = rng.choice(_LANDS if split == TRAIN else _LANDS_HELD)
+    else:
+        name = next(n for n in iter(lambda: invented(rng, split, "city"), "") if n not in world_names())
+    if kind < 0.45 or tools:
+        turns = unknown_place_question(rng, split, name, style, UNKNOWN)
+    elif kind < 0.55:
+        famous = rng.choice(_FAMOUS if split == TRAIN else _FAMOUS_HELD)
+        person = f"{invented(rng, split, 'person')} {invented(rng, split, 'person')}"
+        turns = [unknown_person_question(rng, split, rng.choice((famous, person)), UNKNOWN)]
+    else:
+        turns = [Turn("unknown", casual(rng, _real(rng, split)), UNKNOWN)]
+    return Group(tuple(turns))
