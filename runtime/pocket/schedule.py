@@ -1,8 +1,8 @@
-"""When to graft, to lower the learning rate and to end, and what to train more of, all by held-out figures.
+"""How the learning rate falls, when a run ends, and what it trains more of.
 
-The run has three parts: a plateau until every task is near its target (or most of the time is spent), a
-decay of the learning rate, and an end when the figures reach the targets; otherwise shorter plateaus and
-decays follow while there is time. Knows figures and clocks, nothing of models.
+A run is one long round and then short ones, while there is time, until held-out figures reach the targets.
+In a round the learning rate falls to nearly nothing: over the second half of the first, over the whole of
+the others. Knows figures and clocks, nothing of models.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from runtime.pocket.items import TARGETS
 
 __all__ = ["Schedule", "adapted"]
 
-_NEAR = 0.03
-_FAR = 0.15
-_SPENT = 0.62
-_AGAIN = 0.4
 _LOWEST = 0.02
+# The first round ends after this part of the time, however few tokens were seen.
+_FIRST = 0.75
+# Later rounds: their learning-rate factor and their length, as a part of the first one's tokens.
+_AGAIN, _SHORT = 0.4, 0.1
 # The tasks that a part of the mix teaches, where they are not called alike.
 _TEACHES = {
     "doc_tools": ("tool_call", "tool_answer"),
@@ -43,38 +43,32 @@ def adapted(mix: dict[str, float], figures: dict[str, float]) -> dict[str, float
 class Schedule:
     """`rate` gives the learning-rate factor of a step, `judge` reads the figures of a check."""
 
-    def __init__(self, minutes: float, warmup: int, first: float = 1.0) -> None:
-        self.minutes, self.warmup, self.high = minutes, warmup, first
-        self.decay: tuple[int, int, float] | None = None
-        """First step and length of the present decay, and the minutes spent when it began."""
-        self._smooth: dict[str, float] = {}
+    def __init__(self, minutes: float, tokens: int, warmup: int, short: bool = False) -> None:
+        """`tokens` of the first round; `short`: begin with a short round, from weights that are trained."""
+        self.minutes, self.tokens, self.warmup = minutes, tokens, warmup
+        self._high, self._flat, self._until = 1.0, 0.5, _FIRST * minutes
+        self._began, self._length = (0, 0.0), tokens
+        if short:
+            self._next(0, 0.0)
 
-    def rate(self, step: int, minutes: float) -> float:
-        """The factor on the learning rates for this step, `minutes` after the start."""
-        warm = min(1.0, (step + 1) / max(1, self.warmup))
-        return self.high * warm * max(_LOWEST, 1.0 - self.progress(step, minutes))
+    def _next(self, tokens: int, minutes: float) -> None:
+        self._high, self._flat, self._until = _AGAIN, 0.0, self.minutes
+        self._began, self._length = (tokens, minutes), max(1, int(_SHORT * self.tokens))
 
-    def progress(self, step: int, minutes: float) -> float:
-        """How far the decay has come, 0 before it; the clock hurries it and ends it with the time."""
-        if self.decay is None:
-            return float(minutes >= self.minutes)
-        first, length, began = self.decay
-        return min(1.0, max((step - first) / length, (minutes - began) / max(0.01, self.minutes - began)))
+    def progress(self, tokens: int, minutes: float) -> float:
+        """How much of the round is over, by tokens or by the clock, whichever says more."""
+        seen, spent = tokens - self._began[0], minutes - self._began[1]
+        return min(1.0, max(seen / self._length, spent / max(0.01, self._until - self._began[1])))
 
-    def _near(self) -> bool:
-        """Whether all is close to its target, by figures smoothed over the checks, which have few items."""
-        missing = [max(0.0, target - self._smooth[task]) for task, target in TARGETS.items()]
-        return sum(missing) / len(missing) <= _NEAR and max(missing) <= _FAR
+    def rate(self, step: int, tokens: int, minutes: float) -> float:
+        """The factor on the learning rates for this step."""
+        left = (1.0 - self.progress(tokens, minutes)) / (1.0 - self._flat)
+        return self._high * min(1.0, (step + 1) / max(1, self.warmup)) * max(_LOWEST, min(1.0, left))
 
-    def judge(self, figures: dict[str, float], step: int, minutes: float) -> bool:
-        """Whether the run is over; begins a decay when it is time for one."""
-        before = self._smooth or figures
-        self._smooth = {task: (before[task] + figures[task]) / 2 for task in TARGETS}
-        if self.progress(step, minutes) >= 1.0:
-            if all(figures[task] >= target for task, target in TARGETS.items()) or minutes >= self.minutes:
-                return True
-            self.high, self.decay = _AGAIN, None
-        due = self._near() or self.high < 1.0 or minutes >= _SPENT * self.minutes
-        if self.decay is None and due:
-            self.decay = (step, max(400, int(0.4 * step)), minutes)
+    def judge(self, figures: dict[str, float], tokens: int, minutes: float) -> bool:
+        """Whether the run is over, asked at the end of a round; if not, the next round begins."""
+        reached = all(figures[task] >= target for task, target in TARGETS.items())
+        if reached or minutes >= self.minutes:
+            return True
+        self._next(tokens, minutes)
         return False

@@ -52,6 +52,7 @@ class Options:
     """Everything a run is told."""
 
     minutes: float
+    total: int
     tokens: int
     workers: int
     seed: int
@@ -104,21 +105,21 @@ def _batches(
             yield inputs, targets
 
 
-def _share(model: Pocket, count: int, loss: float) -> float:
-    """Sums gradients over the workers, divides by the number of learnt tokens; the mean loss."""
+def _share(model: Pocket, tokens: int, count: int, loss: float) -> tuple[float, int]:
+    """Sums gradients over the workers, divides by the number of learnt tokens; the mean loss, all tokens."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([g.flatten() for g in gradients] + [torch.tensor([float(count), loss])])
+    sums = torch.tensor([float(tokens), float(count), loss])
+    flat = torch.cat([g.flatten() for g in gradients] + [sums])
     if dist.is_initialized():
         dist.all_reduce(flat)
-    flat /= float(flat[-2])
-    norm = float(flat[:-2].norm())
-    if norm > 1.0:
-        flat[:-2] /= norm
+    tokens, count, loss = flat[-3:].tolist()
+    flat = flat[:-3] / count
+    flat /= max(1.0, float(flat.norm()))
     start = 0
     for gradient in gradients:
         gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
         start += gradient.numel()
-    return float(flat[-1])
+    return loss / count, int(tokens)
 
 
 def _rounded(model: Pocket) -> Pocket:
@@ -204,12 +205,12 @@ def worker(rank: int, options: Options) -> None:
 def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> None:
     half = torch.bfloat16 if options.half else torch.float32
     optimizer = Optimizer(model, dtype=half)
-    schedule = Schedule(options.minutes, options.warmup, first=0.4 if options.start else 1.0)
+    schedule = Schedule(options.minutes, options.total, options.warmup, short=bool(options.start))
     mix, report = dict(MIX), Report(rank, options)
     if options.start:
         mix.update(adapted(MIX, check(model, tokenizer, _STEER, max(1, options.items // 40))))
     batches = _batches(tokenizer, options.seed + 7919 * (rank + 1), options.tokens, mix)
-    started, step, spent, done = time.monotonic(), 0, 0.0, False
+    started, step, seen, spent, done = time.monotonic(), 0, 0, 0.0, False
     while not done:
         if step == options.graft and not options.start:
             _graft(model, tokenizer, options)
@@ -220,20 +221,20 @@ def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> N
             scores = model.logits(model.hidden(inputs)[0][keep])
         loss = F.cross_entropy(scores.float(), targets[keep], reduction="sum")
         loss.backward()
-        value = _share(model, int(keep.sum()), float(loss.detach()))
-        optimizer.step(schedule.rate(step, spent))
-        step += 1
+        value, tokens = _share(model, inputs.numel(), int(keep.sum()), float(loss.detach()))
+        optimizer.step(schedule.rate(step, seen, spent))
+        step, seen = step + 1, seen + tokens
         spent = _minutes(started)
-        report.step(value, inputs.numel() * options.workers, spent)
-        over = schedule.progress(step, spent) >= 1.0
+        report.step(value, seen, spent)
+        over = schedule.progress(seen, spent) >= 1.0
         if over or step % options.evaluate == 0:
             # Other items at each check: none is chosen for.
             seed, count = (_JUDGE, options.items) if over else (_STEER, max(1, options.items // 10))
             figures = check(model, tokenizer, seed + step, count)
             spent = _minutes(started)
-            done = schedule.judge(figures, step, spent)
+            report.checked(step, spent, schedule.rate(step, seen, spent), figures)
+            done = over and schedule.judge(figures, seen, spent)
             mix.update(adapted(MIX, figures))
-            report.checked(step, spent, schedule.rate(step, spent), figures)
             if rank == 0:
                 reached = done and not _missed(figures)
                 _export(model, tokenizer, Path(options.folder if reached else options.work))
@@ -251,7 +252,7 @@ class Report:
     def step(self, loss: float, tokens: int, minutes: float) -> None:
         """After each step."""
         self.mean = loss if self.mean == 0 else 0.98 * self.mean + 0.02 * loss
-        self.tokens += tokens
+        self.tokens = tokens
         self.bar.update()
         rate = int(self.tokens / max(1e-3, minutes * 60))
         self.bar.set_postfix(loss=f"{self.mean:.4f}", tok_s=rate, refresh=False)
@@ -311,6 +312,7 @@ def main() -> int:
     """Command line; the exit status says whether all targets were reached."""
     parser = argparse.ArgumentParser(description="Train the pocket checkpoint.")
     parser.add_argument("--minutes", type=float, default=120.0, help="the longest the run may take")
+    parser.add_argument("--total", type=int, default=30_000_000, help="tokens of the first round")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per worker and step")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=1)
