@@ -104,42 +104,59 @@ def test_what_is_below_its_target_is_trained_more() -> None:
         assert min(mix.values()) > 0
 
 
-def _run(schedule: Schedule, figures: list[dict[str, float]]) -> tuple[list[float], bool]:
-    """The rates of a run with a check every 300 steps, 100 steps a minute, and whether it ended."""
+def _run(
+    schedule: Schedule, figures: list[dict[str, float]], per_minute: int = 100
+) -> tuple[list[float], bool]:
+    """The rates of a run of 1,000 tokens a step, and whether it ended."""
     rates, rest = [], list(figures)
     for step in range(1, 20_000):
-        rates.append(schedule.rate(step - 1, (step - 1) / 100))
-        over = schedule.progress(step, step / 100) >= 1.0
-        if (over or step % 300 == 0) and schedule.judge(
-            rest.pop(0) if len(rest) > 1 else rest[0], step, step / 100
+        rates.append(schedule.rate(step - 1, 1000 * (step - 1), (step - 1) / per_minute))
+        spent = step / per_minute
+        if schedule.progress(1000 * step, spent) >= 1.0 and schedule.judge(
+            rest.pop(0) if len(rest) > 1 else rest[0], 1000 * step, spent
         ):
             return rates, True
     return rates, False
 
 
-def test_a_run_ends_after_a_decay_when_the_targets_are_reached() -> None:
-    rates, ended = _run(
-        Schedule(minutes=150, warmup=10), [_figures(facts=0.3), _figures(facts=0.9), _figures()]
-    )
+def _rises(rates: list[float]) -> list[int]:
+    """The steps at which the rate rose again."""
+    return [index for index in range(100, len(rates)) if rates[index] > rates[index - 1] + 0.1]
+
+
+def test_a_run_ends_after_its_first_round_when_the_targets_are_reached() -> None:
+    rates, ended = _run(Schedule(minutes=150, tokens=3_000_000, warmup=10), [_figures()])
     assert ended
-    assert len(rates) < 1500
-    assert max(rates) == 1.0
+    assert len(rates) == 3000
+    assert rates[0] == 0.1
+    assert rates[1400] == 1.0
+    assert 0.3 < rates[2250] < 0.7
+    assert rates[-1] < 0.1
+    assert not _rises(rates)
+
+
+def test_a_run_that_misses_a_target_tries_again_in_short_rounds() -> None:
+    missed = _figures(facts=0.3)
+    rates, ended = _run(Schedule(minutes=150, tokens=3_000_000, warmup=10), [missed, missed, _figures()])
+    assert ended
+    assert len(rates) == 3600
+    assert _rises(rates) == [3000, 3300]
+    assert max(rates[3000:]) == 0.4
+
+
+def test_a_run_ends_with_its_time_whatever_it_reached() -> None:
+    rates, ended = _run(Schedule(minutes=50, tokens=30_000_000, warmup=10), [_figures(unknown=0.9)])
+    assert ended
+    assert len(rates) == 5000
+    assert _rises(rates) == [3750]
     assert rates[-1] < 0.1
 
 
-def test_a_run_that_misses_a_target_tries_again_and_ends_with_its_time() -> None:
-    rates, ended = _run(Schedule(minutes=50, warmup=10), [_figures(unknown=0.9)])
+def test_a_run_from_trained_weights_begins_with_a_short_round() -> None:
+    rates, ended = _run(Schedule(minutes=50, tokens=3_000_000, warmup=10, short=True), [_figures()])
     assert ended
-    assert 5000 <= len(rates) <= 5400
-    lows = [index for index in range(1, len(rates)) if rates[index] > rates[index - 1] + 0.1]
-    assert len([index for index in lows if index > 100]) >= 2  # the learning rate rose again
-
-
-def test_a_run_ends_with_its_time_even_before_its_first_check() -> None:
-    schedule = Schedule(minutes=1, warmup=10)
-    assert schedule.progress(step=5, minutes=0.9) == 0
-    assert schedule.progress(step=6, minutes=1.0) == 1
-    assert schedule.judge(_figures(facts=0.0), step=6, minutes=1.0)
+    assert len(rates) == 300
+    assert max(rates) <= 0.4
 
 
 @pytest.mark.slow
