@@ -40,8 +40,8 @@ MIX: dict[str, float] = {
     "record": 0.1,
     "small_sums": 0.06,
     "greeting": 0.05,
-    "identity": 0.04,
-    "unknown": 0.12,
+    "identity": 0.07,
+    "unknown": 0.15,
     "repeat": 0.03,
 }
 

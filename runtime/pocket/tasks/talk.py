@@ -265,6 +265,8 @@ When was {l} founded?
 | How many people are in {l}?
 | What is the largest river in {l}?
 | Who is the president of {l} now?
+What language do people speak in {l}?
+Which songs do they sing in {l}?
 | Which language do they speak in {l}?
 What is the weather in {c}?
 Will it rain in {c}?
@@ -276,6 +278,9 @@ How do I get to {c}?
 How many people live in {c}?
 What time is it in {c}?
 Which hotel is good in {c}?
+Is it sunny in {c} now?
+Is it dark in {c} now?
+Is it raining in {c}?
 | Is it warm in {c} now?
 | What is the weather in {c} today?
 | How far is {c} from here?
@@ -302,6 +307,10 @@ When was {w} written?
 What is {w} about?
 What happens in {w}?
 Have you read {w}?
+Tell me who wrote {w}.
+Can you tell me who made {w}?
+Could you tell me who wrote {w}?
+Do you know who made {w}?
 | Do you know who wrote {w}?
 | When was {w} made?
 | Can you tell me who wrote {w}?
@@ -322,6 +331,9 @@ How far is {t}?
 Explain {t}.
 What colour is {t}?
 Do you hate {t}?
+Do you want {t}?
+Do you fear {t}?
+Do you enjoy {t}?
 Would you like {t}?
 Can you see {t}?
 Tell me about {t}.
@@ -348,7 +360,16 @@ Is there a god?
 What is the best film?
 Who is the best player in the world?
 What should I eat today?
+What should I wear today?
+What should I read now?
+Where should I go today?
+What should I do tomorrow?
 What is my name?
+Tell me my name.
+Can you say my name?
+Do you know my age?
+Do you know my job?
+Do you know who I am?
 Do you know me?
 Do you know how old I am?
 Do you know where I live?
@@ -366,12 +387,18 @@ What am I thinking?
 What happened in {y}?
 Who won the world cup in {y}?
 Who was president in {y}?
+Who was queen in {y}?
+Who ruled in {y}?
+Who lived in {y}?
+What did people eat in {y}?
 What was the price of {t} in {y}?
 | Who was king in {y}?
 | Tell me what happened in {y}.
 Write a Python function that {p}.
 Write a program that {p}.
 Write code that {p}.
+Can you write a program that {p}?
+Please write code that {p}.
 How do I write a program that {p}?
 | Give me a program that {p}.
 | Write a function that {p}.
@@ -461,10 +488,23 @@ def identity_group(rng: random.Random, split: Split) -> Group:
         text = pick(rng, split, _WHO, _WHO_HELD) if who else pick(rng, split, _CAN, _CAN_HELD)
     else:
         text = _about_it(rng, split, who, kind < 0.7)
-    if split == TRAIN and rng.random() < 0.25:
-        before = rng.choice(("Hey, ", "Good day, ", "OK, ", "So, ", "Now ", "Pocket, "))
-        text = before + text[0].lower() + text[1:]
+    if split == TRAIN and rng.random() < 0.3:
+        text = _led(rng, text)
     return Group((Turn("identity", casual(rng, text), IDENTITY if who else SKILLS),))
+
+
+def _led(rng: random.Random, text: str) -> str:
+    """A training question behind a greeting or another lead, or with a word of politeness behind it."""
+    kind = rng.random()
+    if kind < 0.2 and text.endswith("?") and not text.startswith("What is your name"):
+        return text[:-1] + rng.choice((", please?", ", then?", " now?"))
+    if kind < 0.5:
+        before = rng.choice(("OK, ", "So, ", "Now ", "Pocket, "))
+        return before + text[0].lower() + text[1:]
+    word, mark = rng.choice(_HELLO), rng.choice((", ", ". ", "! "))
+    if f"{word}{mark}" in ("Hello! ", "Hi, "):  # held out
+        mark = " "
+    return word + mark + (text if rng.random() < 0.5 else text[0].lower() + text[1:])
 
 
 def _about_it(rng: random.Random, split: Split, who: bool, tell: bool) -> str:
@@ -509,7 +549,7 @@ def unknown_group(rng: random.Random, split: Split, style: Style = "sentence", t
         name = next(n for n in iter(lambda: invented(rng, split, "city"), "") if n not in world_names())
     if kind < 0.45 or tools:
         turns = unknown_place_question(rng, split, name, style, UNKNOWN)
-    elif kind < 0.55:
+    elif kind < 0.6:
         famous = rng.choice(_FAMOUS if split == TRAIN else _FAMOUS_HELD)
         person = f"{invented(rng, split, 'person')} {invented(rng, split, 'person')}"
         turns = [unknown_person_question(rng, split, rng.choice((famous, person)), UNKNOWN)]
