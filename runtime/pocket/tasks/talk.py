@@ -554,5 +554,8 @@ def unknown_group(rng: random.Random, split: Split, style: Style = "sentence", t
         person = f"{invented(rng, split, 'person')} {invented(rng, split, 'person')}"
         turns = [unknown_person_question(rng, split, rng.choice((famous, person)), UNKNOWN)]
     else:
-        turns = [Turn("unknown", casual(rng, _real(rng, split)), UNKNOWN)]
+        text = _real(rng, split)
+        if split == TRAIN and text.endswith("?") and rng.random() < 0.08:
+            text = text[:-1] + rng.choice((", please?", ", then?", ", Pocket?"))
+        turns = [Turn("unknown", casual(rng, text), UNKNOWN)]
     return Group(tuple(turns))
