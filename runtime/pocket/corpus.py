@@ -39,9 +39,9 @@ MIX: dict[str, float] = {
     "think": 0.15,
     "record": 0.1,
     "small_sums": 0.06,
-    "greeting": 0.05,
-    "identity": 0.07,
-    "unknown": 0.15,
+    "greeting": 0.08,
+    "identity": 0.1,
+    "unknown": 0.2,
     "repeat": 0.03,
 }
 

@@ -44,6 +44,9 @@ _AFTER: tuple[str, ...] = (
     "",
     "",
     " Nice to meet you.",
+    " Good to meet you.",
+    " I am happy to meet you.",
+    " I need your help.",
     " Are you there?",
     " It is nice to see you.",
     " Can you help me?",
@@ -151,16 +154,20 @@ _SELF = (
 )
 _BEING = _things(
     """
-    a robot; a human; a person; a machine; a model; an AI; a bot; a program; ChatGPT
+    a robot; a human; a person; a machine; a model; an AI; a bot; a program; ChatGPT; a man; a woman; a
+    boy; a girl; a cat; a dog; a ghost; a friend; an assistant; a chat bot; a small model; a large model; a
+    big model; a teacher; a book
     """
 )
 _BEING += ("a language model", "a computer", "human", "real", "alive", "a child")
-_IS = ("Are you", "Is this", "Am I talking to", "Are you really", "Are you not")
+_IS = ("Are you", "Are you", "Is this", "Am I talking to", "Are you really", "Are you not", "So you are")
 _CAN = _things(
     """
     What can you do?; What do you know?; How can you help me?; What can I ask you?; What are you good at?;
     What can you help with?; Which tasks can you do?; What do you do?; What are you for?; What can you do
-    here?; What can I do with you?
+    here?; What can I do with you?; What are you made for?; What are you able to do?; What can you do now?;
+    What can you help people with?; What can you help us with?; What can you do for people?; What can you
+    do for us?; Which things can you do?; What are your skills?; What is your purpose?
     """
 )
 _CAN_HELD = ("What can you do for me?", "What can you help me with?", "Hi, what can you do?")
@@ -171,7 +178,8 @@ _ABLE: tuple[str, ...] = (
     "what you can help with",
     "what you do",
 )
-_ABLE += ("how you can help me", "what I can ask you", "what you are for")
+_ABLE += ("how you can help me", "what I can ask you", "what you are for", "what you are made for")
+_ABLE += ("what you are able to do", "what you can do for me", "what you can help me with", "your skills")
 
 _LANDS = _things(
     """
@@ -253,6 +261,9 @@ _TASKS_HELD = _things(
 _ASK = """
 What is the population of {l}?
 How many people live in {l}?
+How many people work in {l}?
+How many towns are in {l}?
+How many people are there in {l}?
 Who is the president of {l}?
 Who is the king of {l}?
 How large is {l}?
@@ -269,7 +280,16 @@ What language do people speak in {l}?
 Which songs do they sing in {l}?
 | Which language do they speak in {l}?
 What is the weather in {c}?
+What is the weather like in {c}?
+What is the weather in {c} now?
+What is the weather in {c} like today?
+What will the weather be in {c} today?
+How is the weather in {c}?
 Will it rain in {c}?
+Is it hot in {c} today?
+Is it cold in {c} now?
+Is it wet in {c} now?
+Is it warm in {c}?
 What is the weather like today?
 Is it cold in {c} today?
 How far is it to {c}?
@@ -320,6 +340,12 @@ What is the price of {t}?
 How does {t} work?
 Who invented {t}?
 How old is {t}?
+How does {t} help?
+How does {t} end?
+Explain how {t} works.
+Can you explain what {t} is?
+Can you explain why we need {t}?
+Can you describe {t}?
 What do you think of {t}?
 What is your opinion on {t}?
 Give me your opinion of {t}.
@@ -347,6 +373,13 @@ Tell me a joke about {t}.
 | Who made {t}?
 | Do you love {t}?
 What day is it?
+What day is today?
+Which day is it today?
+What day was it yesterday?
+What day is it tomorrow?
+What month is it today?
+What year is it today?
+Is it Monday today?
 What is the date today?
 What year is it?
 What time is it?
@@ -366,6 +399,9 @@ Where should I go today?
 What should I do tomorrow?
 What is my name?
 Tell me my name.
+Do you remember my name?
+Do you know my mother?
+Do you know what my name is?
 Can you say my name?
 Do you know my age?
 Do you know my job?
@@ -397,6 +433,11 @@ What was the price of {t} in {y}?
 Write a Python function that {p}.
 Write a program that {p}.
 Write code that {p}.
+Write a script that {p}.
+Write a small function that {p}.
+Can you write a function that {p}?
+Can you write a script that {p}?
+Can you write Python code that {p}?
 Can you write a program that {p}?
 Please write code that {p}.
 How do I write a program that {p}?
@@ -476,7 +517,8 @@ def greeting_group(rng: random.Random, split: Split) -> Group:
 def _combined(rng: random.Random, split: Split, heads: Sequence[str], tails: Sequence[str]) -> str:
     while True:
         head, tail = rng.choice(heads), rng.choice(tails)
-        if held("parting", head, tail, one_in=6) == (split != TRAIN):
+        # Always trained where nothing stands behind it, as with greetings.
+        if (bool(tail) and held("parting", head, tail, one_in=6)) == (split != TRAIN):
             return head + tail + rng.choice("!..")
 
 
@@ -549,7 +591,7 @@ def unknown_group(rng: random.Random, split: Split, style: Style = "sentence", t
         name = next(n for n in iter(lambda: invented(rng, split, "city"), "") if n not in world_names())
     if kind < 0.45 or tools:
         turns = unknown_place_question(rng, split, name, style, UNKNOWN)
-    elif kind < 0.6:
+    elif kind < 0.62:
         famous = rng.choice(_FAMOUS if split == TRAIN else _FAMOUS_HELD)
         person = f"{invented(rng, split, 'person')} {invented(rng, split, 'person')}"
         turns = [unknown_person_question(rng, split, rng.choice((famous, person)), UNKNOWN)]
