@@ -34,7 +34,7 @@ def adapted(mix: dict[str, float], figures: dict[str, float]) -> dict[str, float
     for kind in mix:
         tasks = _TEACHES.get(kind, (kind,))
         missing = [max(0.0, min(1.0, TARGETS[task] + 0.03 - figures[task])) for task in tasks]
-        factors[kind] = 0.6 + 2.4 * max(missing) if missing else 0.0
+        factors[kind] = 0.6 + 12 * max(missing) if missing else 0.0
     taught = [factor for factor in factors.values() if factor]
     mean = sum(taught) / len(taught)
     return {kind: mix[kind] * min(2.0, (factors[kind] or mean) / mean) for kind in mix}

@@ -95,6 +95,10 @@ _ASK_TOPIC = (
     "Text: {s}\nTopic?",
     "Which topic is this? {s}",
     "Tell me the topic of: {s}",
+    "{s}\nWhich topic is this?",
+    "Text: {s}\nWhich topic is it?",
+    "Text: {s}\nWhat is the topic of this?",
+    "Here is a text: {s}\nWhich topic is this?",
 )
 _ASK_TOPIC_HELD = (
     "What is the topic of this text? {s}",

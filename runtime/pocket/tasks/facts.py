@@ -145,6 +145,10 @@ _JOB = (
     "Tell me the job of {x}.",
     "What work does {x} do?",
     "What is the job of {x}?",
+    "Do you know {x}'s job?",
+    "Do you know what {x} does?",
+    "Do you know what work {x} does?",
+    "Name the job of {x}.",
 )
 _JOB_HELD = ("Tell me {x}'s job.", "Do you know the job of {x}?")
 _HOME = (
@@ -153,6 +157,10 @@ _HOME = (
     "In which land does {x} live?",
     "What is the home of {x}?",
     "Where is the home of {x}?",
+    "Do you know the home of {x}?",
+    "Do you know in which land {x} lives?",
+    "Name the home of {x}.",
+    "Tell me {x}'s home.",
 )
 _HOME_HELD = ("Do you know where {x} lives?", "Tell me the home of {x}.")
 _PERSON_FOLLOW = {
@@ -278,7 +286,7 @@ def _person_group(rng: random.Random, split: Split, style: Style) -> Group:
 
 def fact_group(rng: random.Random, split: Split, style: Style = "sentence") -> Group:
     """A question about the world, and often one to three follow-ups on the same place."""
-    if rng.random() < 0.15:
+    if rng.random() < 0.2:
         return _person_group(rng, split, style)
     place, attribute = rng.choice(PLACES), rng.choice(ATTRIBUTES)
     if rng.random() < 0.06:
