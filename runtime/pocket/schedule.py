@@ -15,7 +15,7 @@ _LOWEST = 0.02
 # The first round ends after this part of the time, however few tokens were seen.
 _FIRST = 0.75
 # Later rounds: their learning-rate factor and their length, as a part of the first one's tokens.
-_AGAIN, _SHORT = 0.4, 0.1
+_AGAIN, _SHORT = 0.6, 0.2
 # The tasks that a part of the mix teaches, where they are not called alike.
 _TEACHES = {
     "doc_tools": ("tool_call", "tool_answer"),
@@ -34,7 +34,7 @@ def adapted(mix: dict[str, float], figures: dict[str, float]) -> dict[str, float
     for kind in mix:
         tasks = _TEACHES.get(kind, (kind,))
         missing = [max(0.0, min(1.0, TARGETS[task] + 0.03 - figures[task])) for task in tasks]
-        factors[kind] = 0.6 + 12 * max(missing) if missing else 0.0
+        factors[kind] = 0.6 + 6 * max(missing) if missing else 0.0
     taught = [factor for factor in factors.values() if factor]
     mean = sum(taught) / len(taught)
     return {kind: mix[kind] * min(2.0, (factors[kind] or mean) / mean) for kind in mix}

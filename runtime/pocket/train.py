@@ -312,7 +312,7 @@ def main() -> int:
     """Command line; the exit status says whether all targets were reached."""
     parser = argparse.ArgumentParser(description="Train the pocket checkpoint.")
     parser.add_argument("--minutes", type=float, default=120.0, help="the longest the run may take")
-    parser.add_argument("--total", type=int, default=30_000_000, help="tokens of the first round")
+    parser.add_argument("--total", type=int, default=45_000_000, help="tokens of the first round")
     parser.add_argument("--tokens", type=int, default=2048, help="tokens per worker and step")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
     parser.add_argument("--seed", type=int, default=1)
