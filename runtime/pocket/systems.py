@@ -101,7 +101,7 @@ def system_prompt(rng: random.Random, split: Split) -> tuple[str, Style]:
     if kind < 0.6:
         return _lead(rng, split), "sentence"
     # More often in training: that a prompt asks for short replies is learnt late.
-    if kind < (0.75 if split == TRAIN else 0.7):
+    if kind < (0.8 if split == TRAIN else 0.7):
         lead = _lead(rng, split) + " " if rng.random() < 0.5 else ""
         return lead + rng.choice(_SHORT), "short"
     style: Style = "short" if rng.random() < (0.4 if split == TRAIN else 0.25) else "sentence"

@@ -37,6 +37,11 @@ _ASK = (
     "Hello! What is {np}?",
     "Say, what would {np} be?",
     "What was {np} again?",
+    "Could you give me {np}?",
+    "Hello! Name {np}.",
+    "Hi! Tell me {np}.",
+    "Please say {np}.",
+    "Can you find {np}?",
 )
 _ASK_HELD = (
     "Please tell me {np}.",
@@ -149,6 +154,11 @@ _JOB = (
     "Do you know what {x} does?",
     "Do you know what work {x} does?",
     "Name the job of {x}.",
+    "Please tell me the job of {x}.",
+    "Give me the job of {x}.",
+    "Can you tell me the job of {x}?",
+    "Do you remember the job of {x}?",
+    "I want to know the job of {x}.",
 )
 _JOB_HELD = ("Tell me {x}'s job.", "Do you know the job of {x}?")
 _HOME = (
@@ -161,6 +171,12 @@ _HOME = (
     "Do you know in which land {x} lives?",
     "Name the home of {x}.",
     "Tell me {x}'s home.",
+    "Please tell me the home of {x}.",
+    "Give me the home of {x}.",
+    "Can you tell me the home of {x}?",
+    "Do you know where the home of {x} is?",
+    "Do you know where {x} is living?",
+    "I want to know where {x} lives.",
 )
 _HOME_HELD = ("Do you know where {x} lives?", "Tell me the home of {x}.")
 _PERSON_FOLLOW = {
@@ -170,6 +186,8 @@ _PERSON_FOLLOW = {
         "And the job?",
         "What is the job?",
         "And what work is it?",
+        "And what is the work?",
+        "What is the work?",
     ),
     "home": (
         "Tell me the home.",
@@ -177,6 +195,8 @@ _PERSON_FOLLOW = {
         "And the home?",
         "And where is the home?",
         "Where is home?",
+        "Where is the home then?",
+        "And where does the person live?",
     ),
 }
 _PERSON_FOLLOW_HELD = {"job": ("And what is the job?",), "home": ("Where is the home?", "And where is home?")}
@@ -265,7 +285,7 @@ def unknown_person_question(rng: random.Random, split: Split, name: str, reply: 
 
 def _styled(rng: random.Random, style: Style, text: str) -> tuple[str, Style]:
     """Sometimes asks for a bare value in the question itself."""
-    if style == "sentence" and rng.random() < 0.1:
+    if style == "sentence" and rng.random() < 0.12:
         return f"{text} {rng.choice(_BRIEF)}", "short"
     return text, style
 

@@ -210,7 +210,9 @@ _FAMOUS = _things(
     """
     Albert Einstein; Shakespeare; Napoleon; Mozart; Isaac Newton; Marie Curie; Barack Obama; Picasso;
     Aristotle; Julius Caesar; Elon Musk; Taylor Swift; Harry Potter; the Beatles; Abraham Lincoln; Charles
-    Darwin; Gandhi
+    Darwin; Gandhi; Thomas Edison; Nelson Mandela; Marilyn Monroe; Ada Lovelace; John Lennon; Grace Hopper;
+    Thomas Jefferson; Nikola Tesla; Jane Austen; Victor Hugo; Franz Kafka; Vincent van Gogh; Johann Bach;
+    Alexander the Great; Socrates; Voltaire; Kant; Chopin; Dante; Homer; Rembrandt
     """
 )
 _FAMOUS_HELD = _things(
@@ -317,6 +319,10 @@ Why is {f} famous?
 What is {f} known for?
 What is {f} remembered for?
 What was {f} famous for?
+Where was {f} when the war began?
+Where did {f} die?
+Where does {f} come from?
+When did {f} come here?
 | Where was {f} born?
 | When did {f} live?
 | Do you know {f}?
