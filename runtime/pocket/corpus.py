@@ -31,6 +31,7 @@ MIX: dict[str, float] = {
     "doc_sums": 0.1,
     "doc_completion": 0.04,
     "doc_copies": 0.1,
+    "doc_styles": 0.06,
     # kinds of group inside a conversation
     "facts": 0.25,
     "arithmetic": 0.25,
@@ -164,6 +165,18 @@ def _copies(rng: random.Random) -> Document:
     return [*pieces, ("<|endoftext|>", False)]
 
 
+def _styles(rng: random.Random) -> Document:
+    """One question behind a system prompt, which alone says how long the reply is: the densest practice in
+    telling "Answer in one word." from "Answer in one short sentence."."""
+    system, style = system_prompt(rng, TRAIN)
+    while style == "sentence" and rng.random() < 0.6:  # both lengths about as often
+        system, style = system_prompt(rng, TRAIN)
+    turn = fact_group(rng, TRAIN, style).turns[0]
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": turn.user})
+    return segments([*messages, {"role": "assistant", "content": turn.reply}])
+
+
 def document(rng: random.Random, mix: dict[str, float] | None = None) -> Document:
     """One training document."""
     weights = mix or MIX
@@ -177,6 +190,9 @@ def document(rng: random.Random, mix: dict[str, float] | None = None) -> Documen
     if kind < weights["doc_copies"]:
         return _copies(rng)
     kind -= weights["doc_copies"]
+    if kind < weights["doc_styles"]:
+        return _styles(rng)
+    kind -= weights["doc_styles"]
     tools = kind < weights["doc_tools"]
     # A list of tools is long, so more is asked after it.
     groups = rng.randint(3, 9) if tools else rng.randint(1, 5)

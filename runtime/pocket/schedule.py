@@ -21,6 +21,7 @@ _TEACHES = {
     "doc_tools": ("tool_call", "tool_answer"),
     "doc_sums": ("arithmetic",),
     "doc_copies": ("extract",),
+    "doc_styles": ("facts",),
     "doc_completion": (),
     "repeat": (),
     "facts": ("facts", "followup"),
