@@ -31,7 +31,7 @@ MIX: dict[str, float] = {
     "doc_sums": 0.1,
     "doc_completion": 0.04,
     "doc_copies": 0.1,
-    "doc_styles": 0.06,
+    "doc_styles": 0.12,
     # kinds of group inside a conversation
     "facts": 0.25,
     "arithmetic": 0.25,
@@ -171,7 +171,7 @@ def _styles(rng: random.Random) -> Document:
     system, style = system_prompt(rng, TRAIN)
     while style == "sentence" and rng.random() < 0.6:  # both lengths about as often
         system, style = system_prompt(rng, TRAIN)
-    turn = fact_group(rng, TRAIN, style).turns[0]
+    turn = fact_group(rng, TRAIN, style, people=0.4).turns[0]
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": turn.user})
     return segments([*messages, {"role": "assistant", "content": turn.reply}])

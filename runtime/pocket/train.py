@@ -43,6 +43,9 @@ from runtime.pocket.tokenizer import train_tokenizer, write_tokenizer
 
 __all__ = ["main"]
 
+# The first token of a reply decides what kind of reply it is (a bare value or a sentence, a tool call, "I
+# don't know"); it is one of many tokens, so it counts this often.
+_FIRST_TOKEN = 3.0
 # Seeds of the held-out items that steer a run and that judge its end; the published figures use others.
 _STEER, _JUDGE = 1_000_000, 2_000_000
 
@@ -69,8 +72,9 @@ class Options:
 
 def _batches(
     tokenizer: Tokenizer, seed: int, tokens: int, mix: dict[str, float]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Padded (inputs, targets) of documents of similar length; a target of -100 is not learnt.
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Padded (inputs, targets, weights), each (rows, length), of documents of similar length; a target of
+    weight 0 is not learnt.
 
     A later change to `mix` changes the documents that follow.
     """
@@ -79,15 +83,15 @@ def _batches(
         rows = []
         for document in islice(stream, 256):
             ids: list[int] = []
-            learn: list[bool] = []
+            learn: list[float] = []
             for encoding, (_, flag) in zip(
                 tokenizer.encode_batch_fast([text for text, _ in document]), document, strict=True
             ):
                 ids += encoding.ids
-                learn += [flag] * len(encoding.ids)
+                learn += ([flag * _FIRST_TOKEN] + [float(flag)] * len(encoding.ids))[: len(encoding.ids)]
             rows.append((ids, learn))
         rows.sort(key=lambda row: len(row[0]))
-        groups: list[list[tuple[list[int], list[bool]]]] = [[]]
+        groups: list[list[tuple[list[int], list[float]]]] = [[]]
         for row in rows:
             if len(row[0]) * (len(groups[-1]) + 1) > tokens and groups[-1]:
                 groups.append([])
@@ -97,18 +101,18 @@ def _batches(
             # Matrix units like lengths that are multiples of 32.
             width = -(-max(len(ids) for ids, _ in group) // 32) * 32
             inputs = torch.zeros(len(group), width, dtype=torch.long)
-            targets = torch.full((len(group), width), -100)
+            targets, weights = torch.zeros_like(inputs), torch.zeros(len(group), width)
             for index, (ids, learn) in enumerate(group):
                 inputs[index, : len(ids)] = torch.tensor(ids)
-                kept = [token if flag else -100 for token, flag in zip(ids, learn, strict=True)]
-                targets[index, : len(ids) - 1] = torch.tensor(kept[1:])
-            yield inputs, targets
+                targets[index, : len(ids) - 1] = torch.tensor(ids[1:])
+                weights[index, : len(ids) - 1] = torch.tensor(learn[1:])
+            yield inputs, targets, weights
 
 
-def _share(model: Pocket, tokens: int, count: int, loss: float) -> tuple[float, int]:
-    """Sums gradients over the workers, divides by the number of learnt tokens; the mean loss, all tokens."""
+def _share(model: Pocket, tokens: int, count: float, loss: float) -> tuple[float, int]:
+    """Sums gradients over the workers, divides by the weight of what is learnt; the mean loss, all tokens."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    sums = torch.tensor([float(tokens), float(count), loss])
+    sums = torch.tensor([float(tokens), count, loss])
     flat = torch.cat([g.flatten() for g in gradients] + [sums])
     if dist.is_initialized():
         dist.all_reduce(flat)
@@ -214,14 +218,14 @@ def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> N
     while not done:
         if step == options.graft and not options.start:
             _graft(model, tokenizer, options)
-        inputs, targets = next(batches)
-        keep = targets != -100
+        inputs, targets, weights = next(batches)
+        keep = weights > 0
         model.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=options.half):
             scores = model.logits(model.hidden(inputs)[0][keep])
-        loss = F.cross_entropy(scores.float(), targets[keep], reduction="sum")
+        loss = F.cross_entropy(scores.float(), targets[keep], reduction="none") @ weights[keep]
         loss.backward()
-        value, tokens = _share(model, inputs.numel(), int(keep.sum()), float(loss.detach()))
+        value, tokens = _share(model, inputs.numel(), float(weights.sum()), float(loss.detach()))
         optimizer.step(schedule.rate(step, seen, spent))
         step, seen = step + 1, seen + tokens
         spent = _minutes(started)

@@ -304,9 +304,10 @@ def _person_group(rng: random.Random, split: Split, style: Style) -> Group:
     return Group(tuple(turns))
 
 
-def fact_group(rng: random.Random, split: Split, style: Style = "sentence") -> Group:
-    """A question about the world, and often one to three follow-ups on the same place."""
-    if rng.random() < 0.2:
+def fact_group(rng: random.Random, split: Split, style: Style = "sentence", people: float = 0.2) -> Group:
+    """A question about the world, and often one to three follow-ups on the same place or person; `people`:
+    the share of persons."""
+    if rng.random() < people:
         return _person_group(rng, split, style)
     place, attribute = rng.choice(PLACES), rng.choice(ATTRIBUTES)
     if rng.random() < 0.06:
