@@ -17,12 +17,12 @@ import sglang_dsl as sgl
 
 @sgl.function
 def parallel_sample(s, question, n):
-    s += "Q: What is 10 + 12?\nTool: calculator\nA: 10 + 12 = 22\n"
-    s += "Q: What is 35 + 7?\nTool: calculator\nA: 35 + 7 = 42\n"
+    s += "Q: What is 10 + 12?\nTool: calculator\nQ: What is 10 + 12?\nA: 10 + 12 = 22\n"
+    s += "Q: What is 35 + 7?\nTool: calculator\nQ: What is 35 + 7?\nA: 35 + 7 = 42\n"
     s += "Q: " + question + "\n"
     forks = s.fork(n)
     forks += "Tool: " + sgl.gen("tool", choices=["calculator", "browser"]) + "\n"
-    forks += "A:" + sgl.gen("answer", max_tokens=24, stop="\n") + "\n"
+    forks += "Q: " + question + "\nA:" + sgl.gen("answer", max_tokens=24, stop="\n") + "\n"
     forks.join()
 
 

@@ -18,9 +18,10 @@ from sglang_dsl.patterns import REGEX_IPV4
 
 @sgl.function
 def tool_use(s, question):
-    s += "Q: What is 10 + 12?\nTool: calculator\nA: 10 + 12 = 22\n"
-    s += "Q: What is 35 + 7?\nTool: calculator\nA: 35 + 7 = 42\n"
+    s += "Q: What is 10 + 12?\nTool: calculator\nQ: What is 10 + 12?\nA: 10 + 12 = 22\n"
+    s += "Q: What is 35 + 7?\nTool: calculator\nQ: What is 35 + 7?\nA: 35 + 7 = 42\n"
     s += "Q: " + question + "\nTool: " + sgl.gen("tool", choices=["calculator", "search engine"]) + "\n"
+    s += "Q: " + question + "\n"
     if s["tool"] == "calculator":
         s += "A:" + sgl.gen("expression", max_tokens=24, stop="\n")
     elif s["tool"] == "search engine":
