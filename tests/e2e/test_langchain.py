@@ -18,6 +18,7 @@ from tests.e2e.weather import (
     BAD_MODEL_TOLD,
     BAD_SCHEMA,
     BAD_SCHEMA_TOLD,
+    JSON_QUESTION,
     QUESTION,
     TIME_QUESTION,
     Tools,
@@ -89,7 +90,8 @@ def test_choices(words: Any, tools: list[Any], choice: str, names: set[str]) -> 
 @pytest.mark.parametrize("method", ["function_calling", "json_schema"])
 def test_typed_outputs(words: Any, method: str) -> None:
     typed = ChatOpenAI(**words).with_structured_output(get_time, method=method)
-    assert typed.invoke(TIME_QUESTION) == get_time(city="Lisbon")
+    question = JSON_QUESTION if method == "json_schema" else TIME_QUESTION
+    assert typed.invoke(question) == get_time(city="Lisbon")
 
 
 def test_errors(words: Any) -> None:

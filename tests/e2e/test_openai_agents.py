@@ -10,7 +10,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools, Use, with_models
+from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, JSON_QUESTION, QUESTION, Tools, Use, with_models
 
 pytest.importorskip("agents", reason="openai-agents is not installed (the extra `clients`)")
 from agents import (
@@ -119,7 +119,7 @@ def test_a_result_in_parts(use: Use) -> None:
 def test_typed_outputs(use: Use) -> None:
     async def program(model: Any) -> None:
         one = Agent("clock", model=model(), output_type=get_time, model_settings=greedy())
-        told = await Runner.run(one, TIME_QUESTION, run_config=QUIET)
+        told = await Runner.run(one, JSON_QUESTION, run_config=QUIET)
         assert told.final_output == get_time(city="Lisbon")
 
     use(program)

@@ -105,7 +105,7 @@ def test_a_reply_without_a_limit_may_fill_the_context(client: openai.OpenAI) -> 
 
 def test_several_samples_with_a_seed(client: openai.OpenAI) -> None:
     words: Any = {**GREEDY, "temperature": 1.5, "seed": 7, "n": 3, "max_tokens": 12}
-    asked: Any = [{"role": "user", "content": "Tell me something."}]
+    asked: Any = [{"role": "user", "content": "Repeat tree house bird green."}]
     one, other = (client.chat.completions.create(messages=asked, **words) for _ in range(2))
     said = [choice.message.content for choice in one.choices]
     assert said == [choice.message.content for choice in other.choices]

@@ -10,7 +10,16 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.e2e.weather import ANSWER, BAD_MODEL_TOLD, QUESTION, TIME_QUESTION, Tools, Use, with_models
+from tests.e2e.weather import (
+    ANSWER,
+    BAD_MODEL_TOLD,
+    JSON_QUESTION,
+    QUESTION,
+    TIME_QUESTION,
+    Tools,
+    Use,
+    with_models,
+)
 
 pytest.importorskip("pydantic_ai", reason="pydantic-ai is not installed (the extra `clients`)")
 from pydantic_ai import Agent, NativeOutput
@@ -70,7 +79,7 @@ def test_typed_outputs(use: Use) -> None:
         by_tool = await Agent(model(), output_type=get_time, model_settings=GREEDY).run(TIME_QUESTION)
         assert isinstance(by_tool.output, get_time)
         native = await Agent(model(), output_type=NativeOutput(get_time), model_settings=GREEDY).run(
-            TIME_QUESTION
+            JSON_QUESTION
         )
         assert native.output == get_time(city="Lisbon")
 

@@ -15,7 +15,7 @@ from sglang_dsl.errors import BackendError
 
 @sgl.function(temperature=0, max_tokens=24)
 def card(s: Any) -> None:
-    s += "Name: Bram\nTown: Ostrel\nName: Mira\nTown: Thessen\nName:"
+    s += "Gotek\nLeril\nVala\nWevond\nGotek\n"  # a list that pocket copies
     s += (
         sgl.gen("first", stop="\n") + "\n" + sgl.gen("second", stop="\n") + "\n" + sgl.gen("third", stop="\n")
     )

@@ -15,6 +15,7 @@ Use = Callable[[Callable[[Any], Awaitable[None]]], None]
 QUESTION = "What is the weather in Lisbon?"
 ANSWER = "The weather in Lisbon is sun with 21 degrees."
 TIME_QUESTION = "What time is it in Lisbon?"
+JSON_QUESTION = "Extract city as JSON: Anna lives in Lisbon."
 BAD_SCHEMA = {"type": "object", "properties": {"city": {"type": "town"}}}
 BAD_SCHEMA_TOLD = "is no JSON schema"
 BAD_MODEL_TOLD = "'nope' does not exist"
