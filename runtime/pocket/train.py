@@ -181,6 +181,20 @@ def _graft(model: Pocket, tokenizer: Tokenizer, options: Options) -> None:
             dist.broadcast(weight.data, 0)
 
 
+def tell_apart(model: Pocket, shown: Tensor) -> None:
+    """Changes the rows of tokens that training never showed by a tenth of their length, at random: they are
+    pushed to nearly the same row, and where a constraint wants one of them, rounding would choose. shown:
+    (vocabulary,), of this worker."""
+    counts = shown.float()
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    rows, unseen = model.model.embed_tokens.weight, counts == 0
+    noise = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    noise *= 0.1 * rows.detach().norm(dim=1, keepdim=True) / noise.norm(dim=1, keepdim=True)
+    with torch.no_grad():
+        rows[unseen] += noise[unseen]
+
+
 def _minutes(started: float) -> float:
     """Minutes since `started` by the clock of worker 0, so that all workers decide alike."""
     clock = torch.tensor([(time.monotonic() - started) / 60])
@@ -214,11 +228,13 @@ def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> N
     if options.start:
         mix.update(adapted(MIX, check(model, tokenizer, _STEER, max(1, options.items // 40))))
     batches = _batches(tokenizer, options.seed + 7919 * (rank + 1), options.tokens, mix)
+    shown = torch.zeros(model.shape.vocab, dtype=torch.bool)
     started, step, seen, spent, done = time.monotonic(), 0, 0, 0.0, False
     while not done:
         if step == options.graft and not options.start:
             _graft(model, tokenizer, options)
         inputs, targets, weights = next(batches)
+        shown[inputs] = True
         keep = weights > 0
         model.zero_grad(set_to_none=True)
         with torch.autocast("cpu", torch.bfloat16, enabled=options.half):
@@ -231,6 +247,8 @@ def _loop(rank: int, options: Options, tokenizer: Tokenizer, model: Pocket) -> N
         spent = _minutes(started)
         report.step(value, seen, spent)
         over = schedule.progress(seen, spent) >= 1.0
+        if over:
+            tell_apart(model, shown)
         if over or step % options.evaluate == 0:
             # Other items at each check: none is chosen for.
             seed, count = (_JUDGE, options.items) if over else (_STEER, max(1, options.items // 10))

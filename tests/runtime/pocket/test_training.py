@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from runtime.pocket import path
 from runtime.pocket.corpus import MIX, documents
@@ -20,6 +21,7 @@ from runtime.pocket.items import TARGETS
 from runtime.pocket.model import Pocket, Shape, greedy
 from runtime.pocket.optim import Optimizer
 from runtime.pocket.schedule import Schedule, adapted
+from runtime.pocket.train import tell_apart
 from tests.e2e.patience import PROGRAM_S
 
 SMALL = Shape(vocab=300, hidden=64, layers=3, heads=2, kv_heads=1, inner=96, head_dim=64, positions=128)
@@ -188,3 +190,19 @@ def test_a_run_without_the_time_to_learn_says_so_and_replaces_nothing(tmp_path: 
     assert re.search(r"^facts .* missed$", done.stdout, re.MULTILINE)
     assert not (folder / "model.safetensors").exists()
     assert (work / "model.safetensors").exists()
+
+
+def test_tokens_that_training_never_showed_are_told_apart() -> None:
+    """Else which of them a constraint gets would depend on rounding, and so on what else is in the batch."""
+    model = Pocket(Shape(vocab=64, hidden=32, heads=2, kv_heads=1, inner=32, layers=1))
+    shown = torch.arange(64) < 40
+    rows = model.model.embed_tokens.weight
+    with torch.no_grad():
+        rows[40:] = rows[40]
+    before = rows.detach().clone()
+    tell_apart(model, shown)
+    after = rows.detach()
+    assert torch.equal(after[:40], before[:40])
+    assert torch.pdist(after[40:]).min() > 0.05 * before[40].norm()
+    bundled = load_file(str(path() / "model.safetensors"))["model.embed_tokens.weight"].float()
+    assert torch.pdist(bundled).min() > 0.1
