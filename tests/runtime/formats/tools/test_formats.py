@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.formats.tools import FORMATS, FunctionCallParser
+from runtime.formats.tools.tagged import TaggedCalls
 from runtime.formats.tools.types import Call
 from tests.runtime.formats.tools import calling
 from tests.runtime.formats.tools.calling import TOOLS, added, calls_of, every_split, whole
@@ -224,14 +226,18 @@ def test_random_calls(key: str, data: st.DataObject) -> None:
 
 
 CONTENT = st.from_regex(r"[A-Za-z가-힣.,! ]{0,12}", fullmatch=True).map(str.strip)
-RAW = {"deepseekv32", "glm", "glm45", "glm47", "minimax-m2", "qwen3_coder", "step3", "step3p5"}
 
 
 def texts_of(key: str) -> st.SearchStrategy[str]:
     """Where an argument is written as it is, no text can be told apart that reads like the end of one."""
     if key == "gemma4":
         return calling.PLAIN
-    return calling.AWKWARD
+    detector = FunctionCallParser(TOOLS, key).detector
+    if not isinstance(detector, TaggedCalls):
+        return calling.AWKWARD
+    behind = filter(None, (detector.end.strip(), detector.opener, detector.begin.strip(), detector.tail))
+    end = re.compile(rf"{re.escape(detector.closer)}\s*(?:{'|'.join(map(re.escape, behind))})")
+    return calling.AWKWARD.filter(lambda text: end.search(text) is None)
 
 
 @pytest.mark.parametrize("key", FORMATS.names())
