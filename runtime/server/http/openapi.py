@@ -163,7 +163,7 @@ def _operation(
         case kind:
             answer = {"application/json": {"schema": schema(kind)}}
     if operation.stream:
-        answer["text/event-stream"] = {"schema": {"type": "string"}}
+        answer["text/event-stream"] = {}
     statuses = {*_EVERYWHERE, *operation.errors, *(_WITH_BODY if operation.request is not None else ())}
     made: dict[str, Any] = {
         "summary": operation.summary,
