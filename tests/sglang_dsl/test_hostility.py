@@ -367,7 +367,7 @@ import asyncio, os, signal, sys, threading, time
 import sglang_dsl as sgl
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that it is ignored
 async def never(call):
-    print("asked", flush=True)
+    os.write(1, b"asked\\n")  # whole, where another thread writes too: print() writes text and newline apart
     await asyncio.Event().wait()
 @sgl.function
 def reads(s):
@@ -380,7 +380,7 @@ mock = sgl.MockBackend(never)
 def tell_when(main=threading.main_thread().ident):
     while sys._current_frames()[main].f_code.co_name != "_acquired":
         time.sleep(0.001)
-    print("waits", flush=True)
+    os.write(1, b"waits\\n")
 """
 ENDS = {
     "a stream whose body waits": "state = reads.stream(backend=mock); time.sleep(0.1); print('bye')",
