@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from runtime.formats.tools.reader import first_of, held_back
+from runtime.formats.tools.reader import held_back, longest_first
 
 
 class TextMarks(Protocol):
@@ -105,7 +105,7 @@ class ReasoningSplitter:
     def _inside(self, end: int | None) -> str:
         held, close = self._held, self._close
         if not self._boundary_given:
-            found = first_of(held, (close, *self._marks.ends))
+            found = _first_of(held, (close, *self._marks.ends))
             if found is not None and found[1] != close:
                 self._take(found[0])
                 self._state = "gap"
@@ -160,7 +160,7 @@ class ReasoningSplitter:
             return text
         text, self._unsaid = self._unsaid + text, ""
         pieces = []
-        while (found := first_of(text, marks)) is not None:
+        while (found := _first_of(text, marks)) is not None:
             pieces.append(text[: found[0]])
             text = text[found[0] + len(found[1]) :]
         keep = len(text) - held_back(text, 0, marks)
@@ -171,3 +171,9 @@ class ReasoningSplitter:
         self._head.append(self._held[:size])
         self._taken += size
         self._held = self._held[size:]
+
+
+def _first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first of `options` stands in a text, and which it is."""
+    found = longest_first(options)[0].search(text)
+    return None if found is None else (found.start(), found[0])

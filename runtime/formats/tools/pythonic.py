@@ -63,9 +63,8 @@ class PythonicCalls(BaseFormatDetector):
         else:
             yield from self._calls(reader, opened, calls)
         ends = (self.within[1].strip(), self.end.strip().removeprefix("]"), *self.closers)
-        for _ in range(2):
-            if any(ends):
-                yield from reader.follows(tuple(filter(None, ends)))
+        for _ in range(2 if any(ends) else 0):
+            yield from reader.follows(tuple(filter(None, ends)))
         reader.reset()
 
     def _calls(self, reader: Reader, opened: bool, calls: CallSink) -> Reading[None]:

@@ -115,7 +115,7 @@ class Reader:
 
     def starts(self, options: Sequence[str], skip: int = 0) -> Reading[str]:
         """Which of `options` stands `skip` characters on, the longest; "" for none. Consumes nothing."""
-        pattern, longest = _longest_first(options)
+        pattern, longest = longest_first(options)
         while True:
             place = self.at + skip
             here = len(self.text) - place
@@ -188,19 +188,19 @@ class Reader:
         here ends. pattern: what finds them, where not all of them count."""
         if not options:
             return None
-        any_of, longest = _longest_first(options)
+        any_of, longest = longest_first(options)
         found = (pattern or any_of).search(self.text, self.at)
         if found is None:
             return None
         place = found.start() - self.at
         # Another one may begin before it, of which only the beginning is here.
-        if not self.over and self.left - place < longest and self.left - self.held(options) < place:
+        if place and not self.over and self.left - place < longest and self.left - self.held(options) < place:
             return None
         return place
 
 
 @lru_cache(maxsize=1024)
-def _longest_first(options: Sequence[str]) -> tuple[re.Pattern[str], int]:
+def longest_first(options: Sequence[str]) -> tuple[re.Pattern[str], int]:
     """What matches any of them, the longest where several do, and how long that may be."""
     ordered = sorted(options, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, ordered)) or r"(?!)"), len(ordered[0]) if ordered else 0
@@ -219,9 +219,3 @@ def held_back(text: str, start: int, options: Sequence[str]) -> int:
         if text[at:] in beginnings:
             return len(text) - at
     return 0
-
-
-def first_of(text: str, options: Sequence[str]) -> tuple[int, str] | None:
-    """Where the first of `options` stands in a text, and which it is."""
-    found = _longest_first(options)[0].search(text)
-    return None if found is None else (found.start(), found[0])

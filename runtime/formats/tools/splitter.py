@@ -73,7 +73,7 @@ class Splitter:
         reader, triggers, pattern = self._reader, self._triggers, self._pattern
         while True:
             place = reader.find(triggers, pattern)
-            unsure = self._unsure_place(place)
+            unsure = None if place == 0 else self._unsure_place(place)
             if unsure is not None:
                 self._say(reader.take(min(unsure, reader.left - reader.held(triggers))))
                 reader.reset()

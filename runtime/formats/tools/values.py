@@ -12,25 +12,26 @@ from runtime.formats.tools.reader import Malformed, Reader, Reading
 
 Emit = Callable[[str], None]
 
-DEEPEST = 200
-"""Levels of nesting that are read."""
+DEEPEST = 200  # levels of nesting that are read
 
 _WORD = re.compile(r"[\w+\-.]*")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(r"[+-]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?:[eE][+-]?[0-9]+)?")
-_HEX = re.compile(r"[0-9a-fA-F]*")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'"}
 _SIMPLE_ESCAPES = r"ntrbf/\\\"'"
 _POINT = r"u(?![dD][89a-fA-F])[0-9a-fA-F]{4}"  # of a whole character
 _SIMPLE = re.compile(rf"\\([{_SIMPLE_ESCAPES}]|{_POINT})")
 SIMPLE_STRING = re.compile(r'"[^"\\\x00-\x1f]+"')  # in JSON the same
-_ITEM = r'(-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?|"[^"\\\x00-\x1f]+"|true|false|null)\s*,\s*'
-_PAIR = _ITEM + r'("[^"\\\x00-\x1f]+")\s*:\s*'
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?")  # the same
+_ITEM = rf"({NUMBER.pattern}|{SIMPLE_STRING.pattern}|true|false|null)\s*,\s*"
+_PAIR = rf"{_ITEM}({SIMPLE_STRING.pattern})\s*:\s*"
 # In a list, and in an object behind a key: many values without escapes, which are read at once.
 _FLAT = {
     "]": (re.compile(rf"(?:{_ITEM}){{1,2000}}(?=[^\s\]])"), re.compile(_ITEM), r"\1, "),
     "}": (re.compile(f"(?:{_PAIR}){{1,2000}}"), re.compile(_PAIR), r"\1, \2: "),
 }
+_WHOLE_NUMBER = re.compile(rf"{NUMBER.pattern}(?=[\s,\]}}])")
+_KEY = re.compile(rf"\s*({SIMPLE_STRING.pattern})\s*:")
 _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 _LONGEST_WORD = 400  # digits of a number, at most
 
@@ -92,6 +93,8 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
                 continue
         elif quote:
             yield from _string(reader, dialect, quote, emit)
+        elif (found := _WHOLE_NUMBER.match(reader.text, reader.at)) is not None:
+            emit(reader.take(found.end() - found.start()))
         else:
             emit(_constant((yield from reader.run(_WORD)), dialect))
         # A value is over; so may be what it stands in.
@@ -116,6 +119,10 @@ def value(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
 
 
 def _key(reader: Reader, dialect: Dialect, emit: Emit) -> Reading[None]:
+    if dialect.escaped and (found := _KEY.match(reader.text, reader.at)) is not None:
+        reader.take(found.end() - found.start())
+        emit(f"{found[1]}: ")
+        return
     yield from reader.blank()
     quote = yield from reader.starts(dialect.quotes)
     if quote:
@@ -212,6 +219,6 @@ def _hex(reader: Reader, size: int) -> Reading[int]:
     while reader.left < size:
         yield from reader.more()
     digits = reader.take(size)
-    if not _HEX.fullmatch(digits):
+    if not re.fullmatch("[0-9a-fA-F]*", digits):
         raise Malformed(f"{digits!r} is no number of a character")
     return int(digits, 16)

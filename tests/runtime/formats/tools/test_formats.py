@@ -235,9 +235,18 @@ def texts_of(key: str) -> st.SearchStrategy[str]:
     detector = FunctionCallParser(TOOLS, key).detector
     if not isinstance(detector, TaggedCalls):
         return calling.AWKWARD
-    behind = filter(None, (detector.end.strip(), detector.opener, detector.begin.strip(), detector.tail))
-    end = re.compile(rf"{re.escape(detector.closer)}\s*(?:{'|'.join(map(re.escape, behind))})")
-    return calling.AWKWARD.filter(lambda text: end.search(text) is None)
+    begin, end = detector.begin.strip(), detector.end.strip()
+    marks = (
+        (detector.closer, (end, detector.opener, begin, detector.tail)),
+        (detector.value_end, (detector.key_open, detector.closer, end, detector.filler)),
+    )
+    ends = [
+        rf"{re.escape(mark)}\s*(?:{'|'.join(re.escape(one) for one in behind if one)})"
+        for mark, behind in marks
+        if mark
+    ]
+    end_of_one = re.compile("|".join(ends))
+    return calling.AWKWARD.filter(lambda text: end_of_one.search(text) is None)
 
 
 @pytest.mark.parametrize("key", FORMATS.names())
