@@ -18,8 +18,9 @@ from runtime.pocket.tasks.classify import classify_group
 from runtime.pocket.tasks.extract import extract_group
 from runtime.pocket.tasks.facts import fact_group, record_group
 from runtime.pocket.tasks.numbers import arithmetic_group, small_sum_group, sum_lines, think_group
-from runtime.pocket.tasks.talk import greeting_group, identity_group, unknown_group
+from runtime.pocket.tasks.talk import greeting_group, identity_group
 from runtime.pocket.tasks.tools import TOOLS, tool_group
+from runtime.pocket.tasks.unknown import unknown_group
 
 __all__ = ["MIX", "Conversation", "conversation", "document", "documents"]
 

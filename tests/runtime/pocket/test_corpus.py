@@ -13,8 +13,8 @@ from runtime.pocket.corpus import conversation, documents
 from runtime.pocket.items import TARGETS, correct, items
 from runtime.pocket.tasks import HELD, TRAIN, Split, Turn, held, invented
 from runtime.pocket.tasks.numbers import arithmetic_group, pair_is_held, small_sum_group, worked
-from runtime.pocket.tasks.talk import UNKNOWN, unknown_group
 from runtime.pocket.tasks.tools import TOOLS
+from runtime.pocket.tasks.unknown import UNKNOWN, unknown_group
 from runtime.pocket.world import ATTRIBUTES, PEOPLE, PLACES, world_names
 
 SEEDS = range(12)
