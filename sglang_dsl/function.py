@@ -138,6 +138,7 @@ _PARTS: Registry[Any] = Registry(
         "launch_async": "sglang_dsl.execution.launch:launch_async",
         "run_batch": "sglang_dsl.execution.launch:run_batch",
         "run_batch_async": "sglang_dsl.execution.launch:run_batch_async",
+        "run_batch_on": "sglang_dsl.execution.engines:run_batch_on",
         "trace": "sglang_dsl.execution.launch:trace",
         "cache": "sglang_dsl.execution.launch:cache",
         "plan": "sglang_dsl.execution.launch:plan",
@@ -335,6 +336,7 @@ class SglFunction(Signature[P, R]):
         on_error: str = "raise",
         ordered: bool = True,
         resume: str | os.PathLike[str] | None = None,
+        engine: Any = "local",
         **words: Any,
     ) -> Any:
         """Run the program for each item (a dict of arguments, or a tuple or list of them), many at once.
@@ -344,11 +346,25 @@ class SglFunction(Signature[P, R]):
         the first one in order and cancels the rest. num_threads: how many items may be under way at once.
         ordered=False: results come as they end; a state's `index` is its item's place. resume: a folder in
         which calls are recorded, so that a batch that was interrupted goes on where it was: what was answered
-        is not asked again (the same as cache="rw", cache_dir=...). Other words as for run.
+        is not asked again (the same as cache="rw", cache_dir=...). engine="ray", or RayData(...): in worker
+        processes, on one machine or a cluster; all items are read at once, and the states can only be read.
+        Other words as for run.
         """
         if resume is not None:
             words |= {"cache": "rw", "cache_dir": resume}
         options = self._batch_options(batch_kwargs, num_threads, on_error, words)
+        if engine != "local":
+            return _PARTS.load("run_batch_on")(
+                engine,
+                self,
+                options,
+                batch_kwargs,
+                limit=num_threads if isinstance(num_threads, int) else None,
+                lazy=generator_style,
+                progress=progress_bar,
+                on_error=on_error,
+                ordered=ordered,
+            )
         return _PARTS.load("run_batch")(
             self,
             options,

@@ -83,6 +83,7 @@ class RuntimeEndpoint(Backend):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
+        self._made_with = (api_key, verify, chat_template_name, timeout, retries, max_connections)
         self._transport = Transport(
             self.base_url,
             {"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -99,6 +100,10 @@ class RuntimeEndpoint(Backend):
 
     def __repr__(self) -> str:
         return f"RuntimeEndpoint({self.base_url!r})"
+
+    def __reduce__(self) -> Any:
+        """For worker processes of a batch: another one to the same server, with connections of its own."""
+        return _made_again, (self.base_url, *self._made_with)
 
     @property
     def identity(self) -> str:
@@ -447,3 +452,24 @@ def _faults(request_id: str | None) -> Any:
         raise _error_of(fault) from fault
     except RuntimeFault as fault:
         raise as_program_error(fault, RuntimeEndpoint.name, request_id) from fault
+
+
+def _made_again(
+    base_url: str,
+    api_key: str | None,
+    verify: bool | str | None,
+    template: str | None,
+    timeout: float,
+    retries: int,
+    connections: int,
+) -> RuntimeEndpoint:
+    return RuntimeEndpoint(
+        base_url,
+        api_key,
+        verify,
+        template,
+        timeout=timeout,
+        retries=retries,
+        max_connections=connections,
+        lazy=True,
+    )

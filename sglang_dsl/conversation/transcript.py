@@ -172,7 +172,13 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
 
     def replay(self, onto: Transcript, since: Transcript | None = None) -> Transcript:
         """`onto` with the entries after `since` added. Raises ValueError where turns would nest."""
-        for entry in self.entries(since):
+        return onto.extended(self.entries(since))
+
+    def extended(self, entries: Iterable[Transcript]) -> Transcript:
+        """With `entries` added, oldest first, whatever each of them stood behind. Raises ValueError where
+        turns would nest."""
+        onto = self
+        for entry in entries:
             match entry.kind:
                 case "open":
                     onto = onto.open(entry.value)

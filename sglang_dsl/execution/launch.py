@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import dataclasses
 import functools
-import inspect
 import weakref
 from collections.abc import (
     AsyncIterable,
@@ -22,13 +20,9 @@ from collections.abc import (
     Sized,
 )
 from contextlib import aclosing, closing, suppress
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
-
-from sglang_dsl.backends import as_backend
-from sglang_dsl.backends.base import Backend
-from sglang_dsl.budgets import Budget, Price
+from sglang_dsl.budgets import Price
 from sglang_dsl.compiler.follow import follow, following, leading
 from sglang_dsl.compiler.planning import Plan, planned
 from sglang_dsl.compiler.precompile import constraints_of, send
@@ -38,95 +32,16 @@ from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramEr
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, in_order
+from sglang_dsl.execution.scope import SCOPE, Args, Kwargs, Scope, Startable, Wanted, scope_of
 from sglang_dsl.interpreter.executor import Executor
-from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.record import Record, records
 from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.interpreter.variables import Mark
-from sglang_dsl.ir import Sampling
 from sglang_dsl.settings import global_config
 from sglang_dsl.state.async_state import AsyncProgramState
 from sglang_dsl.state.program_state import ProgramState
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 VERBOSE = 2
 """Of global_config.verbosity: from here on a run prints its text."""
-
-
-class Wanted(Protocol):
-    """How a program is to run, apart from its arguments."""
-
-    @property
-    def backend(self) -> Any: ...
-    @property
-    def stream(self) -> bool: ...
-    @property
-    def timeout(self) -> float | None: ...
-    @property
-    def sampling(self) -> Sampling: ...
-    @property
-    def budget(self) -> Budget | None: ...
-    @property
-    def cache(self) -> str: ...
-    @property
-    def cache_dir(self) -> str | None: ...
-    @property
-    def num_api_spec_tokens(self) -> int | None: ...
-    @property
-    def use_thread(self) -> bool: ...
-
-
-class Startable(Protocol):
-    """A program, as it is started."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def signature(self) -> inspect.Signature: ...
-    @property
-    def is_async(self) -> bool: ...
-    def fill(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]: ...
-    def check(self, args: Args, kwargs: Kwargs) -> None: ...
-    def write(self, state: Any, args: Args, kwargs: Kwargs) -> Any: ...
-
-
-class Scope(msgspec.Struct, frozen=True, eq=False):
-    """What a program hands to the programs that it calls."""
-
-    backend: Backend | None
-    sampling: Sampling
-    timeout: float | None
-    meters: tuple[Meter, ...] = ()
-    record: Record | None = None
-    inline: bool = False
-
-    def run(
-        self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
-    ) -> RunInfo:
-        """What a run in this scope shares. Its seed is no default of its calls: each derives its own. Raises
-        BadProgram for a stream that is to speculate."""
-        if stream and speculation is not None and self.backend is not None and self.backend.speculates:
-            raise BadProgram(
-                f"{program} has num_api_spec_tokens, and its values are known when a whole reply is "
-                "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
-            )
-        return RunInfo(
-            program,
-            self.backend,
-            self.sampling if self.sampling.seed is None else dataclasses.replace(self.sampling, seed=None),
-            self.timeout,
-            stream,
-            self.sampling.seed,
-            self.meters,
-            self.record,
-            index,
-            self.inline,
-            None if stream else speculation,
-        )
-
-
-_SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("sglang_dsl_scope", default=None)
 
 
 def launch(
@@ -139,7 +54,7 @@ def launch(
     args, kwargs = program.fill(args, kwargs)
     # Wrong arguments are refused here, also where the body would run beside the caller.
     program.check(args, kwargs)
-    scope = _scope(wanted)
+    scope = scope_of(wanted)
     if wanted.stream:
         return _beside(program, scope, wanted, index, args, kwargs)
     run = scope.run(program.name, index, stream=False, speculation=wanted.num_api_spec_tokens)
@@ -149,14 +64,14 @@ def launch(
         background().run(_written(program, scope, state, args, kwargs))
         _print_text(state)
         return state
-    before = _SCOPE.set(scope)
+    before = SCOPE.set(scope)
     try:
         state.ret_value = program.write(state, args, kwargs)
     except BaseException:
         state.cancel()
         raise
     finally:
-        _SCOPE.reset(before)
+        SCOPE.reset(before)
     _print_text(state)
     return state
 
@@ -183,7 +98,7 @@ async def launch_async(
         return _async_state(follow(program, args, kwargs)[0])
     args, kwargs = program.fill(args, kwargs)
     program.check(args, kwargs)
-    scope = _scope(wanted)
+    scope = scope_of(wanted)
     if wanted.stream:
         return _async_state(_beside(program, scope, wanted, index, args, kwargs))
     speculation = wanted.num_api_spec_tokens
@@ -226,7 +141,7 @@ async def _beside_the_loop(
     def work() -> None:
         error: BaseException | None = None
         try:
-            context.run(_SCOPE.set, scope)
+            context.run(SCOPE.set, scope)
             state.ret_value = context.run(program.write, state, args, kwargs)
         except BaseException as raised:  # noqa: BLE001 - raised by whoever awaits
             error = raised
@@ -261,7 +176,7 @@ async def _written(
 ) -> None:
     """An async function's body, in a task of its own. Raises what it raises. `body` and `run`: where it runs
     beside the reader."""
-    _SCOPE.set(scope)
+    SCOPE.set(scope)
     if body is not None:
         body.enter()
     try:
@@ -276,27 +191,6 @@ async def _written(
 def _async_state(state: ProgramState) -> AsyncProgramState:
     # Not looked at: isinstance() of a protocol tries every method of it, which takes longer than a call.
     return AsyncProgramState(state.core, state)
-
-
-def _scope(wanted: Wanted) -> Scope:
-    """Settings < caller's program < this one."""
-    outer = _SCOPE.get()
-    if outer is None:
-        outer = Scope(None, global_config.sampling, global_config.timeout_s)
-        backend = global_config.default_backend if wanted.backend is None else wanted.backend
-    else:
-        backend = outer.backend if wanted.backend is None else wanted.backend
-    record = outer.record
-    if wanted.cache != "off" and wanted.cache_dir is not None:
-        record = records.at(wanted.cache_dir, wanted.cache)  # type: ignore[arg-type]
-    return Scope(
-        None if backend is None else as_backend(backend),
-        wanted.sampling.over(outer.sampling),
-        outer.timeout if wanted.timeout is None else wanted.timeout,
-        outer.meters if wanted.budget is None else (*outer.meters, Meter(wanted.budget)),
-        record,
-        not wanted.use_thread,
-    )
 
 
 def _beside(
@@ -336,7 +230,7 @@ def _beside(
 
     def work() -> None:
         body.enter()
-        _SCOPE.set(scope)
+        SCOPE.set(scope)
         failure: BaseException | None = None
         try:
             written.ret_value = program.write(written, args, kwargs)
@@ -383,6 +277,27 @@ def run_batch(
     )
     results = _settle(begun, on_error)
     return results if lazy else list(results)
+
+
+def run_items(
+    program: Startable, wanted: Wanted, scope: Scope, items: Iterable[tuple[int, Any]], limit: int
+) -> list[Job]:
+    """Run a program for each item, a pair of its place in the batch and the item, in `scope`; the finished
+    jobs in that order."""
+    start = _item_async if program.is_async else _item
+    jobs = (functools.partial(start, program, wanted, item, index) for index, item in items)
+    before = SCOPE.set(scope)
+    try:
+        return list(
+            in_order(jobs, limit=limit, lazy=False, total=None, progress=False, on_loop=program.is_async)
+        )
+    finally:
+        SCOPE.reset(before)
+
+
+def inside_a_program() -> bool:
+    """Whether the caller is the body of a program that runs."""
+    return SCOPE.get() is not None
 
 
 def _item(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
@@ -462,7 +377,7 @@ def trace(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> Pro
 
 def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> bool:
     """Commit a program's constant begin; see SglFunction.cache."""
-    scope = _scope(wanted)
+    scope = scope_of(wanted)
     if scope.backend is None:
         raise NoBackend("cache() needs a backend: pass backend=..., or call set_default_backend(...)")
     begin = leading(program, args, kwargs)
@@ -474,7 +389,7 @@ def cache(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs) -> boo
 
 def plan(program: Startable, wanted: Wanted, args: Args, kwargs: Kwargs, price: Price | None) -> Plan:
     """What a run would ask for; see SglFunction.plan."""
-    scope = _scope(wanted)
+    scope = scope_of(wanted)
     return planned(follow(program, args, kwargs)[1], scope.sampling, scope.backend, price)
 
 
@@ -482,5 +397,5 @@ def _tell_ahead(wanted: Wanted, traced: Program) -> None:
     given = global_config.default_backend if wanted.backend is None else wanted.backend
     if isinstance(given, str) and not given.startswith(("http://", "https://")):
         return  # a name: its backend, which may have a model to load, is made when something runs
-    scope = _scope(wanted)
+    scope = scope_of(wanted)
     send(scope.backend, constraints_of(traced.nodes, scope.sampling))

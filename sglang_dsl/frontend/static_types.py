@@ -269,6 +269,12 @@ class BatchWords(RunWords, total=False):
     resume: str | PathLike[str] | None
 
 
+class BlockingBatchWords(BatchWords, total=False):
+    """And those that run_batch has alone."""
+
+    engine: Any
+
+
 class Batches(Protocol[S]):
     @overload
     def __call__(
@@ -277,7 +283,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[BatchWords],
+        **words: Unpack[BlockingBatchWords],
     ) -> list[ProgramState]: ...
     @overload
     def __call__(
@@ -286,7 +292,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
-        **words: Unpack[BatchWords],
+        **words: Unpack[BlockingBatchWords],
     ) -> list[ProgramState | Exception]: ...
     @overload
     def __call__(
@@ -295,7 +301,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[True],
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[BatchWords],
+        **words: Unpack[BlockingBatchWords],
     ) -> Iterator[State[S]]: ...
     @overload
     def __call__(
@@ -304,7 +310,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[True],
         on_error: Literal["return"],
-        **words: Unpack[BatchWords],
+        **words: Unpack[BlockingBatchWords],
     ) -> Iterator[State[S] | Exception]: ...
     @overload
     def __call__(
@@ -313,7 +319,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: bool = False,
         on_error: Literal["raise", "return"] = "raise",
-        **words: Unpack[BatchWords],
+        **words: Unpack[BlockingBatchWords],
     ) -> list[Any] | Iterator[Any]: ...
 
 

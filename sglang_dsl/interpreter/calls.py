@@ -25,7 +25,7 @@ from sglang_dsl.conversation.usage import CallRecord, Ledger
 from sglang_dsl.errors import BackendError, ReplayMiss, Timeout
 from sglang_dsl.hooks import CallEvent, hooks
 from sglang_dsl.interpreter.metering import Ask, Hold, Meter
-from sglang_dsl.interpreter.record import Record, key_of
+from sglang_dsl.interpreter.record import CallLog, key_of
 from sglang_dsl.ir import Source
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ class Calls:
         backend: Backend | None,
         ledger: Ledger,
         *,
-        record: Record | None = None,
+        record: CallLog | None = None,
         seed: int | None = None,
         index: int | None = None,
     ) -> None:
@@ -197,7 +197,9 @@ class Calls:
             self._tell("end", number, where, clock, meta=meta)
         return done
 
-    async def _recorded(self, record: Record, where: Where, asked: Asked[T], drawn: bool, clock: _Clock) -> T:
+    async def _recorded(
+        self, record: CallLog, where: Where, asked: Asked[T], drawn: bool, clock: _Clock
+    ) -> T:
         """By the record, or by the backend."""
         backend = self.backend
         request = asked.request()

@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from sglang_dsl.errors import BadProgram
 
@@ -38,6 +38,15 @@ def key_of(request: Mapping[str, Any]) -> str:
     """The name of a call in the log; equal for equal requests, in this version of the format."""
     text = json.dumps([VERSION, request], sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=20).hexdigest()
+
+
+class CallLog(Protocol):
+    """Where calls are found and kept: a Record, or one that another process holds."""
+
+    @property
+    def mode(self) -> Mode: ...
+    def find(self, key: str, identity: str | None) -> dict[str, Any] | None: ...
+    def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None: ...
 
 
 class Record:

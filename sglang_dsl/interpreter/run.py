@@ -35,7 +35,7 @@ from sglang_dsl.errors import (
 from sglang_dsl.interpreter.calls import Calls
 from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
-from sglang_dsl.interpreter.record import Record
+from sglang_dsl.interpreter.record import CallLog
 from sglang_dsl.interpreter.variables import Mark, Variable
 from sglang_dsl.ir import Gen, Node, Sampling, Source
 from sglang_dsl.tool_use.offers import Offer
@@ -159,7 +159,7 @@ class RunInfo:
         stream: bool = False,
         seed: int | None = None,
         meters: tuple[Meter, ...] = (),
-        record: Record | None = None,
+        record: CallLog | None = None,
         index: int | None = None,
         inline: bool = False,
         speculation: int | None = None,

@@ -117,7 +117,7 @@ WRONG = [
     (LANGUAGE, "chat --json-schema @/no/file", "cannot be read"),
     (LANGUAGE, "serve --prt 1", "did you mean '--port'?"),
     (LANGUAGE, "serve --model /nowhere", "/nowhere: there is no such directory"),
-    (RUNTIME, "nothing", "known: serve"),
+    (RUNTIME, "nothing", "known: router, serve"),
     (RUNTIME, "serve --schedule-policy nope", "unknown schedule policy 'nope'; known: dfs-weight, fcfs"),
     (RUNTIME, "serve --schedule-policy lmp", "did you mean 'lpm'?"),
     (RUNTIME, "serve --eviction-policy nope", "known: fifo"),

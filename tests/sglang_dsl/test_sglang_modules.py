@@ -226,28 +226,29 @@ def test_the_regex_takes_what_the_schema_describes(case: tuple[dict[str, Any], A
 def test_options_of_its_server() -> None:
     given = {"tp_size": 1, "trust_remote_code": True, "mem_fraction_static": 0.5, "disable_radix_cache": True}
     assert own_options({**given, "page_size": 2}) == {
-        "memory_fraction": 0.5, "radix_cache": False, "page_size": 2,
+        "tp_size": 1, "memory_fraction": 0.5, "radix_cache": False, "page_size": 2,
     }  # fmt: skip
-    with pytest.raises(Unsupported, match="tp_size=2"):
-        own_options({"tp_size": 2})
-    with pytest.raises(Unsupported, match="tp_size=2"):
-        sgl.Runtime(model_path="pocket", tp_size=2)
+    with pytest.raises(Unsupported, match="pp_size=2"):
+        own_options({"pp_size": 2})
+    with pytest.raises(Unsupported, match="pp_size=2"):
+        sgl.Runtime(model_path="pocket", pp_size=2)
 
 
 def test_flags_of_its_server() -> None:
     words = ["--model-path", "pocket", "--tp=1", "--disable-radix-cache", "--mem-fraction-static", "0.4"]
     assert own_flags([*words, "--trust-remote-code", "--page-size", "4"]) == [
-        "--model-path", "pocket", "--page-size", "4", "--no-radix-cache", "--memory-fraction", "0.4",
+        "--model-path", "pocket", "--page-size", "4", "--tp-size", "1", "--no-radix-cache",
+        "--memory-fraction", "0.4",
     ]  # fmt: skip
 
 
 COMMANDS = {
     "--model-path m --host 0.0.0.0 --port 30000": ("--model-path m --host 0.0.0.0 --port 30000", ""),
     "--model-path m --tp 1 --dp-size 1 --trust-remote-code --disable-cuda-graph --dtype auto": (
-        "--model-path m --dtype auto", "",
+        "--model-path m --dtype auto --tp-size 1", "",
     ),
-    "--model m --tp 2 --dp=4": ("--model m", "tp=2, dp=4"),
-    "--tensor-parallel-size 2 --mem-fraction-static 0.6": ("--memory-fraction 0.6", "tensor_parallel_size=2"),
+    "--model m --pp 2 --dp=4": ("--model m", "pp=2, dp=4"),
+    "--tensor-parallel-size 2 --mem-fraction-static 0.6": ("--tp-size 2 --memory-fraction 0.6", ""),
     "--reasoning-parser qwen3 --log-level critical": ("--reasoning-parser qwen3 --log-level error", ""),
     "--reasoning-parser deepseek-r1": ("--reasoning-parser deepseek-r1", ""),
     "--reasoning-parser gpt-oss": ("--reasoning-parser gpt-oss", ""),
@@ -325,9 +326,9 @@ def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by
 
 
 def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(UserWarning, match="tp=2"):
+    with pytest.warns(UserWarning, match="dp=2"):
         process, port = launch_server_cmd(
-            "python3 -m sglang.launch_server --model-path pocket \\\n --host 127.0.0.1 --tp 2 "
+            "python3 -m sglang.launch_server --model-path pocket \\\n --host 127.0.0.1 --dp 2 "
             "--mem-fraction-static 0.2 --reasoning-parser qwen3 --max-total-tokens 2048 --log-level error"
         )
     try:
@@ -339,11 +340,11 @@ def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.Cap
     finally:
         terminate_process(process)
     done = subprocess.run(
-        [sys.executable, "-m", "sglang_dsl.launch_server", "--model-path", "/nowhere", "--tp", "2"],
+        [sys.executable, "-m", "sglang_dsl.launch_server", "--model-path", "/nowhere", "--dp", "2"],
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    assert done.stderr.startswith("warning: without effect on the bundled runtime: tp=2\nerror: /nowhere")
+    assert done.stderr.startswith("warning: without effect on the bundled runtime: dp=2\nerror: /nowhere")
     assert done.stderr.count("\n") == 2
 
 
@@ -362,9 +363,10 @@ def test_the_tokenizer_may_be_named_where_it_is_the_checkpoints() -> None:
 def test_an_engine_and_its_arguments_take_the_same_names() -> None:
     given = {"mem_fraction_static": 0.5, "tp_size": 1, "trust_remote_code": True, "random_seed": 3}
     args = sgl.ServerArgs(model_path="pocket", **given)
-    assert dict(args) == {"model_path": "pocket", "memory_fraction": 0.5, "seed": 3}
-    with pytest.raises(BadRequest, match="tp_size=2"):
-        sgl.ServerArgs(model_path="pocket", tp_size=2)
+    assert dict(args) == {"model_path": "pocket", "memory_fraction": 0.5, "tp_size": 1, "seed": 3}
+    assert dict(sgl.ServerArgs(tensor_parallel_size=2)) == {"model_path": "pocket", "tp_size": 2}
+    with pytest.raises(BadRequest, match="pp_size=2"):
+        sgl.ServerArgs(model_path="pocket", pp_size=2)
     with pytest.raises(BadRequest, match="quantization='fp8'"):
         sgl.Engine(model_path="pocket", quantization="fp8", random_seed=3)
 

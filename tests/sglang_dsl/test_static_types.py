@@ -321,7 +321,7 @@ def test_checkers_are_told_every_word() -> None:
     gen_words = set(inspect.signature(generation._gen).parameters)
     forms = set(typing.get_type_hints(checked.Forms)) | set(typing.get_type_hints(checked.TypedWords))
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
-    batch = set(typing.get_type_hints(checked.BatchWords))
+    batch = set(typing.get_type_hints(checked.BlockingBatchWords))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
     assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "words"}) | RUN_WORDS
     told = re.findall(r"\*args: Any, (\w+): Any, ", inspect.getsource(checked.Runs))

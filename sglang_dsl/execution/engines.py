@@ -1,0 +1,45 @@
+"""What else than this process can run a batch, by name. An engine's module is loaded when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol, runtime_checkable
+
+from runtime.protocol.registry import Registry
+from sglang_dsl.errors import BadProgram
+from sglang_dsl.execution.scope import Startable, Wanted
+
+
+@runtime_checkable
+class BatchEngine(Protocol):
+    """Runs a program for each item and gives finished states, or errors by policy."""
+
+    def run_batch(
+        self,
+        program: Startable,
+        wanted: Wanted,
+        items: Iterable[Any],
+        *,
+        limit: int | None,
+        progress: bool,
+        on_error: str,
+        ordered: bool,
+    ) -> Iterator[Any]: ...
+
+
+ENGINES: Registry[Callable[[], BatchEngine]] = Registry(
+    "batch engine", {"ray": "sglang_dsl.execution.ray_data:RayData"}
+)
+
+
+def run_batch_on(
+    engine: Any, program: Startable, wanted: Wanted, items: Iterable[Any], *, lazy: bool, **how: Any
+) -> Any:
+    """SglFunction.run_batch by `engine`, a name of ENGINES or a BatchEngine. Raises BadProgram for anything
+    else, UnknownName, MissingExtra."""
+    made = ENGINES.load(engine)() if isinstance(engine, str) else engine
+    if not isinstance(made, BatchEngine):
+        known = ", ".join(["local", *ENGINES])
+        raise BadProgram(f"engine is one of {known}, or an object such as RayData(...); got {engine!r:.80}")
+    results = made.run_batch(program, wanted, items, **how)
+    return results if lazy else list(results)

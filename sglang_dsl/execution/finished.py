@@ -1,0 +1,260 @@
+"""Finished programs that ran in another process: packed there, read here as any other state.
+
+A transcript is a linked list, which pickle would follow as deep as it is long; packed, it is a tuple of its
+entries, and what points into it (where branches began, where they were joined) is a number of entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from sglang_dsl.budgets import Budget
+from sglang_dsl.concurrency.streams import Signal
+from sglang_dsl.concurrency.waiting import Until
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.usage import CallRecord
+from sglang_dsl.errors import (
+    InvalidValue,
+    MissingVariable,
+    ProgramError,
+    StateClosed,
+    again,
+    headline,
+    stacks,
+)
+from sglang_dsl.interpreter.core import Checkpoint, Core
+from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.ir import Node, Source, caller
+from sglang_dsl.state.program_state import ProgramState
+from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
+
+
+class PackedFork(msgspec.Struct, frozen=True):
+    """A ForkSnapshot. `at`: the number of entries before it, of the parent's; these entries themselves where
+    the parent has rolled back since."""
+
+    branches: tuple[PackedState, ...]
+    joined: bool
+    at: int | tuple[Transcript, ...] | None
+
+
+class PackedState(msgspec.Struct, frozen=True):
+    """A Snapshot. `entries`: the transcript's, each by itself; `since`: how many of them are the parent's."""
+
+    program: str
+    entries: tuple[Transcript, ...]
+    since: int
+    error: BaseException | None
+    variables: tuple[VariableSnapshot, ...]
+    forks: tuple[PackedFork, ...]
+    calls: tuple[CallRecord, ...]
+    branch: tuple[int, ...]
+
+
+class PackedRun(msgspec.Struct, frozen=True):
+    """A program that has ended: all that its state tells. `raws`: the text of the variables that were
+    generated."""
+
+    state: PackedState
+    raws: dict[str, str | list[str]]
+    ret_value: Any
+
+
+def pack(state: ProgramState) -> PackedRun:
+    """`state`, which has ended, to be sent to another process."""
+    seen = state.core.snapshot(None)
+    found = {name: state.core.find(name).raw for name in seen.variables}
+    raws = {name: raw for name, raw in found.items() if raw is not None}
+    return PackedRun(_packed(seen), raws, state.ret_value)
+
+
+def unpack(run: PackedRun, index: int) -> ProgramState:
+    """The state of the program that was packed: to be read, not to be added to."""
+    state = ProgramState(Finished(_unpacked(run.state), run.raws))
+    state.ret_value, state.index = run.ret_value, index
+    return state
+
+
+def sendable(error: BaseException) -> BaseException:
+    """`error` without its frames, which no pickle holds; `full_traceback()` tells them all the same."""
+    if isinstance(error, ProgramError):
+        sent = again(error)
+        assert isinstance(sent, ProgramError)
+        sent.stacks = error.stacks or stacks(error)
+        sent.__cause__ = None
+        return sent
+    return error.with_traceback(None)
+
+
+def instead_of(error: BaseException, program: str) -> ProgramError:
+    """What is sent in place of an error that cannot be: its class may keep things of its process."""
+    made = ProgramError(headline(error), program=program)
+    made.stacks = stacks(error)
+    return made
+
+
+def _packed(seen: Snapshot) -> PackedState:
+    said = seen.transcript.entries()
+    variables = tuple(
+        one if one.error is None else msgspec.structs.replace(one, error=sendable(one.error))
+        for one in seen.variables.values()
+    )
+    forks = tuple(
+        PackedFork(
+            tuple(map(_packed, fork.branches)),
+            fork.joined,
+            None if fork.at is None else _place(fork.at, said),
+        )
+        for fork in seen.forks
+    )
+    error = None if seen.error is None else sendable(seen.error)
+    since = len(seen.since.entries())
+    return PackedState(seen.program, _alone(said), since, error, variables, forks, seen.calls, seen.branch)
+
+
+def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
+    return tuple(msgspec.structs.replace(entry, prev=None, before=None, turn=None) for entry in entries)
+
+
+def _place(at: Transcript, said: Sequence[Transcript]) -> int | tuple[Transcript, ...]:
+    before = at.entries()
+    there = not before or (len(before) <= len(said) and said[len(before) - 1] is at)
+    return len(before) if there else _alone(before)
+
+
+def _unpacked(packed: PackedState) -> Snapshot:
+    said = Transcript.EMPTY.extended(packed.entries)
+    places = [Transcript.EMPTY, *said.entries()]
+
+    def place(at: int | tuple[Transcript, ...] | None) -> Transcript | None:
+        match at:
+            case None:
+                return None
+            case int():
+                return places[at]
+            case _:
+                return Transcript.EMPTY.extended(at)
+
+    return Snapshot(
+        packed.program,
+        said,
+        places[packed.since],
+        False,
+        packed.error,
+        {one.name: one for one in packed.variables},
+        tuple(
+            ForkSnapshot(
+                tuple(map(_unpacked, fork.branches)),
+                fork.joined,
+                place(fork.at),
+            )
+            for fork in packed.forks
+        ),
+        packed.calls,
+        packed.branch,
+    )
+
+
+class Finished(Core):
+    """What the state of a program stands on that has ended elsewhere."""
+
+    def __init__(self, seen: Snapshot, raws: Mapping[str, str | list[str]]) -> None:
+        self._seen = seen
+        self._variables: dict[str, Variable] = {}
+        for name, one in seen.variables.items():
+            variable = self._variables[name] = Variable(name)
+            variable.raw = raws.get(name)
+            if one.error is None:
+                variable.settle(one.value, dict(one.meta))
+            else:
+                variable.fail(one.error)
+
+    @property
+    def program(self) -> str:
+        return self._seen.program
+
+    @property
+    def body_error(self) -> BaseException | None:
+        return None
+
+    @property
+    def beside(self) -> bool:
+        return False
+
+    def fault(self) -> BaseException | None:
+        errors = (one.error for one in self._variables.values())
+        found = next((error for error in errors if isinstance(error, InvalidValue)), None)
+        return None if found is None else again(found)
+
+    def known(self, name: str) -> bool:
+        return name in self._variables
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._variables)
+
+    async def appears(self, name: str, until: Until) -> None:
+        """It is there, or will never be."""
+
+    def find(self, name: str) -> Variable:
+        if (variable := self._variables.get(name)) is None:
+            known = ", ".join(map(repr, self._variables)) or "none"
+            raise MissingVariable(
+                f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
+            )
+        return variable
+
+    def set(self, name: str, value: Any) -> None:
+        variable = Variable(name)
+        variable.settle(value)
+        self._variables[name] = variable
+
+    def open_role(self) -> str | None:
+        return self._seen.transcript.role
+
+    def submit(self, node: Node, src: Source | None) -> None:
+        self._refuse()
+
+    def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> Sequence[Core]:
+        self._refuse()
+
+    async def join(self, branches: Sequence[Core], mode: str, src: Source | None, until: Until) -> None:
+        self._refuse()
+
+    async def adopt(self, branch: Core, src: Source | None, until: Until) -> None:
+        self._refuse()
+
+    def checkpoint(self) -> Checkpoint:
+        self._refuse()
+
+    def rollback(self, checkpoint: Checkpoint) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise StateClosed(f"{self.program!r} ran in another process and has ended: it can only be read")
+
+    def watch(self, signal: Signal) -> Mark:
+        mark = Mark(signal)
+        mark.reach(self._seen.transcript, None, 0)
+        return mark
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+    def so_far(self) -> Transcript:
+        return self._seen.transcript
+
+    def snapshot(self, timeout_s: float | None = 0) -> Snapshot:
+        variables = {name: variable.snapshot() for name, variable in self._variables.items()}
+        return msgspec.structs.replace(self._seen, variables=variables)
+
+    async def settled(self, until: Until) -> Transcript:
+        return self._seen.transcript
+
+    async def pieces(self, until: Until) -> AsyncGenerator[str, None]:
+        yield self._seen.transcript.text()
+
+    async def usage(self, until: Until) -> dict[str, int]:
+        return self._seen.usage

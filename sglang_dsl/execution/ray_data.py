@@ -1,0 +1,79 @@
+"""RayData: how a batch is spread over Ray's worker processes. Loads Ray when a batch is run."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from runtime.protocol.errors import BadRequest, InternalFault
+from runtime.protocol.ray_cluster import connect
+from sglang_dsl.errors import BackendError, BadProgram
+from sglang_dsl.execution.scope import SCOPE, Startable, Wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayData:
+    """run_batch(..., engine=RayData(workers=8)), or engine="ray" for the defaults.
+
+    workers     processes that run programs; None: as many as the cluster has CPUs for
+    cpus, gpus  what each of them reserves; with a backend that runs a model in the worker, that model's
+    batch_size  items that are sent to a worker at a time; it works on two such blocks at once
+    attempts    how often a block of items is begun whose worker dies; then how often each of its items is
+    address     of the cluster; None: RAY_ADDRESS, or a Ray on this machine, for this process alone
+
+    Raises BadProgram for values that make no sense.
+    """
+
+    workers: int | None = None
+    cpus: float = 1.0
+    gpus: float = 0.0
+    batch_size: int = 16
+    attempts: int = 3
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "batch_size", "attempts"):
+            value = getattr(self, name)
+            if not (value is None and name == "workers") and not (type(value) is int and value >= 1):
+                raise BadProgram(f"RayData: {name} is a number of at least 1, got {value!r}")
+        for name in ("cpus", "gpus"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadProgram(f"RayData: {name} is a number of at least 0, got {getattr(self, name)!r}")
+
+    def run_batch(
+        self,
+        program: Startable,
+        wanted: Wanted,
+        items: Iterable[Any],
+        *,
+        limit: int | None,
+        progress: bool,
+        on_error: str,
+        ordered: bool,
+    ) -> Iterator[Any]:
+        """The results, as SglFunction.run_batch gives them. Raises BadProgram, MissingExtra, and
+        BackendError where no Ray can be started, before anything runs."""
+        if SCOPE.get() is not None:
+            raise BadProgram('a program cannot run a batch with engine="ray": run the batch outside of it')
+        try:
+            connect(self.address, None if self.workers is None else self.workers * self.cpus)
+            # Only now: what Ray is told in the environment it reads while it is imported.
+            ray_batch = importlib.import_module("sglang_dsl.execution.ray_batch")
+            results = ray_batch.run_batch(
+                self,
+                program,
+                wanted,
+                items,
+                limit=limit,
+                progress=progress,
+                on_error=on_error,
+                ordered=ordered,
+            )
+        except BadRequest as fault:
+            raise BadProgram(str(fault)) from fault
+        except InternalFault as fault:
+            raise BackendError(str(fault), program=program.name) from fault
+        return cast("Iterator[Any]", results)

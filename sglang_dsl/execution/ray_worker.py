@@ -1,0 +1,180 @@
+"""What runs in Ray's processes: a worker runs the programs of a batch, and a log keeps their calls.
+
+Ray moves everything between processes as pickles; a cluster trusts whoever may send it work.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pickle import PicklingError
+from typing import Any, NamedTuple
+
+import pyarrow
+import ray
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, RayError
+
+from sglang_dsl.backends import as_backend
+from sglang_dsl.backends.base import Backend
+from sglang_dsl.errors import BackendError, BadProgram, headline
+from sglang_dsl.execution.batch import Job
+from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
+from sglang_dsl.execution.launch import run_items
+from sglang_dsl.execution.scope import Scope, Startable, Wanted
+from sglang_dsl.interpreter.record import Mode, Record
+from sglang_dsl.ir import Sampling
+
+OUTCOMES = pyarrow.schema([("index", pyarrow.int64()), ("outcome", pyarrow.binary())])
+LOG_S = 60.0
+"""How long the log may take to answer."""
+
+
+class Work(NamedTuple):
+    """What every worker of a batch is given. `backend`: what `backend=` takes, or a function that makes it;
+    `sampling`, `timeout`: the sender's settings; `limit`: items of one block under way at once; `mode`: of
+    the record, None without one."""
+
+    program: Startable
+    wanted: Wanted
+    backend: Any
+    sampling: Sampling
+    timeout: float | None
+    limit: int
+    mode: Mode | None
+
+
+class Keeper:
+    """An actor beside the sender of a batch: the one process that writes its record, and the one that sees
+    how often each block of it was begun."""
+
+    def __init__(self, folder: str | None, mode: Mode | None, attempts: int) -> None:
+        self._record = None if folder is None or mode is None else Record(folder, mode)
+        self._attempts = attempts
+        self._begun: Counter[tuple[int, int]] = Counter()
+
+    def begin(self, block: tuple[int, int]) -> bool:
+        """A worker is about to run this block (its first item, its size). False: too many have died of it."""
+        self._begun[block] += 1
+        return self._begun[block] <= self._attempts
+
+    def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
+        """As Record.find."""
+        assert self._record is not None
+        return self._record.find(key, identity)
+
+    def keep(self, key: str, identity: str, request: dict[str, Any], reply: dict[str, Any]) -> None:
+        """As Record.keep."""
+        assert self._record is not None
+        self._record.keep(key, identity, request, reply)
+
+
+class KeptElsewhere:
+    """A CallLog that a Keeper writes. Raises BackendError where that does not answer."""
+
+    def __init__(self, keeper: Any, mode: Mode) -> None:
+        self._keeper, self.mode = keeper, mode
+
+    def find(self, key: str, identity: str | None) -> dict[str, Any] | None:
+        found: dict[str, Any] | None = _answer(self._keeper.find.remote(key, identity))
+        return found
+
+    def keep(self, key: str, identity: str, request: Mapping[str, Any], reply: Mapping[str, Any]) -> None:
+        # Waited for, as a call is only answered once it is written down.
+        _answer(self._keeper.keep.remote(key, identity, dict(request), dict(reply)))
+
+
+def _answer(reference: Any) -> Any:
+    try:
+        return ray.get(reference, timeout=LOG_S)
+    except GetTimeoutError as error:
+        raise BackendError(f"the batch's record did not answer within {LOG_S:g} s") from error
+    except RayError as error:
+        raise BackendError(f"the batch's record cannot be reached: {headline(error)}") from error
+
+
+class Worker:
+    """Runs items of a batch, in several threads at once. What fails, fails by item; what it was given is
+    looked at with the first items, so that they tell what is wrong with it."""
+
+    def __init__(self, work: bytes, keeper: Any) -> None:
+        self._work, self._keeper = work, keeper
+        self._made: tuple[Work, Scope] | BaseException | None = None
+        self._making = threading.Lock()
+
+    def __call__(self, block: Any) -> Any:
+        """`block`: an Arrow table of `index` and `item`; gives one of `index` and `outcome`, empty where this
+        block has ended too many workers."""
+        items = dict(zip(block["index"].to_pylist(), block["item"].to_pylist()))
+        may_run = _answer(self._keeper.begin.remote((min(items), len(items))))
+        outcomes = dict(self._outcomes(items)) if may_run else {}
+        columns = {"index": list(outcomes), "outcome": list(outcomes.values())}
+        return pyarrow.table(columns, schema=OUTCOMES)
+
+    def _outcomes(self, items: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        made = self._prepared()
+        if isinstance(made, BaseException):
+            yield from ((index, _sent(made, "")) for index in items)
+            return
+        work, scope = made
+        loaded: list[tuple[int, Any]] = []
+        for index, item in items.items():
+            try:
+                loaded.append((index, cloudpickle.loads(item)))
+            except Exception as error:  # noqa: BLE001 - the outcome of this item
+                said = f"item {index} cannot be read in the worker: {headline(error)}"
+                yield index, _sent(BadProgram(said), work.program.name)
+        jobs = run_items(work.program, work.wanted, scope, loaded, work.limit)
+        for (index, _), job in zip(loaded, jobs):
+            yield index, _sent(_outcome_of(job), work.program.name)
+
+    def _prepared(self) -> tuple[Work, Scope] | BaseException:
+        with self._making:
+            if self._made is None:
+                try:
+                    work: Work = cloudpickle.loads(self._work)
+                    log = None if work.mode is None else KeptElsewhere(self._keeper, work.mode)
+                    scope = Scope(_backend_of(work.backend), work.sampling, work.timeout, record=log)
+                    self._made = work, scope
+                except Exception as error:  # noqa: BLE001 - the outcome of every item
+                    self._made = error
+            return self._made
+
+
+def _backend_of(given: Any) -> Backend | None:
+    if given is None:
+        return None
+    try:
+        return as_backend(given)
+    except TypeError:
+        if not callable(given):
+            raise
+        make: Callable[[], Any] = given
+        return as_backend(make())
+
+
+def _outcome_of(job: Job) -> PackedRun | BaseException:
+    if job.error is not None:
+        return job.error
+    assert job.state is not None
+    return pack(job.state)
+
+
+def _sent(outcome: PackedRun | BaseException, program: str) -> bytes:
+    """`outcome` as bytes that can be read again, whatever a program returns or raises."""
+    if isinstance(outcome, BaseException):
+        try:
+            data: bytes = cloudpickle.dumps(sendable(outcome))
+            cloudpickle.loads(data)  # an exception may take other arguments than it keeps
+        except Exception:  # noqa: BLE001 - it is told in words instead
+            data = cloudpickle.dumps(instead_of(outcome, program))
+        return data
+    try:
+        done: bytes = cloudpickle.dumps(outcome)
+    except (PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        told = BadProgram(
+            f"what {program!r} returned or set cannot leave the worker: {headline(error)}; return plain data"
+        )
+        return bytes(cloudpickle.dumps(told))
+    return done
