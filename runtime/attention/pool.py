@@ -3,6 +3,8 @@ the layout that it reads best. Knows slots; not who owns them."""
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -14,13 +16,25 @@ from runtime.plan import Run
 
 
 class KVShape(NamedTuple):
-    """What of each token is kept, and where."""
+    """What of each token is kept, and where. file: an open file in whose memory the pool is to lie, so that
+    other processes can map it; on the CPU only."""
 
     layers: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    file: int | None = None
+
+    def zeros(self, *size: int) -> Tensor:
+        """Memory for a pool. Zeros, not whatever was there: pages are sent whole, unwritten slots too."""
+        if self.file is None or self.device.type != "cpu":
+            return torch.zeros(size, dtype=self.dtype, device=self.device)
+        length = self.dtype.itemsize
+        for number in size:
+            length *= number
+        os.ftruncate(self.file, length)
+        return torch.frombuffer(mmap.mmap(self.file, length), dtype=self.dtype).view(size)
 
 
 class KVPool:
@@ -57,9 +71,7 @@ class HeadMajorPool(KVPool):
     other: views for products on the CPU."""
 
     def __init__(self, shape: KVShape, slots: int) -> None:
-        layers, kv_heads, head_dim, dtype, device = shape
-        # Zeros, not whatever memory held: pages are sent whole, their unwritten slots too.
-        self.data = torch.zeros((layers, 2 * kv_heads, slots, head_dim), dtype=dtype, device=device)
+        self.data = shape.zeros(shape.layers, 2 * shape.kv_heads, slots, shape.head_dim)
         super().__init__(self.data.permute(2, 0, 1, 3))
 
     def write(self, layer: int, place: slice | Tensor, kv: Tensor) -> None:
@@ -75,8 +87,7 @@ class PageMajorPool(KVPool):
     layers. For transfers, and for kernels, which read a layer's pages through a page table: kv[:, layer]."""
 
     def __init__(self, shape: KVShape, slots: int) -> None:
-        layers, kv_heads, head_dim, dtype, device = shape
-        super().__init__(torch.zeros((slots, layers, 2 * kv_heads, head_dim), dtype=dtype, device=device))
+        super().__init__(shape.zeros(slots, shape.layers, 2 * shape.kv_heads, shape.head_dim))
 
 
 def slots_of(runs: Sequence[Run], device: torch.device) -> Tensor:

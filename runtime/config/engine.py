@@ -11,12 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config.checkpoints import find_checkpoint
+from runtime.config.disaggregation import MODES as DISAGGREGATION
+from runtime.config.disaggregation import DisaggregationConfig
 from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
+from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import RunnerConfig
 from runtime.config.scheduler import SchedulerConfig
+from runtime.config.shards import check_ranks
 from runtime.protocol.errors import BadRequest
+
+PASS_SHARE = 0.8
+"""How much of step_timeout_s a forward pass may take. Whoever waits for it can then say what hangs, before
+those who watch the whole step give it up and cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,11 @@ class EngineConfig:
         "keep a second copy of the matrices, laid out for the CPU: auto (where it fits comfortably; passes "
         "of one to three tokens use whichever copy is timed to be faster at load), always (all use it) or "
         "never",
+    )
+    tp_size: int = option(
+        1,
+        "processes that share a decoder, each with a part of every matrix and of the KV pool (tensor "
+        "parallelism): on the CPU, or with a GPU each",
     )
     runner_process: bool | None = option(
         None,
@@ -180,11 +193,53 @@ class EngineConfig:
     )
     max_top_logprobs: int = option(32, "top_logprobs_num of a request, at most; each costs memory per token")
     max_token_ids_logprob: int = option(64, "ids in token_ids_logprob of a request, at most")
+    disaggregation_mode: str = option(
+        "null",
+        "compute prompts and outputs in two engines: prefill (this one computes prompts and hands their KV "
+        "over), decode (this one takes them and generates) or null (this one does both). Send requests "
+        "through `python -m runtime router`; one without bootstrap_room is answered by this engine alone",
+        choices=DISAGGREGATION,
+    )
+    disaggregation_transfer_backend: str = option(
+        "tcp",
+        "how the KV goes from prefill to decode: local (same machine, through memory), tcp (sockets, between "
+        "machines), nixl (RDMA where there is one; needs the extra nixl) or fake (nothing moves, for tests)",
+    )
+    disaggregation_bootstrap_port: int = option(
+        8998, "port of the prefill engine's bootstrap server; 0: any free one"
+    )
+    disaggregation_host: str = option(
+        "127.0.0.1", "address under which the other engine reaches this one; one of this machine's own"
+    )
+    disaggregation_allowed_hosts: tuple[str, ...] = option(
+        (),
+        "hosts that a request may name as its prefill engine's, separated by commas, * for all; this "
+        "machine's own addresses always may. A decode engine connects to no other",
+    )
+    disaggregation_key: str | None = option(
+        None,
+        "secret that both engines of a pair are given, before anything moves between them; better given in "
+        "SGLANG_DSL_DISAGGREGATION_KEY than on the command line; None: only this machine's engines pair",
+        secret=True,
+    )
+    disaggregation_timeout_s: float = option(
+        300.0,
+        "seconds that each step of a transfer may take: finding the other engine, waiting for it, moving",
+    )
+    disaggregation_heartbeat_s: float = option(
+        5.0, "seconds between two looks whether the other engine lives; after two misses it is given up"
+    )
+    num_reserved_decode_tokens: int = option(
+        512, "KV slots that a decode engine keeps for each running request before it takes in another prompt"
+    )
     profile_folder: str | None = option(
         None, "profiles are written below this folder; None: a fresh one in the system's temporary folder"
     )
     load_timeout_s: float = option(1800.0, "seconds the model may take to load")
-    step_timeout_s: float = option(600.0, "seconds without progress after which the engine is given up")
+    step_timeout_s: float = option(
+        600.0,
+        "seconds without progress after which the engine is given up; a forward pass may take four fifths",
+    )
     close_timeout_s: float = option(30.0, "seconds close() waits for the engine's threads")
 
     @classmethod
@@ -215,6 +270,13 @@ class EngineConfig:
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"must be a positive number, got {getattr(self, name)}", where=name)
         self.runner().verify()
+        if self.tp_size > 1 and self.runner_process is False:
+            raise BadRequest(
+                "must not be False where several processes share the model",
+                where="runner_process",
+                hint="leave it out, or tp_size",
+            )
+        self.disaggregation().verify()
         self._scheduler(self.context_length)
         return self
 
@@ -224,6 +286,8 @@ class EngineConfig:
         path = find_checkpoint(self.model)
         spec = read_spec(path)
         self.context(spec)
+        if self.tp_size > 1:
+            _check_ranks(spec, self.tp_size)
         return path, spec
 
     def context(self, spec: AnySpec) -> int:
@@ -245,7 +309,25 @@ class EngineConfig:
         return read_pooling(path, default, mode=self.pooling, normalize=self.normalize_embeddings)
 
     def runner(self) -> RunnerConfig:
-        return hand(RunnerConfig, self)
+        return hand(
+            RunnerConfig,
+            self,
+            shared_kv=self.disaggregation_mode != "null",
+            step_timeout_s=PASS_SHARE * self.step_timeout_s,
+        )
+
+    def disaggregation(self) -> DisaggregationConfig:
+        return DisaggregationConfig(
+            mode=self.disaggregation_mode,
+            transfer_backend=self.disaggregation_transfer_backend,
+            host=self.disaggregation_host,
+            bootstrap_port=self.disaggregation_bootstrap_port,
+            allowed_hosts=self.disaggregation_allowed_hosts,
+            key=self.disaggregation_key,
+            reserved_tokens=self.num_reserved_decode_tokens,
+            timeout_s=self.disaggregation_timeout_s,
+            heartbeat_s=self.disaggregation_heartbeat_s,
+        )
 
     def _scheduler(self, context_length: int | None, beside: bool = False) -> SchedulerConfig:
         overlap = beside if self.overlap is None else self.overlap
@@ -256,3 +338,13 @@ class EngineConfig:
             context_length=context_length,
             overlap=overlap,
         )
+
+
+def _check_ranks(spec: AnySpec, size: int) -> None:
+    match spec:
+        case EncoderSpec():
+            raise BadRequest(
+                "an encoder is computed by one process", where="tp_size", hint="leave it out for this model"
+            )
+        case ModelSpec():
+            check_ranks(spec, size)

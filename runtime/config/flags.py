@@ -14,22 +14,30 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 
 from runtime.config.engine import EngineConfig
 from runtime.config.options import choices_of, default_of, help_of, is_secret, near, options_of
-from runtime.config.server import ServerConfig
+from runtime.config.serving.replicas import ReplicasConfig
+from runtime.config.serving.router import RouterConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import BadRequest
 
+C = TypeVar("C", ServerConfig, RouterConfig)
 ENV_PREFIX = "SGLANG_DSL_"
-GROUPS: tuple[tuple[str, type[Any]], ...] = (("server", ServerConfig), ("engine", EngineConfig))
+Groups = tuple[tuple[str, type[Any]], ...]
+"""What a command takes: (title, config), ..."""
+GROUPS: Groups = (("server", ServerConfig), ("engine", EngineConfig))
+SERVE: Groups = (*GROUPS, ("replicas", ReplicasConfig))
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
     "Serve a model over HTTP: OpenAI's and Anthropic's interfaces, and its own. Without options: the bundled "
     "model, for this machine only, on http://127.0.0.1:30000. GET /openapi.json lists the paths."
 )
+ALIASES: Mapping[str, tuple[str, ...]] = {"model": ("--model-path",), "tp_size": ("--tp",)}
+"""Other flags for the same option."""
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _NONE = ("none", "null")
 
@@ -40,6 +48,7 @@ class Options:
 
     engine: EngineConfig
     server: ServerConfig
+    replicas: ReplicasConfig
 
 
 class _Parser(argparse.ArgumentParser):
@@ -53,7 +62,17 @@ class _Parser(argparse.ArgumentParser):
         raise BadRequest(message, where="command line", hint=f"{self.prog} --help")
 
 
-def make_parser(prog: str, description: str = "") -> argparse.ArgumentParser:
+class _Several(argparse.Action):
+    """An option with several values: after one flag, after several, or between commas."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        found = [*getattr(namespace, self.dest, ()), *(one for part in values for one in part)]
+        setattr(namespace, self.dest, found)
+
+
+def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> argparse.ArgumentParser:
     """A parser of every option; one that is not given leaves no value behind."""
     parser = _Parser(
         prog=prog,
@@ -66,13 +85,13 @@ def make_parser(prog: str, description: str = "") -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options")
-    add_options(parser)
+    add_options(parser, groups)
     return parser
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, groups: Groups = GROUPS) -> None:
     """Add every option to a parser, in groups; one that is not given leaves no value behind."""
-    for title, config in GROUPS:
+    for title, config in groups:
         group = parser.add_argument_group(f"{title} options")
         kinds = _kinds(config)
         for one in options_of(config):
@@ -84,20 +103,35 @@ def read_options(
 ) -> Options:
     """The options that these arguments, variables and the file they name make together. Raises BadRequest
     naming the place of what is wrong; SystemExit after --help."""
-    found, unknown = make_parser(prog).parse_known_args(list(arguments))
+    made = read_values(arguments, environment, make_parser(prog, groups=SERVE), SERVE)
+    return Options(
+        EngineConfig.of(made["engine"]),
+        with_key(ServerConfig.of(made["server"])),
+        ReplicasConfig.of(made["replicas"]),
+    )
+
+
+def read_values(
+    arguments: Sequence[str], environment: Mapping[str, str], parser: argparse.ArgumentParser, groups: Groups
+) -> dict[str, dict[str, Any]]:
+    """Title of a group -> the values of its options that were given somewhere. Raises as read_options."""
+    found, unknown = parser.parse_known_args(list(arguments))
     if unknown:
-        flags = ["--" + one.name.replace("_", "-") for _, config in GROUPS for one in options_of(config)]
-        hint = near(unknown[0].partition("=")[0], [*flags, "--config"]) or f"see {prog} --help"
+        flags = ["--" + one.name.replace("_", "-") for _, config in groups for one in options_of(config)]
+        hint = near(unknown[0].partition("=")[0], [*flags, "--config"]) or f"see {parser.prog} --help"
         raise BadRequest(f"unknown argument {unknown[0]!r}", where="command line", hint=hint)
     given = vars(found)
     file = given.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
-    values = {**(_from_file(Path(file)) if file else {}), **_from_environment(environment), **given}
-    made = {
-        title: {one.name: values[one.name] for one in options_of(config) if one.name in values}
-        for title, config in GROUPS
+    values = {
+        **(_from_file(Path(file), groups) if file else {}),
+        **_from_environment(environment, groups),
+        **given,
     }
-    server = ServerConfig.of(_key_once(made["server"], given, environment))
-    return Options(EngineConfig.of(made["engine"]), _with_key(server))
+    values = _key_once(values, given, environment)
+    return {
+        title: {one.name: values[one.name] for one in options_of(config) if one.name in values}
+        for title, config in groups
+    }
 
 
 def _key_once(
@@ -114,24 +148,24 @@ def _key_once(
     return values
 
 
-def _with_key(server: ServerConfig) -> ServerConfig:
+def with_key(config: C) -> C:
     """The same with the key from its file. Raises BadRequest."""
-    if server.api_key_file is None:
-        return server
+    if config.api_key_file is None:
+        return config
     try:
-        lines = Path(server.api_key_file).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(config.api_key_file).expanduser().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"cannot be read: {_reason(error)}", where=server.api_key_file) from error
+        raise BadRequest(f"cannot be read: {_reason(error)}", where=config.api_key_file) from error
     key = lines[0].strip() if lines else ""
     if not key:
-        raise BadRequest("its first line is empty, it should be the API key", where=server.api_key_file)
-    return replace(server, api_key=key, api_key_file=None)
+        raise BadRequest("its first line is empty, it should be the API key", where=config.api_key_file)
+    return replace(config, api_key=key, api_key_file=None)
 
 
 # -- the three places ----------------------------------------------------------------------------------------
 
 
-def _from_file(path: Path) -> dict[str, Any]:
+def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
     where = str(path)
     try:
         with path.expanduser().open("rb") as file:
@@ -148,7 +182,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         raise BadRequest(f"must hold `option: value` lines, holds a {type(found).__name__}", where=where)
-    known = {one.name: one for _, config in GROUPS for one in options_of(config)}
+    known = {one.name: one for _, config in groups for one in options_of(config)}
     values: dict[str, Any] = {}
     for key, value in found.items():
         name = str(key).replace("-", "_")
@@ -162,10 +196,10 @@ def _from_file(path: Path) -> dict[str, Any]:
     return values
 
 
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[str, Any]:
     """Only the variables of known options are looked at: others may belong to somebody else."""
     values: dict[str, Any] = {}
-    for _, config in GROUPS:
+    for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):
             text = environment.get(_variable(one.name))
@@ -233,7 +267,7 @@ def _kinds(config: type[Any]) -> dict[str, Any]:
 def _add(group: Any, one: Field[Any], kind: Any) -> None:
     name = "--" + one.name.replace("_", "-")
     text = help_of(one).replace("%", "%%") + _default_text(one)
-    names = [name, "--model-path"] if one.name == "model" else [name]
+    names = [name, *ALIASES.get(one.name, ())]
     if kind is bool:
         group.add_argument(name, action=argparse.BooleanOptionalAction, help=text, default=argparse.SUPPRESS)
         return
@@ -252,10 +286,14 @@ def _add(group: Any, one: Field[Any], kind: Any) -> None:
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from error
 
+    if typing.get_origin(kind) is tuple:
+        several: dict[str, Any] = {"nargs": "+", "action": _Several}
+    else:
+        several = {"nargs": "?", "const": True} if kind == bool | None else {}
     group.add_argument(
         *names,
         type=convert,
-        **({"nargs": "?", "const": True} if kind == bool | None else {}),
+        **several,
         default=argparse.SUPPRESS,
         help=text,
         metavar="{" + ",".join(choices_of(one)) + "}" if choices_of(one) else _metavar(kind),

@@ -8,6 +8,18 @@ from dataclasses import dataclass
 from runtime.protocol.errors import BadRequest
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
+MAX_RANKS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Which of the ranks that compute one model a process is. file: a path that all name, and nothing is at
+    yet, by which they find one another within timeout_s."""
+
+    rank: int = 0
+    size: int = 1
+    file: str = ""
+    timeout_s: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +34,12 @@ class RunnerConfig:
                        "always" = and used for all passes; "never"
     threads            of one operation on the CPU; None = torch's own choice, and one where a pass of a model
                        that has a process of its own is too small to be shared out
+    tp_size            processes that share the model, each with a part of every matrix and of the KV pool
     step_timeout_s     how long finish() waits for a forward pass
     seed               keys the draws of requests that give no seed; None = fresh
     scaled_logprobs    tell output tokens' log-probabilities at the temperature they were sampled with, not at
                        temperature 1
+    shared_kv          keep the KV pool where other processes of this machine can map it, for KV transfers
     """
 
     dtype: str = "auto"
@@ -35,9 +49,11 @@ class RunnerConfig:
     attention: str = "auto"
     pack_weights: str = "auto"
     threads: int | None = None
+    tp_size: int = 1
     step_timeout_s: float = 600.0
     seed: int | None = None
     scaled_logprobs: bool = False
+    shared_kv: bool = False
 
     def verify(self) -> RunnerConfig:
         """Return self, or raise BadRequest naming the field, its value and the rule."""
@@ -60,6 +76,12 @@ class RunnerConfig:
                 "must be auto, always or never",
             ),
             ("threads", self.threads is None or self.threads >= 1, "must be at least 1"),
+            ("tp_size", 1 <= self.tp_size <= MAX_RANKS, f"must be in 1 to {MAX_RANKS}"),
+            (
+                "device",
+                self.tp_size == 1 or not self.device.startswith("cuda:"),
+                "must be auto, cpu or cuda where several ranks share the model: each takes a GPU of its own",
+            ),
             ("step_timeout_s", self.step_timeout_s > 0, "must be above 0"),
         )
         for name, ok, rule in checks:

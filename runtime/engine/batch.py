@@ -12,7 +12,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from runtime.engine.logprobs import Want
+from runtime.engine.sampling.logprobs import Want
 from runtime.plan import StepPlan
 from runtime.protocol.errors import InternalFault
 

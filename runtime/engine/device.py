@@ -7,10 +7,20 @@ import torch
 from runtime.protocol.errors import ModelLoadError
 
 
-def pick_device(name: str) -> torch.device:
-    """`auto`: CUDA where there is one. Raises ModelLoadError for one that cannot be used."""
+def pick_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
+    """`auto`: CUDA where there is one. Of several ranks each has a GPU of its own. Raises ModelLoadError for
+    one that cannot be used."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks > 1 and name == "cuda":
+        found = torch.cuda.device_count()
+        if 0 < found < ranks:
+            raise ModelLoadError(
+                f"{ranks} ranks need a GPU each, there are {found}",
+                where="tp_size",
+                hint="device='cpu' computes without",
+            )
+        name = f"cuda:{rank}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)

@@ -1,10 +1,11 @@
 """Follower: a runner in a process of its own. It receives plans, runs them and gives results back.
 
-    python -m runtime.engine.follower <address> <memory of masks>
+    python -m runtime.engine.follower <address> <memory of masks> <memory of KV, or -1>
 
 Started by runtime.processes.pipeline.runner_process, which made both; it ends with the process that
-started it. Its pass runs in its only working thread: whoever sent the plan is free meanwhile as it is. It
-knows no requests, grammars or policies. Torch comes in by the table, after it was told what to load.
+started it. Where several share a model, each is a rank: all get every order, and rank 0's results count. A
+pass runs in the only working thread: whoever sent the plan is free meanwhile as it is. It knows no requests,
+grammars or policies. Torch comes in by the table, after it was told what to load.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from typing import Any, TypeAlias
 import msgspec
 
 from runtime.config.model import ModelSpec
-from runtime.config.runner import RunnerConfig
-from runtime.engine.logit_processors import PROCESSORS
+from runtime.config.runner import RunnerConfig, World
+from runtime.disagg.transfer.memory import KVMapping
+from runtime.engine.sampling.logit_processors import PROCESSORS
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.ipc.plans import (
@@ -45,7 +47,7 @@ from runtime.ipc.plans import (
 )
 from runtime.ipc.wire import Wire
 from runtime.plan import Runner, TokenMask
-from runtime.protocol.errors import InternalFault, RuntimeFault
+from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
 
 log = logging.getLogger(__name__)
@@ -67,22 +69,26 @@ PARTS: Registry[Any] = Registry(
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """All a follower is told. search: where modules are found, as in the process that starts it."""
+    """All a follower is told. world: which of the model's ranks it is. search: where modules are found, as in
+    the process that starts it."""
 
     path: str
     spec: ModelSpec
     config: RunnerConfig
     parent: int
+    world: World = World()
     profile_folder: str | None = None
     search: tuple[str, ...] = ()
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """It is loaded. device: the kind of device it computes on."""
+    """It is loaded. device: the kind of device it computes on. kv: how its KV lies in the memory that was
+    given for it; None where it does not."""
 
     slots: int
     vocab_size: int
     device: str
+    kv: KVMapping | None = None
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -104,19 +110,30 @@ TO_RUNNER = Wire((Start, *ORDERS))
 FROM_RUNNER = Wire((Ready, Failed, *ANSWERS))
 
 
+class OutOfStep(Exception):
+    """A rank could not do its part of a pass: the others wait for it, and it must end for them to notice."""
+
+
 class Follower:
     """Takes orders from its inbox until that is closed."""
 
     def __init__(
-        self, inbox: Inbox, outbox: Outbox, masks: MaskReader, runner: Runner, profiler: Any
+        self,
+        inbox: Inbox,
+        outbox: Outbox,
+        masks: MaskReader,
+        runner: Runner,
+        profiler: Any,
+        world: World | None = None,
     ) -> None:
-        self._inbox, self._outbox = inbox, outbox
+        self._inbox, self._outbox, self._world = inbox, outbox, world or World()
         self._masks, self._runner, self._profiler = masks, runner, profiler
         self._plans = PlanReader()
         self._fault: RuntimeFault | None = None  # of the plan that was launched last
+        self._out_of_step = False  # other ranks did not meet that fault
 
     def serve(self) -> None:
-        """Raises MailboxClosed at the end."""
+        """Raises MailboxClosed at the end, OutOfStep when it must end before."""
         while True:
             for order in self._inbox.receive(None):
                 self._obey(order)
@@ -141,9 +158,12 @@ class Follower:
         self._fault = None
         try:
             self._runner.launch(plan)
+        except RuntimeFault as fault:  # the plan is not whole: every rank says so
+            self._fault = fault
         except Exception as error:  # noqa: BLE001 - it is this plan's result
-            self._fault = fault_of(error)
-        self._masks.tell_ended(order.number)
+            self._fault, self._out_of_step = fault_of(error), True
+        if self._world.rank == 0:
+            self._masks.tell_ended(order.number)
 
     def _finish(self, number: int, masks: dict[int, TokenMask]) -> None:
         fault = self._fault
@@ -151,11 +171,14 @@ class Follower:
             try:
                 result = self._runner.finish(masks)
             except Exception as error:  # noqa: BLE001 - it is this plan's result
-                fault = fault_of(error)
+                fault, self._out_of_step = fault_of(error), True
             else:
                 self._send(Result(number, result))
         if fault is not None:
             self._send(Failure(number, fault.to_dict()))
+            # A rank that was left alone by another one (EngineDead) is not the one to blame.
+            if self._world.size > 1 and self._out_of_step and not isinstance(fault, EngineDead):
+                raise OutOfStep(str(fault))
         self._profiler.stepped()
 
     def _verify(self, order: Verify) -> None:
@@ -165,7 +188,9 @@ class Follower:
         self._runner.verify(order.params)
 
     def _profile(self, order: Profile) -> dict[str, Any]:
-        made: dict[str, Any]
+        made: dict[str, Any] = {}
+        if self._world.rank > 0:
+            return made  # the ranks' profiles differ little
         if order.action == "start":
             made = self._profiler.start(order.folder, order.steps)
         else:
@@ -207,6 +232,12 @@ class _ToParent(logging.Handler):
             return
 
 
+def _quieter(rank: int) -> None:
+    """What all ranks say is logged once."""
+    if rank > 0:
+        logging.getLogger().setLevel(logging.WARNING)
+
+
 def _adopt_stdout() -> None:
     """Log to the pipe; whatever else is printed goes to stderr."""
     pipe = os.dup(1)
@@ -236,10 +267,10 @@ def _end_with_parent(file: int | None, parent: int) -> None:
     os._exit(0)
 
 
-def _load(start: Start) -> tuple[Runner, Any, Ready]:
+def _load(start: Start, kv_file: int | None) -> tuple[Runner, Any, Ready]:
     kind = PARTS.load("runner")
-    runner = kind.load(start.path, start.spec, start.config, beside=False)
-    ready = Ready(runner.slots, runner.vocab_size, runner.device)
+    runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
+    ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)
     return runner, PARTS.load("profiler")(start.profile_folder), ready
 
 
@@ -248,7 +279,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # a matter of the process that started it
     _tie_to_parent()
     _adopt_stdout()
-    text, memory = arguments
+    text, memory, kv = arguments
     address = Address.parse(text)
     inbox, outbox = address.inbox(TO_RUNNER), address.outbox(FROM_RUNNER, timeout_s=ANSWER_S)
     try:
@@ -260,8 +291,9 @@ def main(arguments: list[str]) -> int:
         watch.start()
         sys.path += [place for place in start.search if place not in sys.path]
         importlib.invalidate_caches()
+        _quieter(start.world.rank)
         try:
-            runner, profiler, ready = _load(start)
+            runner, profiler, ready = _load(start, int(kv) if int(kv) >= 0 else None)
         except Exception as error:
             fault = fault_of(error)
             if not isinstance(error, RuntimeFault):
@@ -272,9 +304,12 @@ def main(arguments: list[str]) -> int:
         gc.freeze()  # what is loaded stays
         gc.set_threshold(YOUNG)
         outbox.send(ready)
-        Follower(inbox, outbox, MaskReader(int(memory)), runner, profiler).serve()
+        Follower(inbox, outbox, MaskReader(int(memory)), runner, profiler, start.world).serve()
     except MailboxClosed:
         return 0
+    except OutOfStep as error:
+        log.error("rank %d of %d ends: %s", start.world.rank, start.world.size, error)
+        return 1
     return 0
 
 

@@ -47,16 +47,21 @@ def _number(path: Path) -> int | None:
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """All matrices of the model (norms and biases are negligible)."""
+    """All matrices of the model, whatever ranks hold them (norms and biases are negligible)."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
     layer = attention + 3 * spec.hidden_size * spec.ffn_size
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
     return (spec.num_layers * layer + embeddings) * dtype.itemsize
 
 
-def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device, where: str) -> None:
-    """Raise ModelLoadError when the weights alone are more than there is."""
+def check_weights_fit(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, where: str, ranks: int = 1
+) -> None:
+    """Raise ModelLoadError when the weights alone are more than there is. Ranks share the machine's memory;
+    each has its own GPU's."""
     needed, free = weight_bytes(spec, dtype), available_bytes(device)
+    if device.type != "cpu":
+        needed //= ranks
     if needed > free:
         raise ModelLoadError(
             f"the weights need {_gib(needed)} as {dtype}, {_gib(free)} are free on {device}",
@@ -66,17 +71,22 @@ def check_weights_fit(spec: ModelSpec, dtype: torch.dtype, device: torch.device,
 
 
 def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether to keep packed copies of matrices of so many bytes; asked before loading. `wish`: pack_weights,
-    whose "auto" means that a second copy must be small against what is free."""
+    """Whether to keep packed copies of matrices of so many bytes (of all ranks); asked before loading.
+    `wish`: pack_weights, whose "auto" means that a second copy must be small against what is free."""
     if device.type != "cpu" or wish == "never" or not can_pack(dtype):
         return False
     return wish == "always" or weights <= PACK_AT_MOST * available_bytes(device)
 
 
-def slots_for(each: int, device: torch.device, asked: int | None, fraction: float, where: str) -> int:
+def slots_for(
+    each: int, device: torch.device, asked: int | None, fraction: float, where: str, ranks: int = 1
+) -> int:
     """How many KV slots of `each` bytes to make: `asked`, or what `fraction` of the free memory holds up to a
-    cap. Raises ModelLoadError when they do not fit, or when there is no room for a useful number."""
+    cap; on the CPU each of `ranks` makes as many. Raises ModelLoadError when they do not fit, or when there
+    is no room for a useful number."""
     free = available_bytes(device)
+    if device.type == "cpu":
+        each *= ranks
     if asked is not None:
         if asked * each > free:
             raise ModelLoadError(

@@ -6,6 +6,7 @@ It knows the model, the KV pool and sampling; not requests, grammars or policies
 from __future__ import annotations
 
 import logging
+import os
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -25,11 +26,12 @@ from torch import Tensor
 from runtime.attention.base import Attention, choose
 from runtime.attention.pool import KVPool, KVShape
 from runtime.config.model import ModelSpec
-from runtime.config.runner import RunnerConfig
+from runtime.config.runner import RunnerConfig, World
 from runtime.engine import memory
 from runtime.engine.batch import Batch
 from runtime.engine.device import pick_device, pick_dtype
-from runtime.engine.logprobs import (
+from runtime.engine.kv_memory import pool_memory
+from runtime.engine.sampling.logprobs import (
     Pairs,
     Scores,
     finite,
@@ -39,16 +41,20 @@ from runtime.engine.logprobs import (
     temperatures_of_scores,
     top_of,
 )
-from runtime.engine.sampler import Sampler, uniform
+from runtime.engine.sampling.sampler import Sampler, Unsampled, uniform
 from runtime.engine.threads import Threads
 from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
+from runtime.parallel import ALONE, Group
 from runtime.plan import Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
 NOT_FINITE = "the model's numbers are not finite"
 _CLOSE_WAIT_S = 30.0
+PATIENCE = 0.8
+"""How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
+and who says nothing is the one that is stuck."""
 FEW = 4
 """Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
 log = logging.getLogger(__name__)
@@ -106,12 +112,27 @@ class _Here(Executor):
 class TorchRunner:
     """Implements runtime.plan.Runner. launch() hands the forward pass to a thread of its own, in which torch
     lets go of the interpreter, so that the caller can fill masks meanwhile; with `beside` False launch() runs
-    it, for a caller who has a process of his own for it."""
+    it, for a caller who has a process of his own for it.
+
+    A rank of a group gets the same plans and masks as the others, in the same order. All compute all logits;
+    rank 0 alone samples, and its results count: the others give none."""
 
     def __init__(
-        self, decoder: Decoder, attention: Attention[KVPool], config: RunnerConfig, *, beside: bool = True
+        self,
+        decoder: Decoder,
+        attention: Attention[KVPool],
+        config: RunnerConfig,
+        *,
+        beside: bool = True,
+        kv_file: int | None = None,
+        group: Group = ALONE,
     ) -> None:
-        self._decoder, self._attention, self._config = decoder, attention, config
+        """kv_file: where the pool lies, if in a file; the caller's to close."""
+        spec, shard = decoder.spec, decoder.shard
+        self.kv_memory = pool_memory(
+            attention.pool, kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
+        )
+        self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
         self._worker: Executor = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else _Here()
         )
@@ -119,25 +140,46 @@ class TorchRunner:
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
-        self._sampler = Sampler()
+        self._sampler = Sampler() if group.rank == 0 else Unsampled()
 
     @classmethod
     def load(
-        cls, path: str | Path, spec: ModelSpec, config: RunnerConfig | None = None, *, beside: bool = True
+        cls,
+        path: str | Path,
+        spec: ModelSpec,
+        config: RunnerConfig | None = None,
+        *,
+        beside: bool = True,
+        kv_file: int | None = None,
+        world: World | None = None,
+        group: Group | None = None,
     ) -> TorchRunner:
-        """Read the checkpoint in `path` and make its KV pool. Raises ModelLoadError."""
+        """Read the checkpoint in `path` and make its KV pool, in `kv_file` where one is given; of both, what
+        the rank that `world` says holds. group: that rank's, if it has met the others already. Raises
+        ModelLoadError; EngineDead when another rank is gone."""
         config = (config or RunnerConfig()).verify()
+        world = world or World()
+        ranks = world.size
+        if config.tp_size != ranks:
+            raise InternalFault(f"tp_size is {config.tp_size}, there are {ranks} ranks", where="runner")
         directory = Path(path).expanduser()
+        if kv_file is None and config.shared_kv:
+            kv_file = os.memfd_create("kv")  # as long as this process: its peers may ask for it at any time
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        device = pick_device(config.device)
+        elif ranks > 1:  # they share the cores
+            torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+        device = pick_device(config.device, world.rank, ranks)
         dtype = pick_dtype(config.dtype, device)
-        memory.check_weights_fit(spec, dtype, device, str(directory))
+        memory.check_weights_fit(spec, dtype, device, str(directory), ranks)
+        group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
         with torch.inference_mode():
             pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
             method = Dense(pack=pack, timed=config.pack_weights == "auto")
-            decoder = Decoder.load(directory, spec, dtype, device, method)
-            shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, dtype, device)
+            decoder = Decoder.load(directory, spec, dtype, device, method, group)
+            group.least(0)  # all have their weights: what is free then is for the pools
+            kv_heads = len(decoder.shard.kv_heads(spec))
+            shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, dtype, device, kv_file)
             kind = choose(config.attention, device)
             slots = memory.slots_for(
                 kind.bytes_per_slot(shape),
@@ -145,12 +187,16 @@ class TorchRunner:
                 config.max_total_tokens,
                 config.memory_fraction,
                 str(directory),
+                ranks,
             )
-            attention = kind(shape, slots, spec.num_heads, spec.windows)
-            runner = cls(decoder, attention, config, beside=beside)
+            slots = group.least(slots)
+            attention = kind(shape, slots, len(decoder.shard.heads(spec)), spec.windows)
+            runner = cls(decoder, attention, config, beside=beside, kv_file=kv_file, group=group)
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
+            group.least(0)
+        group.limit(PATIENCE * config.step_timeout_s)
         return runner
 
     @property
@@ -260,6 +306,8 @@ class TorchRunner:
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
         sampled = dict(zip(batch.sampled, self._samples(batch, forward, masks)))
+        if self._group.rank:
+            return ()
         values, at, shown, results = forward.scores.values.tolist(), 0, 0, []
         for index, row in enumerate(batch.plan.rows):
             samples = sampled.get(index, ())
@@ -295,6 +343,7 @@ class TorchRunner:
         made: list[tuple[Sample, ...] | str] = [one if isinstance(one, str) else (one,) for one in first]
         if not len(forward.drafts):
             return made
+        made = self._agreed(made)
         rows = [batch.plan.rows[index] for index in batch.sampled]
         starts = [0, *accumulate(row.drafts for row in rows)]
         going = [place for place, index in enumerate(batch.sampled) if index not in masks]
@@ -307,7 +356,20 @@ class TorchRunner:
             found = self._from_logits(logits, ahead, {}, [self._draw(row) for row in ahead])
             for place, one in zip(going, found):
                 made[place] = one if isinstance(one, str) else (*made[place], one)
+            made = self._agreed(made)
         return made
+
+    def _agreed(self, made: list[tuple[Sample, ...] | str]) -> list[tuple[Sample, ...] | str]:
+        """With the last tokens that rank 0 drew: on them depends what is computed next, by all ranks."""
+        if self._group.size == 1:
+            return made
+        last = self._group.share([-1 if isinstance(one, str) else one[-1].token for one in made])
+        if self._group.rank == 0:
+            return made
+        return [
+            "" if token < 0 or isinstance(one, str) else (*one[:-1], Sample(token))
+            for one, token in zip(made, last)
+        ]
 
     def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[Sampled]:
         rows = [batch.plan.rows[index] for index in batch.sampled]

@@ -28,10 +28,11 @@ class Threads:
     @classmethod
     def of(cls, decoder: Decoder) -> Threads | None:
         """None where there is nothing to choose."""
-        most, spec = torch.get_num_threads(), decoder.spec
+        most, spec, shard = torch.get_num_threads(), decoder.spec, decoder.shard
         if decoder.device.type != "cpu" or most == 1:
             return None
-        return cls(most, spec.hidden_size * max(spec.ffn_size, spec.num_heads * spec.head_dim), most)
+        widest = max(len(shard.ffn(spec)), len(shard.heads(spec)) * spec.head_dim)
+        return cls(most, spec.hidden_size * widest, most)
 
     def use_for(self, tokens: int) -> None:
         """Choose for a pass of so many tokens. The thread that calls it is the one that computes."""

@@ -66,7 +66,7 @@ class Address:
         machine only. Raises BadRequest: another interface and no key, or a key of another length."""
         host = "127.0.0.1" if host == "localhost" else host
         if key is None:
-            if not _is_loopback(host):
+            if not is_loopback(host):
                 raise BadRequest(
                     "an address that other machines can reach needs the key of the run",
                     where=f"tcp://{host}:{port}",
@@ -128,7 +128,7 @@ class Address:
         return socket.socket(fileno=os.dup(int(self.url.removeprefix("fd:"))))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name: it may be anybody's

@@ -90,12 +90,21 @@ class Dense(LinearMethod):
         self._pack, self._timed = pack, timed
         self._packed: list[DenseLinear] = []
 
-    def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> DenseLinear:
-        outputs = [part.outputs for part in parts]
-        weight = torch.empty(sum(outputs), inputs, dtype=weights.dtype, device=weights.device)
+    def load(
+        self,
+        weights: Weights,
+        parts: Sequence[Projection],
+        inputs: int,
+        *,
+        bias: bool,
+        own: range | None = None,
+    ) -> DenseLinear:
+        outputs = [part.computed for part in parts]
+        columns = inputs if own is None else len(own)
+        weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
         for part, target in zip(parts, weight.split(outputs)):
-            target.copy_(weights.take(f"{part.name}.weight", target.shape))
-        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,)) for part in parts if bias]
+            target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
+        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
         return self._keep(DenseLinear(weight, torch.cat(biases) if bias else None, pack=self._pack))
 
     def shared(self, table: Tensor) -> DenseLinear:

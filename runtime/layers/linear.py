@@ -31,18 +31,34 @@ class Linear(ABC):
 
 
 class Projection(NamedTuple):
-    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias."""
+    """A matrix [outputs, inputs] of a checkpoint; `name` is without .weight or .bias. own: which of its
+    outputs are computed here; None: all."""
 
     name: str
     outputs: int
+    own: range | None = None
+
+    @property
+    def computed(self) -> int:
+        """How many outputs are computed here."""
+        return self.outputs if self.own is None else len(self.own)
 
 
 class LinearMethod(ABC):
     """One for all matrices of a model, which asks for them in the order in which a pass uses them."""
 
     @abstractmethod
-    def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> Linear:
-        """Projections of the same input as one Linear. Raises ModelLoadError."""
+    def load(
+        self,
+        weights: Weights,
+        parts: Sequence[Projection],
+        inputs: int,
+        *,
+        bias: bool,
+        own: range | None = None,
+    ) -> Linear:
+        """Projections of the same input as one Linear. own: which of the inputs it gets; None: all. Raises
+        ModelLoadError."""
 
     @abstractmethod
     def shared(self, table: Tensor) -> Linear:

@@ -29,10 +29,13 @@ class Checkpoint:
     """An open checkpoint; use as a context manager. Every error names file and tensor.
 
     take() reads one tensor; finish() checks that nothing expected is missing and nothing unexpected was left.
+    `bytes_taken`: of all tensors, or parts of tensors, that were read.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, progress: bool = True) -> None:
+        """progress: show it, where there is much to read."""
+        self.directory, self.bytes_taken = directory, 0
+        self._progress = progress
         self._stack = contextlib.ExitStack()
         self._files: dict[str, Any] = {}
         self._where: dict[str, str] = {}
@@ -69,7 +72,7 @@ class Checkpoint:
                 hint="weights are read from safetensors files only; pickled .bin files are refused",
             )
         total = sum((self.directory / file).stat().st_size for file in self._files)
-        if total >= SHOW_PROGRESS_FROM:
+        if self._progress and total >= SHOW_PROGRESS_FROM:
             self._bar = self._stack.enter_context(
                 tqdm(total=total, unit="B", unit_scale=True, desc=f"loading {self.directory.name}")
             )
@@ -116,25 +119,36 @@ class Checkpoint:
     def path_of(self, name: str) -> str:
         return str(self.directory / self._where.get(name, ""))
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The tensor `name`, on the CPU, in the checkpoint's type. Raises ModelLoadError: missing, another
-        shape, a type that is no plain floating point, unreadable."""
+    def take(
+        self, name: str, shape: Sequence[int], rows: range | None = None, columns: range | None = None
+    ) -> Tensor:
+        """The tensor `name`, on the CPU, in the checkpoint's type; `rows`, `columns`: only those of it are
+        read (None: all). Raises ModelLoadError: missing, another shape than `shape`, a type that is no plain
+        floating point, unreadable."""
         file = self._where.get(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
         path = str(self.directory / file)
         try:
-            found = tuple(self._files[file].get_slice(name).get_shape())
+            part = self._files[file].get_slice(name)
+            found = tuple(part.get_shape())
             if found != tuple(shape):
                 raise ModelLoadError(
                     f"{name!r} has shape {list(found)}, config.json implies {list(shape)}", where=path
                 )
-            tensor: Tensor = self._files[file].get_tensor(name)
+            tensor: Tensor
+            if rows is None and columns is None:
+                tensor = self._files[file].get_tensor(name)
+            elif columns is None:
+                tensor = part[_slice(rows)]
+            else:
+                tensor = part[_slice(rows), _slice(columns)]
         except SafetensorError as error:
             raise ModelLoadError(f"{name!r} cannot be read: {error}", where=path) from error
         if tensor.dtype not in LOADABLE:
             raise ModelLoadError(f"{name!r} has type {tensor.dtype}, which is not supported", where=path)
         self._taken.add(name)
+        self.bytes_taken += tensor.nbytes
         if self._bar is not None:
             self._bar.update(tensor.numel() * tensor.element_size())
         return tensor
@@ -165,16 +179,22 @@ class Weights:
     def __contains__(self, name: str) -> bool:
         return self._named(name) in self._checkpoint
 
-    def take(self, name: str, shape: Sequence[int]) -> Tensor:
+    def take(
+        self, name: str, shape: Sequence[int], rows: range | None = None, columns: range | None = None
+    ) -> Tensor:
         """As stored: see Checkpoint.take."""
-        return self._checkpoint.take(self._named(name), shape)
+        return self._checkpoint.take(self._named(name), shape, rows, columns)
 
-    def tensor(self, name: str, shape: Sequence[int]) -> Tensor:
+    def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
         """A copy of its own. Raises ModelLoadError as take() does."""
-        return self.take(name, shape).to(self.device, self.dtype, copy=True)
+        return self.take(name, shape, rows).to(self.device, self.dtype, copy=True)
 
     def path_of(self, name: str) -> str:
         return self._checkpoint.path_of(self._named(name))
 
     def _named(self, name: str) -> str:
         return name if name in self._checkpoint else self._prefix + name
+
+
+def _slice(places: range | None) -> slice:
+    return slice(None) if places is None else slice(places.start, places.stop)

@@ -14,7 +14,7 @@ import pytest
 from torch import Tensor
 
 from runtime.api import Engine
-from runtime.engine.sampler import Sampler
+from runtime.engine.sampling.sampler import Sampler
 from runtime.plan import Row, TokenMask
 from runtime.protocol.io_struct import GenerateOutput
 

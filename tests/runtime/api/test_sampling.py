@@ -69,8 +69,11 @@ def test_same_seed_same_output_whatever_the_batch() -> None:
 
 @pytest.mark.parametrize(
     ("seed", "options"),
-    [(0, {}), (1, {"chunked_prefill_size": 7}), (2, {"pack_weights": "never"})],
-    ids=["plain", "chunks", "unpacked"],
+    [
+        pytest.param(0, {}, id="plain"),
+        pytest.param(1, {"chunked_prefill_size": 7}, id="chunks", marks=pytest.mark.slow),
+        pytest.param(2, {"pack_weights": "never"}, id="unpacked", marks=pytest.mark.slow),
+    ],
 )
 def test_same_seed_same_output_in_random_company(seed: int, options: dict[str, Any]) -> None:
     """Random prompts and constraints; alone, then in batches of random sizes, from the cache and not, with

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import GROUPS, make_parser, parse, read_options
 from runtime.config.options import help_of, options_of
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import BadRequest
 
 

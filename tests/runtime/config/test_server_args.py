@@ -7,8 +7,8 @@ import argparse
 import pytest
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
 from runtime.config.server_args import ServerArgs
+from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import BadRequest
 
 

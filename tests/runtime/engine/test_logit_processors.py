@@ -13,8 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.logit_processors import OUTPUT_IDS, PROCESSORS, PROMPT_IDS, LogitProcessor, Processors
-from runtime.engine.sampler import Sampler
+from runtime.engine.sampling.logit_processors import (
+    OUTPUT_IDS,
+    PROCESSORS,
+    PROMPT_IDS,
+    LogitProcessor,
+    Processors,
+)
+from runtime.engine.sampling.sampler import Sampler
 from runtime.plan import Row, Run, TokenMask
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import Registry
@@ -184,7 +190,7 @@ def test_taken() -> None:
 
 def test_names_are_known_without_torch() -> None:
     code = (
-        "import sys; from runtime.engine.logit_processors import PROCESSORS; "
+        "import sys; from runtime.engine.sampling.logit_processors import PROCESSORS; "
         "print(sorted(PROCESSORS), 'torch' in sys.modules)"
     )
     made = subprocess.run(

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.penalties import Histogram, Histograms, adjust, adjusted, every, listed
+from runtime.engine.sampling.penalties import Histogram, Histograms, adjust, adjusted, every, listed
 from runtime.plan import Row, Run
 from runtime.protocol.sampling import SamplingParams
 

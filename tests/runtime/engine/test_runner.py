@@ -93,7 +93,7 @@ def test_scores_in_chunks_give_the_same(
     wanted = tuple((place, 5 + place) for place in (0, 49, 7, 7, 20))
     driver = drive(runner)
     (whole,) = driver.step([driver.ask(driver.new(), ids, scores=wanted, sample=False)])
-    monkeypatch.setattr("runtime.engine.logprobs.CHUNK_BYTES", 2 * 160 * 4)
+    monkeypatch.setattr("runtime.engine.sampling.logprobs.CHUNK_BYTES", 2 * 160 * 4)
     (parts,) = driver.step([driver.ask(driver.new(), ids, scores=wanted, sample=False)])
     assert whole.token is None
     assert parts.scores == pytest.approx(whole.scores, abs=1e-5)

@@ -23,8 +23,8 @@ from runtime.config.checkpoints import find_checkpoint
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.engine.logit_processors import PROCESSORS
 from runtime.engine.runner import TorchRunner
+from runtime.engine.sampling.logit_processors import PROCESSORS
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
 from runtime.processes.pipeline import loading
 from runtime.processes.pipeline.runner_process import RunnerProcess
@@ -52,7 +52,7 @@ def make(kind: str, path: Path, **config: Any) -> Any:
 @pytest.fixture(scope="module")
 def both(tiny: Any) -> Iterator[dict[str, Any]]:
     """One of each kind, on the same weights."""
-    made = {kind: make(kind, tiny("llama").path) for kind in KINDS}
+    made = {kind: make(kind, tiny("llama").path, shared_kv=True) for kind in KINDS}
     yield made
     for runner in made.values():
         runner.close()
@@ -148,6 +148,37 @@ def test_copy_slots(tiny: Any, runner: Any, prompt: Any) -> None:
         runner.copy_slots([(Run(0, 2), Run(5, 3))])
 
 
+def test_the_pool_is_reached_from_this_process(both: dict[str, Any]) -> None:
+    """What a pass wrote is read there, and what is written there is what the next pass attends to."""
+    long = StepPlan((Row(31, tuple(range(5, 25)), 0, (Run(100, 13), Run(300, 7)), GREEDY),), ())
+    pieces = {}
+    for kind, runner in both.items():
+        runner.launch(long)
+        runner.finish({})
+        memory = runner.kv_memory
+        assert memory is not None
+        heads = memory.layout.span
+        pieces[kind] = bytes(memory.read([Run(100, 13), Run(300, 7)], heads, "token"))
+        assert any(pieces[kind])
+        memory.write([Run(600, 20)], heads, "token", memoryview(pieces[kind]))
+        moved = StepPlan(
+            (Row(32, (9,), 20, (Run(700, 1),), GREEDY),), (Segment((Run(600, 20),), (0,), 0),), (31,)
+        )
+        runner.launch(moved)
+        [found] = runner.finish({}).rows
+        lying = StepPlan(
+            (Row(33, (9,), 20, (Run(701, 1),), GREEDY),),
+            (Segment((Run(100, 13), Run(300, 7)), (0,), 0),),
+            (32,),
+        )
+        runner.launch(lying)
+        [wanted] = runner.finish({}).rows
+        assert found.token == wanted.token
+        assert memory.mapping is not None
+        assert memory.read([Run(700, 1)], heads, "head") == memory.read([Run(701, 1)], heads, "head")
+    assert pieces["here"] == pieces["own process"]
+
+
 def test_verify_refuses_before_anything_runs_and_also_while_a_pass_does(runner: Any) -> None:
     named = {"custom_logit_processor": "deterministic", "custom_params": {"token_id": 11}}
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -170,7 +201,7 @@ def test_verify_refuses_before_anything_runs_and_also_while_a_pass_does(runner: 
 
 
 def test_a_processor_that_was_registered_later_is_found(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PROCESSORS._lines, "mine", "runtime.engine.processors:Deterministic")
+    monkeypatch.setitem(PROCESSORS._lines, "mine", "runtime.engine.sampling.processors:Deterministic")
     params = SamplingParams(custom_logit_processor="mine", custom_params={"token_id": 12})
     runner.verify(params)
     assert ask(runner, StepPlan((Row(1, (5,), 0, (Run(0, 1),), params),), ()))[0].token == 12
@@ -391,7 +422,7 @@ def test_a_closed_one_has_ended_though_it_was_stopped_and_says_so(
     runner.close()
     monkeypatch.undo()
     runner.close()
-    runner._process.wait(60)
+    assert runner._processes[0].wait(60)
     with pytest.raises(InternalFault, match="the runner was closed"):
         runner.finish({})
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.forbidden import Forbidden
-from runtime.engine.sampler import NOTHING_ALLOWED, Sampler, uniform
+from runtime.engine.sampling.forbidden import Forbidden
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, uniform
 from runtime.plan import Row, Run, TokenMask
 from runtime.protocol.sampling import SamplingParams
 

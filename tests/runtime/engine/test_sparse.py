@@ -13,7 +13,7 @@ import torch
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import NOT_FINITE, TorchRunner
-from runtime.engine.sampler import NOTHING_ALLOWED
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED
 from runtime.layers.dense import DenseLinear
 from runtime.plan import TokenMask
 from runtime.protocol.sampling import SamplingParams
@@ -174,7 +174,7 @@ def test_numbers_that_are_not_finite_stay_in_their_row(load: Any, drive: Any, pr
     runner = load()
     driver = drive(runner)
     with torch.inference_mode():
-        runner._decoder._embedding[150] = float("nan")
+        runner._decoder._embedding.table[150] = float("nan")
     asks = [driver.ask(driver.new(), ids, masked=True, logprob=False) for ids in ([5, 6], [5, 150])]
     got = driver.step(asks, {0: mask([3, 4]), 1: mask([3, 4])})
     assert (got[0].error, got[1].error) == (None, NOT_FINITE)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from runtime.config.shards import Shard
 from runtime.engine.threads import SHARED, Threads
 
 
@@ -21,7 +22,7 @@ def same_threads() -> Iterator[None]:
 
 def decoder(hidden: int, ffn: int, device: str = "cpu") -> Any:
     spec = SimpleNamespace(hidden_size=hidden, ffn_size=ffn, num_heads=4, head_dim=hidden // 4)
-    return cast("Any", SimpleNamespace(spec=spec, device=torch.device(device)))
+    return cast("Any", SimpleNamespace(spec=spec, shard=Shard(), device=torch.device(device)))
 
 
 def test_only_what_is_worth_it_is_shared() -> None:

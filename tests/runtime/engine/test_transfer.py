@@ -23,6 +23,7 @@ from runtime.config.scheduler import SchedulerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
+from runtime.plan import Sample
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
@@ -84,8 +85,8 @@ class Prefill(Unified):
         super().__init__(*parts)
         self._exports = exports
 
-    def prompt_done(self, request: Request, now: float) -> None:
-        super().prompt_done(request, now)
+    def prompt_done(self, request: Request, sample: Sample, now: float) -> None:
+        super().prompt_done(request, sample, now)
         self._exports[request.rid] = Export(self.manager, request.tokens[: request.computed])
         request.end(LENGTH)
 

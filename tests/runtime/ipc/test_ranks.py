@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from runtime.ipc.address import Address
-from runtime.ipc.mailbox import Inbox, Outbox
+from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch, Profile
 from runtime.ipc.ranks import Ranks
 from runtime.ipc.wire import Wire
@@ -110,6 +110,20 @@ def plan(number: int, rows: int) -> Launch:
     return Launch(number, StepPlan(made, ()), (), at_once=True)
 
 
+def test_an_answer_that_nobody_took_keeps_no_socket_open(tmp_path: Path) -> None:
+    path = tmp_path / "own" / "answers.ipc"
+    there, back = Address.memory(), Address.ipc(path)
+    inbox = back.inbox(FROM_RANK)
+    ranks = Ranks([(there.outbox(), inbox)])
+    rank = back.outbox(FROM_RANK)
+    rank.send(Done({}))
+    rank.close()  # all is out
+    while not inbox._socket.poll(1000):  # type: ignore[attr-defined]
+        pass
+    ranks.close()
+    assert not path.exists()
+
+
 @pytest.mark.parametrize("kind", ["fd", "ipc", "tcp"])
 def test_every_rank_gets_each_plan_and_answers_in_the_order_of_ranks(kind: str) -> None:
     with world(kind, kind, kind) as (ranks, _):
@@ -183,3 +197,33 @@ def test_what_cannot_travel_reaches_nobody() -> None:
         assert len(others.gather(LONG_S)) == 2
     ranks.send(Profile("stop", None, None))
     assert [there.inbox().receive(0) for there, _ in boxes] == [[Profile("stop", None, None)]] * 2
+
+
+def test_what_a_lost_rank_said_last_can_be_read_and_the_others_are_let_go() -> None:
+    links, ends = [], []
+    for _ in range(2):
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            here, there = Address.fd(mine.fileno()), Address.fd(theirs.fileno())
+            links.append((here.outbox(TO_RANK), here.inbox(FROM_RANK)))
+            ends.append((there.inbox(TO_RANK), there.outbox(FROM_RANK)))
+    ranks = Ranks(links)
+    assert ranks.gone is None
+    with pytest.raises(DeadlineExceeded, match="rank 0"):
+        ranks.gather(0)
+    ends[1][1].send(Done({"rank": 1}))
+    ends[1][1].close()
+    ends[1][0].close()
+    ranks.lost(1, "has ended")
+    for act in (lambda: ranks.gather(LONG_S), lambda: ranks.send_to(0, plan(1, 1))):
+        with pytest.raises(EngineDead, match="rank 1 has ended"):
+            act()
+    assert ranks.gone == 1
+    assert ranks.remains(1) == [Done({"rank": 1})]
+    assert ranks.remains(1) == []
+    with pytest.raises(MailboxClosed):
+        ends[0][0].receive(LONG_S)
+    ranks.close()
+    for inbox, outbox in ends:
+        inbox.close()
+        outbox.close()

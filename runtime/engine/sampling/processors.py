@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.engine.logit_processors import OUTPUT_IDS, LogitProcessor
+from runtime.engine.sampling.logit_processors import OUTPUT_IDS, LogitProcessor
 from runtime.protocol.errors import BadRequest
 
 

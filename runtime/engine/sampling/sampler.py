@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from runtime.engine.forbidden import Forbidden
-from runtime.engine.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
-from runtime.engine.penalties import Histograms, Ids, adjust, adjusted, every, listed
+from runtime.engine.sampling.forbidden import Forbidden
+from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
+from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
 from runtime.plan import Row, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -193,6 +193,20 @@ class Sampler:
         if bool((made.isnan() | (made == math.inf)).any()):
             raise ValueError("it returned NaN or infinity")
         return made.to(logits)
+
+
+class Unsampled(Sampler):
+    """In the place of a sampler where what another rank draws counts: every row gets token 0."""
+
+    def sample(
+        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[int | str]:
+        return [0] * len(rows)
+
+    def sample_listed(
+        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
+    ) -> list[int | str]:
+        return [0] * len(rows)
 
 
 def _failed(name: str, error: Exception) -> str:

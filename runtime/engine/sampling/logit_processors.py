@@ -39,10 +39,10 @@ class LogitProcessor(ABC):
 PROCESSORS: Registry[type[LogitProcessor]] = Registry(
     "logit processor",
     {
-        "allowed_token_ids": "runtime.engine.processors:AllowedTokenIds",
-        "bad_words": "runtime.engine.processors:BadWords",
-        "deterministic": "runtime.engine.processors:Deterministic",
-        "thinking_budget": "runtime.engine.processors:ThinkingBudget",
+        "allowed_token_ids": "runtime.engine.sampling.processors:AllowedTokenIds",
+        "bad_words": "runtime.engine.sampling.processors:BadWords",
+        "deterministic": "runtime.engine.sampling.processors:Deterministic",
+        "thinking_budget": "runtime.engine.sampling.processors:ThinkingBudget",
     },
 )
 

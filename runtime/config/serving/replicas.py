@@ -1,0 +1,92 @@
+"""ReplicasConfig: whether a server runs here or as replicas on Ray, how many, and what each has.
+
+It starts nothing and knows no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.config.options import option, read
+from runtime.protocol.errors import BadRequest
+
+ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicasConfig:
+    """`ReplicasConfig.of(...)` checks names, types and ranges."""
+
+    engine: str = option(
+        "local", "local: one server, here; ray: replicas on Ray Serve, behind a router", choices=ENGINES
+    )
+    replicas: int = option(1, "ray: how many servers; with max_replicas, the fewest")
+    max_replicas: int | None = option(
+        None, "ray: replicas come and go with the load, up to so many; None: there are always as many"
+    )
+    target_requests: float = option(
+        16.0, "ray: requests in hand of each replica, on average, that max_replicas aims at"
+    )
+    upscale_delay_s: float = option(5.0, "ray: seconds of more load before there are more replicas")
+    downscale_delay_s: float = option(120.0, "ray: seconds of less load before there are fewer")
+    pairs: bool = option(
+        False, "ray: each replica is a prefill and a decode server, side by side on one machine"
+    )
+    replica_cpus: float = option(1.0, "ray: CPUs that each server reserves, on one machine")
+    replica_gpus: float = option(0.0, "ray: GPUs that each server reserves, on one machine; --tp N needs N")
+    surge: bool = option(
+        True,
+        "ray: in a rolling restart (SIGHUP) a new replica is ready before an old one ends, which needs room "
+        "for both",
+    )
+    ray_address: str | None = option(
+        None, "ray: the cluster; None: RAY_ADDRESS, or a Ray on this machine that ends with this command"
+    )
+    ray_name: str = option("sglang-dsl", "ray: the name of the application in the cluster")
+    policy: str = option(
+        "cache_aware", "ray: how a replica is chosen: cache_aware, power_of_two, round_robin, or a plug-in"
+    )
+    retries: int = option(
+        2, "ray: times a request is sent to another replica when one fails before its first token"
+    )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> ReplicasConfig:
+        """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value
+        of the wrong type or out of range."""
+        return read(cls, options, "replicas").verify()
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Of the servers of each replica."""
+        return ("prefill", "decode") if self.pairs else ("worker",)
+
+    @property
+    def most(self) -> int:
+        """Replicas, at most."""
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    def verify(self) -> ReplicasConfig:
+        """Return self, or raise BadRequest naming the option and its rule."""
+        if self.replicas < 1:
+            raise BadRequest(f"must be at least 1, got {self.replicas}", where="replicas")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise BadRequest(
+                f"must be at least replicas ({self.replicas}), got {self.max_replicas}", where="max_replicas"
+            )
+        if self.retries < 0:
+            raise BadRequest(f"must be at least 0, got {self.retries}", where="retries")
+        for name in ("upscale_delay_s", "downscale_delay_s", "replica_cpus", "replica_gpus"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)
+        if not 0 < self.target_requests < float("inf"):
+            raise BadRequest(
+                f"must be a positive number, got {self.target_requests}", where="target_requests"
+            )
+        if not self.ray_name.strip():
+            raise BadRequest("is empty", where="ray_name")
+        if self.engine == "local" and self.most > 1:
+            raise BadRequest("more than one needs --engine ray", where="replicas", hint="or start a router")
+        return self

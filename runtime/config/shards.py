@@ -1,0 +1,52 @@
+"""Shard: which part of a decoder each of several ranks holds (tensor parallelism). Plain ints, no torch.
+
+Query heads, key and value heads, the feed-forward's width and the vocabulary are shared out in stretches, in
+the order of ranks. Where there are more ranks than key and value heads, several ranks hold the same one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.config.model import ModelSpec
+from runtime.protocol.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What rank `rank` of `size` holds of a decoder for which check_ranks() holds."""
+
+    rank: int = 0
+    size: int = 1
+
+    def heads(self, spec: ModelSpec) -> range:
+        each = spec.num_heads // self.size
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def kv_heads(self, spec: ModelSpec) -> range:
+        """The key and value heads that its query heads read."""
+        first = self.rank * spec.num_kv_heads // self.size
+        return range(first, first + max(1, spec.num_kv_heads // self.size))
+
+    def ffn(self, spec: ModelSpec) -> range:
+        return range(self.rank * spec.ffn_size // self.size, (self.rank + 1) * spec.ffn_size // self.size)
+
+    def vocab(self, spec: ModelSpec) -> range:
+        """All but the last ranks' are equally long."""
+        each = -(-spec.vocab_size // self.size)
+        return range(min(self.rank * each, spec.vocab_size), min((self.rank + 1) * each, spec.vocab_size))
+
+
+def check_ranks(spec: ModelSpec, size: int) -> None:
+    """Raise BadRequest where so many ranks cannot share the model."""
+    heads, kv = spec.num_heads, spec.num_kv_heads
+    possible = [n for n in range(1, heads + 1) if heads % n == 0 and (kv % n == 0 or n % kv == 0)]
+    if size not in possible:
+        raise BadRequest(
+            f"{size} ranks cannot share {heads} attention heads over {kv} key and value heads",
+            where="tp_size",
+            hint=f"possible for this model: {', '.join(map(str, possible))}",
+        )
+    last = Shard(size - 1, size)
+    if not last.vocab(spec) or spec.ffn_size < size:
+        raise BadRequest(f"the model is too small for {size} ranks", where="tp_size")

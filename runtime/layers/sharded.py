@@ -1,0 +1,72 @@
+"""Layers of which each rank of a group holds a part (tensor parallelism, arXiv 1909.08053).
+
+A matrix is cut by outputs, and what follows works on the rank's own, or by inputs, and the ranks' results
+are added up. The vocabulary is cut by ids, in the embedding and in the head.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.layers.linear import Linear
+from runtime.parallel import Group
+
+
+class Summed(Linear):
+    """`part`, without a bias, has the rank's own inputs; `bias` [outputs] or None is added to the sum."""
+
+    __slots__ = ("_bias", "_group", "_part")
+
+    def __init__(self, part: Linear, bias: Tensor | None, group: Group) -> None:
+        self._part, self._bias, self._group = part, bias, group
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._whole(self._part(x), self._bias)
+
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        bias = None if self._bias is None else self._bias.index_select(0, outputs)
+        return self._whole(self._part.some(x, outputs), bias)
+
+    def _whole(self, y: Tensor, bias: Tensor | None) -> Tensor:
+        y = self._group.sum_(y)
+        return y if bias is None else y + bias
+
+
+class Gathered(Linear):
+    """`part` has the outputs `own` of `outputs`; every rank gets all of them."""
+
+    __slots__ = ("_each", "_group", "_outputs", "_own", "_part")
+
+    def __init__(self, part: Linear, own: range, outputs: int, group: Group) -> None:
+        self._part, self._own, self._outputs, self._group = part, own, outputs, group
+        self._each = -(-outputs // group.size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self._part(x)
+        if more := self._each - len(self._own):  # all ranks give as much
+            y = F.pad(y, (0, more))
+        return self._group.gather(y)[:, : self._outputs]
+
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        elsewhere = (outputs < self._own.start) | (outputs >= self._own.stop)
+        y = self._part.some(x, (outputs - self._own.start).masked_fill(elsewhere, 0))
+        return self._group.sum_(y.masked_fill_(elsewhere, 0.0))
+
+
+class Embedding:
+    """`table` [own ids, hidden], from id `first` on."""
+
+    __slots__ = ("_first", "_group", "table")
+
+    def __init__(self, table: Tensor, first: int, group: Group) -> None:
+        self.table, self._first, self._group = table, first, group
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """[tokens] int64 -> [tokens, hidden]."""
+        if self._group.size == 1:
+            return F.embedding(ids, self.table)
+        own = ids - self._first
+        elsewhere = (own < 0) | (own >= self.table.shape[0])
+        found = F.embedding(own.masked_fill_(elsewhere, 0), self.table)
+        return self._group.sum_(found.masked_fill_(elsewhere[:, None], 0.0))

@@ -1,0 +1,110 @@
+"""Group: the ranks that compute one model together, and the few things that they say to one another in
+tensors: gloo on the CPU, NCCL on GPUs.
+
+Each rank makes the same calls in the same order. It knows ranks, not what they compute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from runtime.protocol.errors import EngineDead, ModelLoadError
+
+_PLACE = re.compile(r"^\[[^\]]*\] *")  # where in the library it was found
+
+
+class Group:
+    """Rank `rank` of `size`. sum_, gather, least and share wait for the other ranks. They
+    raise EngineDead when one is gone, or on the CPU when one lets it wait for too long; on GPUs whoever sent
+    the plan has the deadline."""
+
+    def __init__(self, rank: int = 0, size: int = 1, *, device: torch.device | None = None) -> None:
+        self.rank, self.size = rank, size
+        self._device = device or torch.device("cpu")
+        self._limit: timedelta | None = None
+
+    @classmethod
+    def join(cls, rank: int, size: int, file: str, device: torch.device, timeout_s: float) -> Group:
+        """Meet the other ranks, which all name the same new `file`, within timeout_s; the verbs may take as
+        long until `limit` says otherwise. Raises EngineDead, and ModelLoadError where
+        torch cannot do it."""
+        made = cls(rank, size, device=device)
+        if size == 1:
+            return made
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if not (dist.is_available() and dist.is_backend_available(backend)):
+            raise ModelLoadError(f"this torch has no {backend}", where="tp_size", hint="leave it out")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.FileStore(file, size),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        except RuntimeError as error:
+            raise made._alone(error) from error
+        return made
+
+    def limit(self, wait_s: float) -> None:
+        """How long a verb waits for the others from now on."""
+        self._limit = timedelta(seconds=wait_s)
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, which all have one shape; in place where x lies in memory as it is."""
+        if self.size == 1:
+            return x
+        x = x.contiguous()
+        self._wait(lambda: dist.all_reduce(x, async_op=True))
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[rows, n] of each rank -> [rows, size * n] on all, in the order of ranks."""
+        if self.size == 1:
+            return x
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(self.size)]
+        self._wait(lambda: dist.all_gather(parts, x, async_op=True))
+        return torch.cat(parts, -1)
+
+    def least(self, value: int) -> int:
+        """The least that any rank gave."""
+        if self.size == 1:
+            return value
+        found = torch.tensor([value], dtype=torch.int64, device=self._device)
+        self._wait(lambda: dist.all_reduce(found, op=dist.ReduceOp.MIN, async_op=True))
+        return int(found.item())
+
+    def share(self, values: Sequence[int]) -> list[int]:
+        """Those of rank 0; all ranks give as many."""
+        if self.size == 1 or not values:
+            return list(values)
+        found = torch.tensor(values, dtype=torch.int64, device=self._device)
+        self._wait(lambda: dist.broadcast(found, 0, async_op=True))
+        return [int(value) for value in found.tolist()]
+
+    def _wait(self, begin: Any) -> None:
+        try:
+            work = begin()
+            if self._limit is None or self._device.type == "cuda":
+                work.wait()  # on a GPU a limit would make the CPU wait for every product
+            else:
+                work.wait(self._limit)
+        except RuntimeError as error:
+            raise self._alone(error) from error
+
+    def _alone(self, error: RuntimeError) -> EngineDead:
+        reason = _PLACE.sub("", str(error).split("\n", 1)[0].split(". ", 1)[0])[:200]
+        return EngineDead(f"rank {self.rank} of {self.size} lost the others: {reason}", where="runner")
+
+
+ALONE = Group()
