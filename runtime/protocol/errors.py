@@ -20,8 +20,14 @@
     |   +-- NoSuchModel               500  there is no checkpoint of this name
     +-- NoSuchService                 501  a path that others answer, and this server does not
     +-- ToolServerError               502  a tool server cannot be reached
+    +-- TransferError                 502  a prompt's KV did not get from the prefill to the decode engine
+    |   +-- TransferPeerLost          502  the other engine is gone
+    |   +-- TransferCorrupt           502  what arrived is not what was sent
+    |   +-- TransferLate              504  it took longer than it may
     +-- QueueFull                     503
     |   +-- Overloaded                503  too many HTTP requests at once
+    +-- WorkerFailed                  502  a router's worker broke off, or cannot be reached; it is named
+    +-- NoWorker                      503  a router has no worker that can take the request now
     +-- DeadlineExceeded              504
     +-- Aborted                       499  the client, or an operator, cancelled it
     +-- EngineDead                    503  the engine stopped; the cause is named
@@ -183,8 +189,39 @@ class ToolServerError(RuntimeFault):
     status, code = 502, "tool_server_error"
 
 
+class TransferError(RuntimeFault):
+    """KV of a prompt did not get from the engine that computed it to the one that decodes."""
+
+    status, code, retryable = 502, "transfer_failed", True
+
+
+class TransferPeerLost(TransferError):
+    code = "transfer_peer_lost"
+
+
+class TransferCorrupt(TransferError):
+    code = "transfer_corrupt"
+
+
+class TransferLate(TransferError):
+    status, code = 504, "transfer_late"
+
+
 class Overloaded(QueueFull):
     code = "overloaded"
+
+
+# -- what only a router says ---------------------------------------------------------------------------------
+
+
+class WorkerFailed(RuntimeFault):
+    """`where` is the worker's address."""
+
+    status, code, retryable = 502, "worker_failed", True
+
+
+class NoWorker(RuntimeFault):
+    status, code, retryable = 503, "no_worker", True
 
 
 BY_CODE: dict[str, type[RuntimeFault]] = {
@@ -194,7 +231,8 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
         TemplateError, ModelLoadError, NoSuchModel, QueueFull, DeadlineExceeded, Aborted, EngineDead,
         InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
         ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
-        ToolServerError,
+        ToolServerError, TransferError, TransferPeerLost, TransferCorrupt, TransferLate, WorkerFailed,
+        NoWorker,
     )
 }  # fmt: skip
 

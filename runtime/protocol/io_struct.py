@@ -45,6 +45,7 @@ __all__ = [
     "BatchStrOutput",
     "BatchTokenIDOutput",
     "BatchTokenizedGenerateReqInput",
+    "Bootstrap",
     "ChoiceScores",
     "CloseSessionReq",
     "ContinueReq",
@@ -77,11 +78,20 @@ __all__ = [
 ]
 
 
+class Bootstrap(msgspec.Struct, frozen=True):
+    """Where the prompt of a request is computed (host, its bootstrap port), and its number there."""
+
+    host: str
+    port: int
+    room: int
+
+
 class TokenizedGenerateReqInput(SingleReq):
     """The same as ids. `at_start`: no text stands before the output (the prompt is control ids only), so a
     decoder's rule about leading spaces applies to it. heal: so many of the last ids may be tokenized anew
     with what follows them (see runtime.grammar.healing). require_reasoning: the output begins within the
-    model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must."""
+    model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
+    prompt and output are computed by two engines, of which this is one."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -102,6 +112,7 @@ class TokenizedGenerateReqInput(SingleReq):
     embedding: bool = False
     time_left_s: float | None = None  # as of sending: clocks of two machines differ
     at_start: bool = False
+    bootstrap: Bootstrap | None = None
 
 
 class BatchTokenizedGenerateReqInput(BaseBatchReq):

@@ -17,6 +17,8 @@ SAME: Final[Mapping[str, str]] = {
     "stream_output": "incremental_streaming",
     "incremental_streaming_output": "incremental_streaming",
     "random_seed": "seed",
+    "tp": "tp_size",
+    "tensor_parallel_size": "tp_size",
     "enable_mixed_chunk": "mixed_prefill",
     "max_queued_requests": "max_waiting_requests",
     "radix_eviction_policy": "eviction_policy",
@@ -48,9 +50,6 @@ OPPOSITE: Final[Mapping[str, str]] = {
 }
 # name -> the values that are so anyway. A checkpoint's own code is never run, asked for or not.
 ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
-    "tp_size": (1,),
-    "tp": (1,),
-    "tensor_parallel_size": (1,),
     "dp_size": (1,),
     "dp": (1,),
     "data_parallel_size": (1,),
@@ -65,6 +64,7 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "base_gpu_id": (0,),
     "gpu_id_step": (1,),
     "trust_remote_code": (True, False),
+    "disaggregation_ib_device": (None,),
     "disable_cuda_graph": (True, False),
     "disable_cuda_graph_padding": (True, False),
     "disable_piecewise_cuda_graph": (True, False),
@@ -121,7 +121,7 @@ IDLE: Final[frozenset[str]] = frozenset({
     "max_loaded_loras", "max_lora_rank", "max_loras_per_batch", "max_mamba_cache_size",
     "max_micro_batch_size", "max_torch_compile_bs", "mm_attention_backend",
     "moe_a2a_backend", "moe_dense_tp_size", "moe_runner_backend", "multi_item_scoring_delimiter",
-    "nccl_port", "num_continuous_decode_steps", "num_reserved_decode_tokens", "otlp_traces_endpoint",
+    "nccl_port", "num_continuous_decode_steps", "otlp_traces_endpoint",
     "page_first", "prefill_attention_backend", "prefill_max_requests",
     "prompt_tokens_buckets", "reasoning_tokens_buckets",
     "remote_instance_weight_loader_seed_instance_ip", "sampling_backend", "sampling_defaults",
@@ -131,7 +131,7 @@ IDLE: Final[frozenset[str]] = frozenset({
     "triton_attention_split_tile_size", "weight_loader_disable_mmap", "weight_version",
 })  # fmt: skip
 _FAMILIES: Final = (
-    "cuda_graph_", "deepep_", "disaggregation_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
+    "cuda_graph_", "deepep_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
     "kt_", "mm_", "moe_", "nsa_", "speculative_", "torch_compile_",
 )  # fmt: skip
 _WHY: Final[Mapping[str, str]] = {

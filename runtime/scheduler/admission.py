@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 
 from runtime.cache.base import Match
-from runtime.cache.manager import CacheManager
+from runtime.cache.manager import CacheManager, Lease
 from runtime.scheduler.requests.request import Request
 
 CLIP = 4096  # new tokens counted for one request at most: longer ones seldom need all they may have
@@ -97,7 +97,7 @@ class PrefillAdder:
         estimated = exact = 0
         for request in running:
             if request.ending is None:
-                left = request.limit - len(request.tokens)
+                left = request.to_come
                 if request.params.ignore_eos:
                     exact += left
                 else:
@@ -117,6 +117,8 @@ class PrefillAdder:
         """Try to start `request`. ADMITTED: it holds a lease with slots for all its tokens; the caller puts
         it into the list of running ones, which the adder goes on reading."""
         manager = self._manager
+        if request.lease is not None:
+            return self._add_transferred(request, request.lease)
         limit = request.matchable
         request.lease = lease = manager.open(
             request.tokens[:limit], request.source.extra_key, request.source.priority
@@ -137,6 +139,15 @@ class PrefillAdder:
         self._exact = self._exact or request.params.ignore_eos
         self._courses = None
         self._note(request)
+        return Verdict.ADMITTED
+
+    def _add_transferred(self, request: Request, lease: Lease) -> Verdict:
+        """Its prompt's KV came from elsewhere, into slots that it has already."""
+        self._manager.transfers.remove(lease)
+        request.publish_to = request.until
+        self._expected += self._needs(request)
+        self._exact = self._exact or request.params.ignore_eos
+        self._courses = None
         return Verdict.ADMITTED
 
     def places(self, request: Request, candidates: Sequence[Request]) -> list[Request]:
@@ -168,14 +179,14 @@ class PrefillAdder:
         stay = [one for one in self._running if one.seq not in gone]
         expected, prompts = self._expected, self.prompts
         for one in victims:
-            expected -= one.remaining if one.params.ignore_eos else min(one.remaining, CLIP) * self._ratio
+            expected -= one.to_come if one.params.ignore_eos else min(one.to_come, CLIP) * self._ratio
             prompts += max(0, one.until - one.computed) if one.computed < one.publish_to else 0
         slots = self._manager.available + self._reserved(stay) + self._manager.gain(leases) - expected
         return extend <= prompts and slots >= need
 
     def _needs(self, request: Request) -> int:
         """What a new request is counted with: in full."""
-        return request.remaining if request.params.ignore_eos else min(request.remaining, CLIP)
+        return request.to_come if request.params.ignore_eos else min(request.to_come, CLIP)
 
     def _have(self, request: Request, extend: int) -> bool:
         manager = self._manager

@@ -123,6 +123,10 @@ class EmbeddingScheduler:
         return bool(self._waiting or self._answers)
 
     @property
+    def waits_elsewhere(self) -> bool:
+        return False
+
+    @property
     def running(self) -> int:
         """Requests that a step could take up now."""
         return 0 if self._paused else len(self._waiting)

@@ -84,7 +84,7 @@ class RunningBatch:
         while not grow(self._manager, request, ahead, self.running):
             if self._yields():
                 continue
-            if len(self.running) == 1:
+            if len(self.running) == 1 and not self._manager.transfers:
                 self._fail(
                     request,
                     InternalFault(
@@ -111,7 +111,7 @@ class RunningBatch:
         if not self._waiting:
             return
         room = self._config.max_running_requests - len(self.running)
-        blocked = bool(self.running) and tick < self._blocked_until
+        blocked = bool(self.running) and tick < self._blocked_until and not self._stage.delivered
         if room > 0 and not blocked:
             self._let_in(tick, room)
         if preempt and self._preempts and self._waiting and self.running and not blocked:
@@ -119,11 +119,11 @@ class RunningBatch:
 
     def _let_in(self, tick: int, room: int) -> None:
         adder = self._adder()
-        deferred = admitted = False
+        deferred = admitted = full = False
         for request in self._waiting.order(self._manager.cache, tick):
             if room <= 0:
                 break
-            if not self._may_begin(request):
+            if not self._may_begin(request) or (full and request.lease is None):
                 continue
             verdict = adder.add(request)
             while verdict is Verdict.FULL and self._yields():
@@ -134,7 +134,7 @@ class RunningBatch:
                 self._enter(request)
             elif verdict is Verdict.LATER:
                 deferred = True
-            elif not self.running:
+            elif not self.running and not self._manager.transfers:
                 # It fits alone, the checks saw to that: a defect, but nobody shall wait for ever.
                 self._fail(
                     request,
@@ -143,7 +143,9 @@ class RunningBatch:
             else:
                 if not deferred and not admitted:
                     self._blocked_until = tick + RETRY_TICKS
-                break
+                if not self._stage.delivered:
+                    break
+                full = True  # who has slots already needs none
 
     def _make_place(self, tick: int) -> None:
         """Waiting requests take the places of running ones of clearly lower priority. Nobody loses its place
@@ -188,6 +190,8 @@ class RunningBatch:
         if request.cached < 0:
             request.cached = min(request.computed, request.prompt_len)
             self._stage.admitted(request, self._clock())
+        else:
+            self._stage.restore(request)
 
     # -- going -----------------------------------------------------------------------------------------------
 
@@ -202,8 +206,18 @@ class RunningBatch:
         in the cache."""
         if request.lease is None:
             return
+        if request.lease in self._manager.transfers:
+            self._manager.transfers.remove(request.lease)
+        else:
+            self.running.remove(request)
         self._close(request, request.computed if keep else 0)
+        self.unblock()
+
+    def park(self, request: Request) -> None:
+        """It runs no more, and keeps its slots until it is removed."""
+        assert request.lease is not None
         self.running.remove(request)
+        self._manager.transfers.append(request.lease)
         self.unblock()
 
     def publish(self, request: Request) -> None:
@@ -243,6 +257,7 @@ class RunningBatch:
 
     def _leave(self, request: Request) -> None:
         """Out, for now: the output stays, what was computed stays in the cache while there is room."""
+        self._stage.offload(request)
         self._close(request, request.computed)
         self.running.remove(request)
         self._lost(request)

@@ -17,13 +17,14 @@ from typing import Any
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import TUNABLE, SchedulerConfig
 from runtime.grammar.reasoner import Reasoning
-from runtime.plan import Row, RowResult, StepPlan, StepResult, TokenMask
+from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.protocol.control import PauseMode
 from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.batching import NO_FLIGHT, Batcher, Flight
+from runtime.scheduler.commit import Commit
 from runtime.scheduler.guided.decoding import Encode, Grammars, GuidedDecoding, Over, ended
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
@@ -81,6 +82,9 @@ class Scheduler:
             yields=self._sessions.give_up, fail=self._fail,
         )  # fmt: skip
         self._outbox = Outbox(clock)
+        self._commit = Commit(
+            self._stage, self._batch, self.guided, self._outbox, len(vocabulary), finish=self._finish
+        )
         self._validator = RequestValidator(
             self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
             cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
@@ -105,10 +109,15 @@ class Scheduler:
             whole = self._validator.accept(req, self.config, now)
         except RuntimeFault as fault:
             self._counters.failed += 1
+            self._stage.refused(req, fault)
             return self._outbox.refuse(req, fault)
         request = Request(whole, self._arrivals, self._vocabulary, now, self._tick)
         self._live[request.rid] = request
         self._deadlines.came(request, now)
+        try:
+            self._stage.arrived(request)
+        except RuntimeFault as fault:
+            return self._fail(request, fault)
         if self.guided.add(request):
             self._poll_grammars()
         else:
@@ -134,8 +143,13 @@ class Scheduler:
         return bool(self._live or self._outbox)
 
     @property
+    def waits_elsewhere(self) -> bool:
+        """Whether something is awaited that other engines do."""
+        return self._stage.awaiting
+
+    @property
     def running(self) -> int:
-        """Requests that have slots. None, though busy: all wait (for a grammar, or for resume())."""
+        """Requests that run. None, though busy: all wait (for a grammar, or for resume())."""
         return len(self._batch.running)
 
     @property
@@ -215,6 +229,7 @@ class Scheduler:
             "gen_throughput": self._rate.value if running else 0.0,
             **usage(self.manager),
             **self.guided.state(),
+            **self._stage.state(),
             **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
         }
 
@@ -249,8 +264,8 @@ class Scheduler:
 
     def _decide(self) -> StepPlan | None:
         batch = self._batch
-        if batch.make_room():
-            batch.admit(self._tick, preempt=True)
+        if batch.make_room() and self._admit(preempt=True):
+            batch.make_room()  # what a first token forces may need slots
         if not batch.running:
             self.guided.idle()
             return None
@@ -263,12 +278,28 @@ class Scheduler:
         self._under_way = Flight(requests, plan.rows, len(running))
         return plan
 
+    def _admit(self, *, preempt: bool) -> bool:
+        """Let in who may start now; whether some of them began with a token from elsewhere."""
+        self._batch.admit(self._tick, preempt=preempt)
+        began = False
+        for request, sample in self._stage.first_tokens():
+            began = True
+            try:
+                if sample is not None:
+                    self._commit.accept(request, sample, self._clock())
+                self._commit.after(request)
+            except RuntimeFault as fault:
+                self._fail(request, fault)
+            except Exception as error:  # noqa: BLE001 - it is this request's answer
+                self._fail(request, defect("the first token could not be used", error))
+        return began
+
     def prepare(self) -> None:
         """Work for the next plan that can be done while a step is under way: deadlines, grammars, and letting
         in those for whom there is room already. Changes no result; plan() does what is left."""
         self._look_around()
         if self._paused is None and not self._batch.damaged:
-            self._batch.admit(self._tick, preempt=False)
+            self._admit(preempt=False)
 
     def run_deferred(self, over: Over | None = None) -> None:
         """What constrained decoding put off, before the outputs are sent. `over`: whether the pass under way
@@ -336,7 +367,7 @@ class Scheduler:
             fault = self._doomed.pop(request.seq, None) if doomed else None
             try:
                 if fault is None:
-                    self._commit_row(request, row, got, now)
+                    self._commit.row(request, row, got, now)
             except RuntimeFault as raised:
                 fault = raised
             except Exception as error:  # noqa: BLE001
@@ -370,46 +401,6 @@ class Scheduler:
             self._fail(request, fault, keep=False)
         return self.drain()
 
-    def _commit_row(self, request: Request, row: Row, result: RowResult, now: float) -> None:
-        if result.error is not None:
-            raise InternalFault(f"the model step failed: {result.error}", where=f"position {row.position}")
-        if len(result.scores) != len(row.scores) or len(result.samples) != row.sample:
-            raise InternalFault(
-                "the step's result lacks what its row asked for", where=f"position {row.position}"
-            )
-        lease = request.lease
-        assert lease is not None
-        lease.settle()
-        request.computed += len(row.tokens)
-        void = request.guide is not None and self.guided.settle(request)
-        if row.scores and request.logprobs is not None:
-            request.logprobs.score(
-                request.prompt_len, result.scores, result.score_tops, result.score_token_ids
-            )
-        if row.hidden != "none":
-            request.show(row.position, result.hidden)
-        if row.position < request.publish_to:
-            self._batch.publish(request)
-        if row.sample and not void:
-            if request.timing.first_token_at < 0:
-                self._stage.prompt_done(request, now)
-            sample = result.samples[0]
-            if not 0 <= sample.token < len(self._vocabulary):
-                size = len(self._vocabulary)
-                raise InternalFault(
-                    f"token {sample.token} is not in the vocabulary of {size}", where="sampler"
-                )
-            reason = request.ending
-            if reason is None:
-                free = request.guide is None and request.heal is None
-                reason = request.accept(sample) if free else self.guided.accept(request, sample)
-            if reason is not None:
-                request.end(reason)
-        if request.ending is not None and request.ready:
-            self._finish(request)
-        elif request.stream:
-            self._outbox.add(request, None)
-
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def _enqueue(self, request: Request) -> None:
@@ -423,6 +414,8 @@ class Scheduler:
         """What time and the grammars' threads have changed."""
         for request, fault in self._deadlines.due(self._clock(), self._live):
             self._fail(request, fault)
+        for request, wrong in self._stage.poll(self._clock()):
+            self._settle_stage(request, wrong)
         if begin and len(self.guided):
             self._poll_grammars()
 
@@ -430,9 +423,11 @@ class Scheduler:
         for request, fault in self.guided.ready():
             if fault is not None:
                 self._fail(request, fault)
-            elif request.ready:
+            elif request.ready and request.source.bootstrap is None:
                 self._finish(request)
             else:
+                if request.ending is not None:  # of two engines neither may wait for the other in vain
+                    request.end(request.ending, request.prompt_len)
                 self._enqueue(request)
 
     def _retract_for_pause(self) -> None:
@@ -440,6 +435,12 @@ class Scheduler:
             self._retracts = False
             self._batch.retract_all()
             self.flush_cache()
+
+    def _settle_stage(self, request: Request, fault: RuntimeFault | None) -> None:
+        if fault is not None:
+            self._fail(request, fault)
+        else:
+            self._finish(request)
 
     # -- the account -----------------------------------------------------------------------------------------
 
@@ -455,6 +456,8 @@ class Scheduler:
             log.error("the account of slots is wrong and starts anew: %s", fault)
             self._counters.repairs += 1
             self._sessions.void()
+            for request, wrong in self._stage.void():
+                self._settle_stage(request, wrong)
             self._batch.restart(self._live.values())
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -476,6 +479,7 @@ class Scheduler:
         self._close(request, failure(fault), keep=keep)
 
     def _close(self, request: Request, reason: FinishReason, *, keep: bool) -> None:
+        self._stage.closing(request, reason)
         self._batch.remove(request, keep=keep)
         self._waiting.remove(request)
         self.guided.remove(request)

@@ -1,5 +1,6 @@
-"""A stranger's package of one file adds an attention implementation, a schedule policy, a chat template, a
-grammar backend or a remote backend; each is found by its name, in a process that has only installed it."""
+"""A stranger's package of one file adds an attention implementation, a schedule or router policy, a chat
+template, a grammar backend, a KV transfer or a remote backend; each is found by its name, in a process that
+has only installed it."""
 
 from __future__ import annotations
 
@@ -245,12 +246,83 @@ if __name__ == "__main__":
     assert [one["reply"] for one in states] == ["A", "B", "C"]
 """
 
+ROUTER_POLICY = """
+class Last:
+    def __init__(self, options):
+        self.forgotten = []
+
+    def choose(self, prompt, candidates):
+        return candidates[-1]
+
+    def forget(self, name):
+        self.forgotten.append(name)
+"""
+WITH_ROUTER_POLICY = """
+from runtime.config.serving.router import RouterConfig
+from runtime.server.router.app import Router
+from runtime.server.router.prompt import Asked
+
+if __name__ == "__main__":
+    urls = ["http://127.0.0.1:1", "http://127.0.0.1:2", "http://127.0.0.1:3"]
+    [pool] = Router(RouterConfig.of({"worker": urls, "policy": "last"})).pools
+    for worker in pool.workers[:2]:
+        worker.is_ready()
+    assert [pool.choose(Asked(b"one")).worker.name for _ in range(3)] == [urls[1]] * 3
+"""
+
+TRANSFER = """
+from runtime.disagg.transfer.tcp import TcpManager
+
+class Counted(TcpManager):
+    name = "counted"
+    dialled = 0
+
+    def dial(self, address):
+        Counted.dialled += 1
+        return super().dial(address)
+"""
+WITH_TRANSFER = """
+import time
+from runtime.disagg.transfer.base import KVPoll
+from runtime.disagg.transfer.bootstrap import BootstrapServer
+from runtime.disagg.transfer.memory import KVLayout, make_memory
+from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
+from runtime.disagg.transfer.table import KV_TRANSFERS
+from runtime.plan import Run
+
+def until(end, poll):
+    deadline = time.monotonic() + 100
+    while end.poll() is not poll:
+        assert time.monotonic() < deadline and end.poll() is not KVPoll.Failed, end.failure()
+        time.sleep(0.001)
+
+if __name__ == "__main__":
+    kind = KV_TRANSFERS.load("counted")
+    pools = [make_memory(8, KVLayout(1, 1, 8, "float32", 0, 1)) for _ in range(2)]
+    pools[0].view[...] = 7
+    rows = [MetadataBuffers(1) for _ in pools]
+    prefill, decode = (kind(pool, row) for pool, row in zip(pools, rows))
+    server = BootstrapServer()
+    prefill.listen(server.address)
+    sender, receiver = prefill.sender(5), decode.receiver(server.address, 5)
+    until(receiver, KVPoll.WaitingForInput)
+    receiver.init([Run(2, 3)], 0, 0)
+    until(sender, KVPoll.WaitingForInput)
+    sender.init(3)
+    sender.send([Run(0, 3)], Metadata(output_ids=(1,)))
+    until(receiver, KVPoll.Success)
+    assert (pools[1].view[2:5] == 7).all() and kind.dialled == 3
+    prefill.close(); decode.close(); server.close()
+"""
+
 CASES = {
+    "kv.transfer": ("counted", "Counted", TRANSFER, WITH_TRANSFER),
     "attention": ("gathered", "Gathered", ATTENTION, WITH_ATTENTION.replace("PROCESS", "False")),
     "attention in a process": ("gathered", "Gathered", ATTENTION, WITH_ATTENTION.replace("PROCESS", "True")),
     "schedule.policy": ("briefest", "order", POLICY, WITH_POLICY),
     "chat.template": ("brackets", "BRACKETS", TEMPLATE, WITH_TEMPLATE),
     "grammar.backend": ("listed", "Listed", GRAMMAR, WITH_GRAMMAR),
+    "router.policy": ("last", "Last", ROUTER_POLICY, WITH_ROUTER_POLICY),
     "backend": ("shouter", "Shouter", BACKEND, WITH_BACKEND),
 }
 

@@ -101,7 +101,14 @@ class BatchRequest:
         shared = len(self._items) > self._prompts
         for index in range(self._prompts):
             if index in self._jobs:
-                self._commit(index) if shared else self._send(index)
+                if not shared:
+                    self._send(index)
+                elif self._jobs[index].requests[0].bootstrap is not None:
+                    # Who computes prompts has one wait for the other, who decodes computes none.
+                    for sample in self._samples(index):
+                        self._send(sample)
+                else:
+                    self._commit(index)
 
     def take(self) -> list[tuple[int, Outcome]]:
         """What is new: outputs (an item's last has its finish_reason) and errors, by item."""

@@ -44,6 +44,9 @@ def build_tokenizer_manager(
         auto_truncate=config.allow_auto_truncate,
         top_logprobs=config.max_top_logprobs,
         token_ids_logprob=config.max_token_ids_logprob,
+        bootstrap_port=(
+            None if config.disaggregation_mode == "null" else config.disaggregation_bootstrap_port
+        ),
     )
     marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
     preparer = Preparer(

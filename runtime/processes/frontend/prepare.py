@@ -20,7 +20,7 @@ from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.prompt import Prompt, PromptReader
 from runtime.protocol.errors import BadRequest, PromptTooLong
-from runtime.protocol.io_struct import GenerateReqInput, TokenizedGenerateReqInput
+from runtime.protocol.io_struct import Bootstrap, GenerateReqInput, TokenizedGenerateReqInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 
@@ -38,7 +38,8 @@ class Limits:
     """context: tokens of one request, prompt and output together. slots: size of the KV pool.
     top_logprobs, token_ids_logprob: how many a request may ask for at each position.
     auto_truncate: a prompt that is too long loses its end, and an output that cannot fit is shortened, where
-    otherwise the request is refused."""
+    otherwise the request is refused. bootstrap_port: the usual one of prompt servers, where prompts and
+    outputs are computed by two engines; None: they are computed here."""
 
     vocab_size: int
     context: int
@@ -46,6 +47,7 @@ class Limits:
     auto_truncate: bool = False
     top_logprobs: int = 32
     token_ids_logprob: int = 64
+    bootstrap_port: int | None = None
 
     @property
     def prompt(self) -> int:
@@ -160,6 +162,7 @@ class Preparer:
                     priority=request.priority,
                     extra_key=request.extra_key,
                     at_start=constraint is None and self._textless(ids),
+                    bootstrap=self._bootstrap(request),
                 ),
             ),
             media=prompt.media,
@@ -198,12 +201,35 @@ class Preparer:
 
     def again(self, job: Job, request: SingleGenerateReq) -> Job:
         """The job of another sample of a prompt: `request` differs from the one that `job` was made of only
-        in its id and its seed."""
+        in its id, its seed and its room."""
         (first,) = job.requests
         params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
         rid, turn = self.wire_rid(request), self._turn(request)
-        made = msgspec.structs.replace(first, rid=rid, sampling_params=params, session_params=turn)
+        made = msgspec.structs.replace(
+            first, rid=rid, sampling_params=params, session_params=turn, bootstrap=self._bootstrap(request)
+        )
         return Job((made,), deadline=job.deadline, reasoning_begun=job.reasoning_begun)
+
+    def _bootstrap(self, request: SingleGenerateReq) -> Bootstrap | None:
+        """Where its prompt is computed; None: here. A choice is scored by each engine itself."""
+        host, room = request.bootstrap_host, request.bootstrap_room
+        if host is None or room is None:
+            return None
+        usual = self._limits.bootstrap_port
+        if usual is None:
+            raise BadRequest(
+                "this engine computes prompts and outputs in one place",
+                where="bootstrap_room",
+                hint="start it with --disaggregation-mode prefill or decode",
+            )
+        if request.session_params is not None:
+            raise BadRequest("a session's turns are computed by one engine", where="session_params")
+        if request.return_hidden_states:
+            raise BadRequest(
+                "prompt and output are computed by two engines, each with its own part of the states",
+                where="return_hidden_states",
+            )
+        return Bootstrap(host, request.bootstrap_port or usual, room)
 
     # -- room ------------------------------------------------------------------------------------------------
 

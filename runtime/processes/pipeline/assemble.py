@@ -7,12 +7,14 @@ them, and runners, not where they compute.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import cast
 
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
 from runtime.config.pooling import Pooling
+from runtime.disagg.assemble import open_peers, stage_of
 from runtime.formats.reasoning.marks import ReasoningMarks
 from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
@@ -24,6 +26,7 @@ from runtime.processes.checkpoint.reasoning import model_reasoning
 from runtime.processes.pipeline.loading import Loaded
 from runtime.processes.pipeline.scheduler import SchedulerProcess
 from runtime.processes.pipeline.vectors import Vectors
+from runtime.protocol.errors import BadRequest
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.scheduler.scheduler import Scheduler
 
@@ -56,6 +59,10 @@ def _reading(
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
+    if config.disaggregation_mode != "null":
+        raise BadRequest(
+            "an encoder reads texts and generates nothing", where="disaggregation_mode", hint="leave it out"
+        )
     limits = TextLimits(
         vocab_size=spec.vocab_size,
         positions=spec.max_position_embeddings,
@@ -97,19 +104,26 @@ def _generating(
         cache_bytes=config.grammar_cache_mb << 20,
     )
     marks = model_reasoning(config, model)
-    scheduler = Scheduler(
-        config.scheduler(spec, beside=loaded.beside),
-        slots=runner.slots,
-        vocabulary=model.tokenizer.vocabulary,
-        encode=model.tokenizer.encode_plain,
-        grammar=grammar,
-        verify_params=runner.verify,
-        reasoning=None if marks is None else _reasoning(model, marks),
-    )
+    pairing = config.disaggregation()
     vectors = Vectors(pooling, width=spec.hidden_size)
-    made = SchedulerProcess(
-        scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors
-    )
+    with ExitStack() as unless_made:
+        peers = open_peers(pairing, loaded.kv_memory, 2 * config.max_running_requests)
+        if peers is not None:
+            unless_made.callback(peers.close)
+        scheduler = Scheduler(
+            config.scheduler(spec, beside=loaded.beside),
+            slots=runner.slots,
+            vocabulary=model.tokenizer.vocabulary,
+            encode=model.tokenizer.encode_plain,
+            grammar=grammar,
+            verify_params=runner.verify,
+            reasoning=None if marks is None else _reasoning(model, marks),
+            stage=stage_of(pairing, peers),
+        )
+        made = SchedulerProcess(
+            scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers
+        )
+        unless_made.pop_all()
     return made, runner.slots
 
 

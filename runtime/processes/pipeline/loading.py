@@ -13,6 +13,7 @@ from typing import Any
 from runtime.config.encoder import EncoderSpec
 from runtime.config.engine import EngineConfig
 from runtime.config.model import ModelSpec
+from runtime.disagg.transfer.memory import KVMemory
 from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.pipeline.runner_process import RunnerProcess
@@ -37,12 +38,14 @@ def _never(act: Callable[[RuntimeFault], None]) -> None:
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """A runner, ready. beside: whether it computes elsewhere than this process; on_death: calls what it is
-    given, from another thread, when the runner is lost for good."""
+    given, from another thread, when the runner is lost for good. kv_memory: its KV pool, for transfers; None
+    where this process cannot reach it."""
 
     runner: Runner | TextRunner
     beside: bool = False
     profiler: Profiler | None = None
     on_death: Callable[[Callable[[RuntimeFault], None]], None] = _never
+    kv_memory: KVMemory | None = None
 
 
 def load_runner(config: EngineConfig, model: Model) -> Loaded:
@@ -61,18 +64,22 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
                 load_timeout_s=config.load_timeout_s,
                 profile_folder=config.profile_folder,
             )
-            return Loaded(process, True, process, process.on_death)
+            return Loaded(process, True, process, process.on_death, process.kv_memory)
         case ModelSpec() as spec:
             runner = HERE.load("runner").load(model.path, spec, config.runner())
-            return Loaded(runner, runner.device != "cpu", HERE.load("profiler")(config.profile_folder))
+            profiler = HERE.load("profiler")(config.profile_folder)
+            return Loaded(runner, runner.device != "cpu", profiler, kv_memory=runner.kv_memory)
 
 
 def own_process(config: EngineConfig) -> bool:
     """Whether a decoder computes in a process of its own. Raises BadRequest where it cannot be and is to."""
     if sys.platform != "linux":
-        if config.runner_process:
-            raise BadRequest("this system is not Linux", where="runner_process", hint="leave it out")
+        for option, wanted in (("runner_process", config.runner_process), ("tp_size", config.tp_size > 1)):
+            if wanted:
+                raise BadRequest("this system is not Linux", where=option, hint="leave it out")
         return False
+    if config.tp_size > 1:
+        return True
     if config.runner_process is not None:
         return config.runner_process
     return bool(sys.executable) and len(os.sched_getaffinity(0)) >= 2

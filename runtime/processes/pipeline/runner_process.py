@@ -1,32 +1,37 @@
-"""RunnerProcess: a Runner whose model is in a process of its own. It starts it, sends plans, notices its end
-and leaves none behind. Loads no torch; it knows no requests, grammars or policies.
+"""RunnerProcess: a Runner whose model is in a process of its own, or in several that share it (tensor
+parallelism). It starts them, sends plans, notices their end and leaves none behind. Loads no torch; it knows
+no requests, grammars or policies.
 
 Scheduler and model each have an interpreter to themselves then: what is computed in Python for constraints
-takes no time from the forward pass. How they talk: runtime/ipc, in plans.py.
+takes no time from the forward pass. How they talk: runtime/ipc, in plans.py. Each rank gets every order and
+answers it; what rank 0 gives is the result.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
+import shutil
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
+from msgspec.structs import replace
 
 from runtime.config.model import ModelSpec
-from runtime.config.runner import RunnerConfig
-from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, LogLine, Ready, Start
-from runtime.engine.logit_processors import PROCESSORS, Processors
+from runtime.config.runner import RunnerConfig, World
+from runtime.config.shards import check_ranks
+from runtime.disagg.transfer.joined import JoinedMemory
+from runtime.disagg.transfer.memory import ArrayMemory, KVMapping, KVMemory
+from runtime.engine.follower import FROM_RUNNER, TO_RUNNER, Failed, Ready, Start
+from runtime.engine.sampling.logit_processors import PROCESSORS, Processors
 from runtime.ipc.address import Address
+from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.ipc.plans import (
     Answer,
     Copy,
@@ -43,7 +48,7 @@ from runtime.ipc.plans import (
 )
 from runtime.ipc.ranks import Ranks
 from runtime.plan import Run, StepPlan, StepResult, TokenMask
-from runtime.processes.pipeline.environment import for_children
+from runtime.processes.pipeline.rank_process import RankProcess
 from runtime.protocol.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -59,9 +64,6 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 5.0
 """How long the process may take to end when nobody needs it any more; then it is killed."""
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Unless the environment says otherwise: threads of one operation that wait for one another sleep. They would
-turn round and round on cores that the scheduler needs, and each operation wait for its turn."""
 
 
 class RunnerProcess:
@@ -69,7 +71,7 @@ class RunnerProcess:
     called by any.
 
     A plan that is not whole is an error of finish(), with TorchRunner of launch(): launch() does not
-    wait for an answer. When the process ends or hangs, every verb raises from then on.
+    wait for an answer. When a process ends or hangs, every verb raises from then on.
     """
 
     def __init__(
@@ -81,9 +83,13 @@ class RunnerProcess:
         load_timeout_s: float = 1800.0,
         profile_folder: str | None = None,
     ) -> None:
-        """Start the process and wait until the model is loaded. Raises what TorchRunner.load raises;
-        EngineDead when it ends, or is not ready in time."""
+        """Start config.tp_size processes and wait until the model is loaded. Raises what TorchRunner.load
+        raises; BadRequest where so many cannot share the model; EngineDead when one ends, or is not ready in
+        time."""
         self._config = (config or RunnerConfig()).verify()
+        self._size = self._config.tp_size
+        if self._size > 1:
+            check_ranks(spec, self._size)
         self._dead: RuntimeFault | None = None
         self._closing = False
         self._death_callbacks: list[Callable[[RuntimeFault], None]] = []
@@ -92,33 +98,35 @@ class RunnerProcess:
         self._launched: tuple[StepPlan, Launch] | None = None
         self._early: Result | Failure | None = None  # a result that came while something else was awaited
         self._masks = MaskWriter()
-        mine, theirs = socket.socketpair()
-        with mine, theirs:
-            address = Address.fd(mine.fileno())
-            outbox = address.outbox(TO_RUNNER, timeout_s=self._config.step_timeout_s)
-            self._ranks = Ranks([(outbox, address.inbox(FROM_RUNNER))])
-            try:
-                self._process = self._spawn(theirs.fileno())
-            except BaseException:
-                self._ranks.close()
-                self._masks.close()
-                raise
-        self._watcher = threading.Thread(target=self._watch, name="runner-process", daemon=True)
-        self._watcher.start()
-        start = Start(
-            path=str(Path(path).expanduser()),
-            spec=spec,
-            config=self._config,
-            parent=os.getpid(),
-            profile_folder=profile_folder,
-            search=tuple(os.path.abspath(place) for place in sys.path),
-        )
+        self._kv_files = [os.memfd_create("kv") for _ in range(self._size if self._config.shared_kv else 0)]
+        self._processes: list[RankProcess] = []
+        self._links: list[tuple[Outbox, Inbox]] = []
+        self._ranks = Ranks(())
+        self._why = ""  # of the end of processes that were killed
+        self._folder = tempfile.mkdtemp(prefix="ranks") if self._size > 1 else None  # for its user alone
+        self._start_lock = threading.Lock()
         try:
-            self._ready = self._load(start, load_timeout_s)
+            with self._start_lock:  # whoever watches a process waits until there are mailboxes to close
+                for rank in range(self._size):
+                    self._spawn(rank)
+                self._ranks = Ranks(self._links)
+            start = Start(
+                path=str(Path(path).expanduser()),
+                spec=spec,
+                config=self._config,
+                parent=os.getpid(),
+                profile_folder=profile_folder,
+                search=tuple(os.path.abspath(place) for place in sys.path),
+            )
+            ranks = self._load(start, load_timeout_s)
+            self._ready = ranks[0]
+            self.kv_memory = self._map([one.kv for one in ranks])
         except BaseException:
-            self._process.kill()
+            self._kill()
             self.close()
             raise
+        if self._ready.device == "cpu":
+            self._forget_folder()  # gloo's ranks have met; NCCL's may still look
 
     @property
     def slots(self) -> int:
@@ -135,7 +143,13 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Of rank 0."""
+        return self._processes[0].pid
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of all ranks, in their order."""
+        return tuple(process.pid for process in self._processes)
 
     def on_death(self, act: Callable[[RuntimeFault], None]) -> None:
         """Call `act` from another thread when the process ends by itself; at once when it
@@ -222,7 +236,7 @@ class RunnerProcess:
         """The process counts its steps itself."""
 
     def close(self) -> None:
-        """End the process: by closing its mailbox, and by force when that does not help in time. May be
+        """End the processes: by closing their mailboxes, and by force when that does not help in time. May be
         called more than once."""
         with self._lock:
             again, self._closing = self._closing, True
@@ -230,52 +244,72 @@ class RunnerProcess:
                 self._dead = InternalFault("the runner was closed", where="runner")
         if again:
             return
-        self._ranks.close()
-        try:
-            self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            log.warning("the model's process does not end and is killed")
-            self._kill()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._watcher.join(CLOSE_S)
+        Ranks(self._links).close()
+        until = time.monotonic() + CLOSE_S
+        for process in self._processes:
+            if not process.wait(max(0.0, until - time.monotonic())):
+                log.warning("%s's process does not end and is killed", process.name)
+                process.kill()
+                process.wait(CLOSE_S)
+        for process in self._processes:
+            process.release(CLOSE_S)
         self._masks.close()
+        for file in self._kv_files:
+            os.close(file)
+        self._forget_folder()
 
     # -- within ----------------------------------------------------------------------------------------------
 
-    def _spawn(self, end: int) -> subprocess.Popen[bytes]:
-        arguments = [Address.fd(end).url, str(self._masks.file)]
-        try:
-            return subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime.engine.follower", *arguments],
-                stdin=subprocess.PIPE,  # it ends when this end of it is closed
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                env={**WAITING, **for_children(os.environ)},
-                pass_fds=(end, self._masks.file),
-            )
-        except OSError as error:
-            raise InternalFault(f"the model's process cannot be started: {error}", where="runner") from error
+    def _map(self, mappings: list[KVMapping | None]) -> KVMemory | None:
+        """The KV pool, of all ranks, where it can be mapped."""
+        pools = [ArrayMemory.map(file, one) for file, one in zip(self._kv_files, mappings) if one is not None]
+        if len(pools) < self._size:
+            return None
+        return pools[0] if self._size == 1 else JoinedMemory(pools)
 
-    def _load(self, start: Start, timeout: float) -> Ready:
+    def _forget_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _spawn(self, rank: int) -> None:
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            address = Address.fd(mine.fileno())
+            outbox = address.outbox(TO_RUNNER, timeout_s=self._config.step_timeout_s)
+            self._links.append((outbox, address.inbox(FROM_RUNNER)))
+            name = "the model" if self._size == 1 else f"rank {rank} of the model"
+            files = [theirs.fileno(), self._masks.file, *self._kv_files[rank : rank + 1]]
+            self._processes.append(RankProcess(name, files, lambda ended: self._ended(rank, ended)))
+
+    def _load(self, start: Start, timeout: float) -> list[Ready]:
+        file = "" if self._folder is None else os.path.join(self._folder, "ranks")
+        worlds = [World(rank, self._size, file, timeout) for rank in range(self._size)]
+        until = time.monotonic() + timeout
         try:
-            self._ranks.send(start)
-            (report,) = self._ranks.gather(timeout)
+            for rank, world in enumerate(worlds):
+                self._ranks.send_to(rank, replace(start, world=world))
+            reports = self._ranks.gather(max(0.0, until - time.monotonic()))
         except DeadlineExceeded:
             raise EngineDead(
                 f"the model was not loaded within {timeout:g} s", where=start.path, hint="load_timeout_s"
             ) from None
         except EngineDead:
-            raise EngineDead(f"{self._how_it_ended()} while it loaded", where=start.path) from None
-        match report:
-            case Failed(error):
-                raise from_dict(error)
-            case Ready():
-                return report
-            case other:
-                raise InternalFault(
-                    f"the model's process began with {type(other).__name__}", where=start.path
-                )
+            rank = self._ranks.gone or 0
+            reports = self._ranks.remains(rank)
+            if not any(isinstance(report, Failed) for report in reports):
+                how = self._processes[rank].how_it_ended(CLOSE_S)
+                raise EngineDead(f"{how} while it loaded", where=start.path) from None
+        for report in sorted(reports, key=_left_alone):
+            match report:
+                case Failed(error):
+                    raise from_dict(error)
+                case Ready():
+                    pass
+                case other:
+                    raise InternalFault(
+                        f"the model's process began with {type(other).__name__}", where=start.path
+                    )
+        return reports
 
     def _send_plan(self, plan: StepPlan, *, at_once: bool) -> Launch:
         order = self._plans.write(plan, at_once=at_once)
@@ -291,8 +325,8 @@ class RunnerProcess:
             raise self._gone()
         try:
             self._ranks.send(order)
-        except DeadlineExceeded:
-            raise self._stuck("took no order") from None
+        except DeadlineExceeded as late:
+            raise self._stuck("took no order", late) from None
         except EngineDead:
             raise self._gone() from None
 
@@ -321,12 +355,13 @@ class RunnerProcess:
                     log.error("the model's process gave an answer to nothing: %s", type(other).__name__)
 
     def _receive(self, until: float) -> Answer:
+        """What rank 0 answers, once all ranks have answered; or what went wrong with one of them."""
         if self._dead is not None:
             raise self._gone()
         try:
-            (answer,) = self._ranks.gather(max(0.0, until - time.monotonic()))
-        except DeadlineExceeded:
-            raise self._stuck("did not end") from None
+            answers = self._ranks.gather(max(0.0, until - time.monotonic()))
+        except DeadlineExceeded as late:
+            raise self._stuck("did not end", late) from None
         except EngineDead:
             raise self._gone() from None
         except WireError as error:
@@ -334,56 +369,58 @@ class RunnerProcess:
             raise InternalFault(
                 f"the model's process gave what cannot be read: {error}", where="runner"
             ) from error
-        return cast("Answer", answer)
+        failures = sorted((one for one in answers if isinstance(one, Failure)), key=_left_alone)
+        if not failures:
+            return cast("Answer", answers[0])
+        if _left_alone(failures[0]):  # all ranks live, and have lost one another
+            self._kill()
+        return failures[0]
 
-    def _stuck(self, how: str) -> DeadlineExceeded:
-        """Kill it: nothing that it may still give would be wanted, and the next step would wait for it."""
+    def _stuck(self, how: str, late: DeadlineExceeded) -> DeadlineExceeded:
+        """Kill them: nothing that they may still give would be wanted, and the next step would wait for
+        it."""
+        who = "" if self._size == 1 else f" on {late.where}"
+        self._why = f"a forward pass {how}{who} within {self._config.step_timeout_s:g} s"
         self._kill()
-        limit = self._config.step_timeout_s
-        return DeadlineExceeded(f"a forward pass {how} within {limit:g} s", where="runner")
+        return DeadlineExceeded(self._why, where="runner")
 
     def _kill(self) -> None:
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE_S)
+        for process in self._processes:
+            process.kill()
+        until = time.monotonic() + CLOSE_S
+        for process in self._processes:
+            process.wait(max(0.0, until - time.monotonic()))
 
     def _gone(self) -> InternalFault:
         if self._closing:
             return InternalFault("the runner was closed", where="runner")
-        return InternalFault(self._how_it_ended(), where="runner", hint="its last lines are in the log")
+        rank = self._ranks.gone or 0
+        why = [str(from_dict(one.error)) for one in self._ranks.remains(rank) if isinstance(one, Failure)]
+        how = [self._why, self._processes[rank].how_it_ended(CLOSE_S), *why[:1]]
+        return InternalFault(
+            ": ".join(one for one in how if one), where="runner", hint="its last lines are in the log"
+        )
 
-    def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            return "the model's process closed its mailbox"
-        if code >= 0:
-            return f"the model's process ended with code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"the model's process was killed by {name}"
-
-    def _watch(self) -> None:
-        """Pass on what it logs until it ends; then call the death callbacks."""
-        pipe = self._process.stdout
-        assert pipe is not None
-        left = b""
-        with pipe:
-            while data := os.read(pipe.fileno(), 1 << 16):
-                *lines, left = (left + data).split(b"\n")
-                for raw in lines:
-                    with contextlib.suppress(msgspec.DecodeError):
-                        line = msgspec.json.decode(raw, type=LogLine)
-                        logging.getLogger(line.logger).log(line.level, "%s", line.text)
-        self._process.wait()
+    def _ended(self, rank: int, process: RankProcess) -> None:
+        """A process has ended: tell whoever waits for a rank, end the others, call the death callbacks."""
         with self._lock:
             if self._dead is not None:
                 return
-            fault = EngineDead(self._how_it_ended(), where="runner")
+            fault = EngineDead(self._why or process.how_it_ended(CLOSE_S), where="runner")
             self._dead = fault
             callbacks = list(self._death_callbacks)
+        with self._start_lock:
+            self._ranks.lost(rank, "has ended")
+        for other in self._processes:
+            other.kill()
         for act in callbacks:
             act(fault)
+
+
+def _left_alone(answer: Any) -> bool:
+    """Whether a rank says no more than that it lost the others: the one to blame is another."""
+    match answer:
+        case Failure(error=error) | Failed(error=error):
+            return isinstance(from_dict(error), EngineDead)
+        case _:
+            return False

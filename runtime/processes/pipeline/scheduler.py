@@ -56,6 +56,8 @@ IDLE_S = 5.0
 """How long one wait for mail lasts; a new one follows."""
 BLOCKED_S = 0.001
 """How long to wait for mail while requests wait for something other than a step (their grammar)."""
+AWAITED_S = 0.016
+"""The same while only other engines are waited for, after a while."""
 PAUSED_S = 0.05
 """The same while generation is paused, or a flush waits for requests to end."""
 LOST_S = 0.5
@@ -85,6 +87,12 @@ class Profiler(Protocol):
         ...
 
 
+class Closing(Protocol):
+    """What is to be closed with the process, before the runner is."""
+
+    def close(self) -> None: ...
+
+
 class SchedulerProcess:
     """`run()` until the inbox is closed. Other threads may read `stalled_s`, and say why they close it in
     `closed_because`."""
@@ -99,9 +107,11 @@ class SchedulerProcess:
         clock: Callable[[], float] = time.monotonic,
         profiler: Profiler | None = None,
         vectors: Vectors | None = None,
+        peers: Closing | None = None,
     ) -> None:
         self._scheduler, self._runner, self._grammar = scheduler, runner, grammar
         self._inbox, self._outbox, self._clock, self._profiler = inbox, outbox, clock, profiler
+        self._peers, self._awaited_s = peers, 0.0
         self._loop = loop_of(scheduler, runner)
         self._vectors = vectors or Vectors()
         self._begun: list[TextRequest] = []
@@ -148,6 +158,8 @@ class SchedulerProcess:
                 self._grammar.close()
             if self._profiler is not None:
                 self._profiler.close()
+            if self._peers is not None:
+                self._peers.close()
             self._runner.close()
 
     def _receive(self, wait: float) -> list[Any]:
@@ -264,13 +276,20 @@ class SchedulerProcess:
         for asked, data in self._precompiles.due(self._clock()):
             self._reply(asked, (True, "", data))
         if self._loop.in_flight or outputs:
+            self._awaited_s = 0.0
             return 0.0
         if not self._scheduler.busy:
             return LOOK_S if self._precompiles else IDLE_S
         if self._scheduler.paused is not None:
             return LOOK_S if self._precompiles else PAUSED_S
-        # Without deltas, either a step brought none (a part of a prompt), or all wait for their grammars.
-        return 0.0 if self._scheduler.running else BLOCKED_S
+        if self._scheduler.running:
+            self._awaited_s = 0.0
+            return 0.0  # a step without deltas, such as a part of a prompt
+        # All wait: for their grammars, or for other engines, and then longer and longer.
+        if not self._scheduler.waits_elsewhere:
+            return BLOCKED_S
+        self._awaited_s = min(max(BLOCKED_S, 2 * self._awaited_s), AWAITED_S)
+        return self._awaited_s
 
     def _fail_all(self, fault: RuntimeFault) -> None:
         """Answer every live request with `fault` and empty the scheduler."""

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal, TypeAlias
 import msgspec
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.ipc.frames import HEAD, frame
 from runtime.ipc.wire import Wire
 from runtime.protocol.errors import InternalFault, WireError

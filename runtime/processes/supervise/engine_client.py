@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.ipc.mailbox import MailboxClosed
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.frontend.build import build_tokenizer_manager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.ipc.frames import Frames, frame
 from runtime.ipc.mailbox import MailboxClosed
 from runtime.ipc.zmq_mailbox import make_folder

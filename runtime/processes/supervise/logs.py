@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TextIO
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 
 QUIET = ("uvicorn.error", "httpx", "httpcore", "asyncio")
 """Loggers whose info lines say nothing to a user of the server."""
@@ -39,8 +39,9 @@ class _Hide(logging.Filter):
         return True
 
 
-def set_up(config: ServerConfig, name: str) -> None:
-    """Log as `name`, from now on and in all of this process. Replaces what was set up before."""
+def set_up(config: ServerConfig, name: str, *secrets: str) -> None:
+    """Log as `name`, from now on and in all of this process. Replaces what was set up before. secrets: what
+    is hidden besides the API key."""
     logging.raiseExceptions = False
     handlers: list[logging.Handler] = [_Lines(sys.stderr)]
     problem = None
@@ -53,8 +54,9 @@ def set_up(config: ServerConfig, name: str) -> None:
     form = logging.Formatter(f"%(asctime)s %(levelname)-7s {name}: %(message)s")
     for handler in handlers:
         handler.setFormatter(form)
-        if config.api_key:
-            handler.addFilter(_Hide(config.api_key))
+        for secret in (config.api_key, *secrets):
+            if secret:
+                handler.addFilter(_Hide(secret))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

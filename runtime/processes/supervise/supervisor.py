@@ -16,19 +16,20 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 from runtime.config.engine import EngineConfig
-from runtime.config.flags import read_options
-from runtime.config.server import ServerConfig
+from runtime.config.flags import Options, read_options
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.component_names import check_names
 from runtime.processes.pipeline.environment import for_children
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.group import Group
 from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
+from runtime.protocol.registry import Registry
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,11 @@ SHORT_TEMPORARY = "/tmp"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 STABLE_S = 60.0
 """A group that ran so long is not one of a row of failures."""
+
+ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
+    "serving engine", {"ray": "runtime.server.replicas.start:start"}
+)
+"""name -> (options, environment) -> exit code"""
 
 
 class Supervisor:
@@ -82,8 +88,8 @@ class Supervisor:
                 if ready_at is None and group.ready:
                     ready_at = time.monotonic()
                     self._served = True
-                    log.info("ready on %s after %.1f s", _url(listener), ready_at - group.began)
-                    self._tell_ready(listener)
+                    log.info("ready on %s after %.1f s", url_of(listener), ready_at - group.began)
+                    tell_ready(self._server.ready_file, listener)
                 if ready_at is not None and time.monotonic() - ready_at > STABLE_S:
                     self._failures = 0
             self._drain(group, listener)
@@ -102,19 +108,6 @@ class Supervisor:
         if not group.drain(self._server.drain_timeout_s, lambda: self._signals > before):
             log.warning("stopped again, ending at once")
             group.fail(EngineDead("the server was told to end at once"))
-
-    def _tell_ready(self, listener: socket.socket) -> None:
-        """For whoever started this and waits. A file that cannot be written is his loss."""
-        if self._server.ready_file is None:
-            return
-        ready = json.dumps({"url": _url(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
-        path = Path(self._server.ready_file)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        try:
-            part.write_text(ready, encoding="utf-8")
-            part.replace(path)
-        except OSError as error:
-            log.warning("the ready file %s cannot be written: %s", path, error.strerror or error)
 
     def _tries_again(self) -> bool:
         """A group that never worked will not do so the next time."""
@@ -181,17 +174,31 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
             hint="choose another port, or 0 for any free one" if taken else None,
         ) from error
     try:
-        log.info("listening on %s", _url(made))
+        log.info("listening on %s", url_of(made))
         yield made
     finally:
         made.close()
 
 
-def _url(listener: socket.socket) -> str:
+def url_of(listener: socket.socket) -> str:
     """Where this machine reaches it."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def tell_ready(file: str | None, listener: socket.socket) -> None:
+    """For whoever started this and waits. A file that cannot be written is his loss."""
+    if file is None:
+        return
+    ready = json.dumps({"url": url_of(listener), "port": listener.getsockname()[1], "pid": os.getpid()})
+    path = Path(file)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        part.write_text(ready, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        log.warning("the ready file %s cannot be written: %s", path, error.strerror or error)
 
 
 @contextlib.contextmanager
@@ -228,11 +235,13 @@ def _check_room(folder: Path) -> None:
 
 
 def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
-    """`serve`: read the options and run a Supervisor with them. The exit code; raises as Supervisor.run, and
-    BadRequest for options that are wrong."""
+    """`serve`: read the options and run a Supervisor with them, or what runs servers elsewhere. The exit
+    code; raises as Supervisor.run, and BadRequest for options that are wrong."""
     _fill_standard_streams()
     options = read_options(arguments, environment, prog)
     logs.set_up(options.server, "supervisor")
+    if options.replicas.engine != "local":
+        return ELSEWHERE.load(options.replicas.engine)(options, environment)
     return Supervisor(options.engine, options.server, environment).run()
 
 

@@ -18,6 +18,9 @@ UNEQUAL_N = "The parallel_sample_num should be the same for all samples in sampl
 HIDDEN = "return_hidden_states must be a boolean or the string literal 'last'"
 MAX_ITEMS = 65_536
 """Items of one request, at most: prompts times samples."""
+ROOMS = 1 << 63
+SAMPLE_STRIDE = 0x1E3779B97F4A7C15
+"""From a prompt's room to that of its next sample: far, so that no two prompts' samples meet."""
 
 
 class Spread:
@@ -217,11 +220,17 @@ def keys(name: str, value: Any, spread: Spread, *, empty_is_none: bool) -> Any:
 
 
 def rooms(value: Any, spread: Spread) -> list[int | None]:
-    """bootstrap_room: one number stands for consecutive ones, one per item."""
+    """bootstrap_room: one number stands for consecutive ones, one per item; a list with one per prompt, for
+    rooms far apart, one per sample."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return [value + index for index in range(spread.total)]
+        return [(value + index) % ROOMS for index in range(spread.total)]
     made: list[int | None] = spread.lists("bootstrap_room", value)
-    return made
+    if not isinstance(value, list) or len(value) == len(made):
+        return made
+    return [
+        (room + index // spread.prompts * SAMPLE_STRIDE) % ROOMS if isinstance(room, int) else room
+        for index, room in enumerate(made)
+    ]
 
 
 def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda one: one) -> Any:

@@ -46,6 +46,9 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         tokens of reasoning its end must follow; with a constraint or without.
     no_logs, log_metrics, custom_labels: what observers of the frontend are told.
     data_parallel_rank: another name of routed_dp_rank.
+    bootstrap_host, bootstrap_port, bootstrap_room: where prompt and output are computed by two servers, the
+        prompt's server, its bootstrap port (None: the usual one), and the number of this request among the
+        two; both servers get the same. One number stands for consecutive ones.
     """
 
     text: str | list[str] | None = None

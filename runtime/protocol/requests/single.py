@@ -56,6 +56,9 @@ class SingleGenerateReq(SingleReq):
     log_metrics: bool = True
     no_logs: bool = False
     custom_labels: dict[str, str] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 _MADE = (
@@ -63,7 +66,6 @@ _MADE = (
 )  # fmt: skip
 _COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
 _NO_ADAPTERS = "this engine serves the model as it is, without adapters"
-_NO_TRANSFER = "this engine computes prompts and outputs in one place"
 _NO_MEDIA = "the model reads text only"
 _UNSERVED = (
     ("input_embeds", "prompts are taken as text, input_ids or messages"),
@@ -72,10 +74,7 @@ _UNSERVED = (
     ("audio_data", _NO_MEDIA),
     ("lora_path", _NO_ADAPTERS),
     ("lora_id", _NO_ADAPTERS),
-    ("bootstrap_host", _NO_TRANSFER),
-    ("bootstrap_port", _NO_TRANSFER),
-    ("bootstrap_room", _NO_TRANSFER),
-    ("bootstrap_pair_key", _NO_TRANSFER),
+    ("bootstrap_pair_key", "a pair is named by bootstrap_host, bootstrap_port and bootstrap_room"),
     ("return_bytes", "answers hold text and ids"),
     ("return_entropy", "use return_logprob"),
     ("background", "use the responses endpoint"),
@@ -103,6 +102,7 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
     made = _typed(fields)
     if made.top_logprobs_num or made.token_ids_logprob:
         made.return_logprob = True
+    _check_bootstrap(made)
     made.rid = new_rid() if one.rid is None else _id(one.rid)
     made.sampling_params = params
     # Checked where the vocabulary is known; a long prompt is not looked at twice.
@@ -120,6 +120,23 @@ def _refuse_unserved(one: GenerateReqInput) -> None:
         raise BadRequest(
             f"there is one engine, of rank 0; got {one.routed_dp_rank!r}", where="routed_dp_rank"
         )
+
+
+def _check_bootstrap(made: SingleGenerateReq) -> None:
+    host, port, room = made.bootstrap_host, made.bootstrap_port, made.bootstrap_room
+    if (host is None) != (room is None):
+        given, missing = ("bootstrap_room", "host") if host is None else ("bootstrap_host", "room")
+        raise BadRequest(f"goes with bootstrap_{missing}", where=given)
+    if port is not None and host is None:
+        raise BadRequest("goes with bootstrap_host and bootstrap_room", where="bootstrap_port")
+    if port is not None and not 0 < port < 1 << 16:
+        raise BadRequest(f"must be in 1 to 65535, got {port}", where="bootstrap_port")
+    if room is not None and not 0 <= room < 1 << 63:
+        raise BadRequest(f"must be from 0 to 2**63 - 1, got {room}", where="bootstrap_room")
+    if host is not None:
+        if not host or len(host) > 255:
+            raise BadRequest("must be a host's name or address", where="bootstrap_host")
+        _check_text("bootstrap_host", host)
 
 
 def _sampling(one: GenerateReqInput) -> tuple[SamplingParams, Any]:

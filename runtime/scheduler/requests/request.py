@@ -40,15 +40,16 @@ class Request:
     plain       whether nothing looks at its tokens but stop ids and max_new_tokens
     sent        how many output ids were sent
     states      final hidden states: of the tokens from the first on, or only of the last one computed
+    prompt_only  whether it ends here with its prompt, whatever may be generated elsewhere
     guide       what constrained decoding knows of it; None without a constraint, or before that is compiled
     logprobs    None where it wants none
     """
 
     __slots__ = (
         "arrival", "cached", "computed", "decode_steps", "ending", "goal", "guide", "heal", "hidden",
-        "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions", "prompt_len", "publish_to",
-        "reads_output", "reads_prompt", "retractions", "rid", "rule", "seen", "sent", "seq", "skip", "source",
-        "states", "stream", "timing", "tokens", "vocabulary",
+        "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions", "prompt_len", "prompt_only",
+        "publish_to", "reads_output", "reads_prompt", "retractions", "rid", "rule", "seen", "sent", "seq",
+        "skip", "source", "states", "stream", "timing", "tokens", "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -79,7 +80,7 @@ class Request:
         self.prompt_len = len(self.tokens)
         self.limit = self.prompt_len + self.params.max_new_tokens
         self.computed = 0
-        self.plain = False
+        self.plain = self.prompt_only = False
         self.publish_to = 0
         self.lease: Lease | None = None
         self.guide: Guide | None = None
@@ -110,6 +111,11 @@ class Request:
         return 0 if self.ending else self.params.max_new_tokens - self.produced
 
     @property
+    def to_come(self) -> int:
+        """Those that may still come here."""
+        return min(self.remaining, 1) if self.prompt_only else self.remaining
+
+    @property
     def until(self) -> int:
         """Tokens to compute before the next decision about this request."""
         return self.goal if self.ending else len(self.tokens)
@@ -117,7 +123,7 @@ class Request:
     @property
     def most(self) -> int:
         """Slots its sequence can come to need. The last token generated is never computed."""
-        return self.prompt_len + max(self.params.max_new_tokens - 1, 0)
+        return self.prompt_len + (0 if self.prompt_only else max(self.params.max_new_tokens - 1, 0))
 
     @property
     def matchable(self) -> int:
@@ -192,6 +198,12 @@ class Request:
         del self.tokens[length:]
         if self.logprobs is not None:
             self.logprobs.shorten(length, self.produced)
+
+    def forgo_prompt_scores(self) -> None:
+        """Whoever computes its prompt tells the prompt's log-probabilities."""
+        if self.logprobs is not None:
+            source = msgspec.structs.replace(self.source, logprob_start_len=-1)
+            self.logprobs = Logprobs(source, self.prompt_len) if source.return_logprob else None
 
     def settle_prompt(self, token: int) -> None:
         """One more token of the prompt, where its end is chosen anew."""

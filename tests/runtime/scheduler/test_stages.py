@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from runtime.plan import Sample
 from runtime.protocol.constraint import Constraint
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.stages.unified import Unified
@@ -31,8 +32,8 @@ class Watched(Unified):
         assert request.cached >= 0
         self.note(request, "admitted")
 
-    def prompt_done(self, request: Request, now: float) -> None:
-        super().prompt_done(request, now)
+    def prompt_done(self, request: Request, sample: Sample, now: float) -> None:
+        super().prompt_done(request, sample, now)
         assert request.computed >= request.prompt_len
         assert request.produced == 0 or request.guide is not None
         assert self.manager.cache.probe(request.tokens[: request.prompt_len]) == request.prompt_len

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.ipc.frames import Frames, frame
 from runtime.processes.supervise.channel import (
     FROM_CHILD,

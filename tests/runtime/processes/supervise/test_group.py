@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import launch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.supervise import logs
 
 log = logging.getLogger("runtime.test")

@@ -1,0 +1,80 @@
+"""The disaggregated stages put together, as an engine's options say."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from runtime.config.disaggregation import DisaggregationConfig
+from runtime.disagg.decode import DecodeStage
+from runtime.disagg.peers import Hosts, Peers
+from runtime.disagg.prefill import PrefillStage
+from runtime.disagg.transfer.base import TransferOptions
+from runtime.disagg.transfer.bootstrap import BootstrapServer
+from runtime.disagg.transfer.fake import FakeManager
+from runtime.disagg.transfer.faults import Faults
+from runtime.disagg.transfer.memory import KVMemory
+from runtime.disagg.transfer.metadata import MetadataAllocator, MetadataBuffers
+from runtime.disagg.transfer.table import KV_TRANSFERS
+from runtime.protocol.errors import BadRequest
+from runtime.scheduler.stages.base import Stage
+from runtime.scheduler.stages.unified import Unified
+
+log = logging.getLogger(__name__)
+
+
+def open_peers(config: DisaggregationConfig, memory: KVMemory | None, rows: int) -> Peers | None:
+    """This engine's end of a pair; None where it computes prompts and outputs itself. `rows`: requests whose
+    KV moves at once, at most. Raises BadRequest and TransferError."""
+    if config.mode == "null":
+        return None
+    if memory is None:
+        raise BadRequest(
+            "this engine gives no access to its KV pool",
+            where="disaggregation_mode",
+            hint="on a GPU, start it with runner_process=False, and without tp_size",
+        )
+    key = None if config.key is None else hashlib.sha256(config.key.encode()).digest()
+    options = TransferOptions(
+        host=config.host,
+        key=key,
+        bootstrap_timeout=config.timeout_s,
+        waiting_timeout=config.timeout_s,
+        heartbeat=config.heartbeat_s,
+        faults=Faults.of_environment(),
+    ).verify()
+    buffers = MetadataBuffers(rows)
+    transfers = KV_TRANSFERS.load(config.transfer_backend)(memory, buffers, options)
+    server: BootstrapServer | None = None
+    bootstrap = None
+    try:
+        if config.mode == "prefill":
+            server = BootstrapServer(config.host, config.bootstrap_port, key)
+            bootstrap = server.address
+            transfers.listen(bootstrap)
+            log.info("bootstrap server on %s", bootstrap)
+    except BaseException:
+        transfers.close()
+        if server is not None:
+            server.close()
+        raise
+    return Peers(
+        transfers,
+        FakeManager(memory, buffers),
+        MetadataAllocator(buffers),
+        memory,
+        Hosts(config.allowed_hosts),
+        bootstrap,
+        None if server is None else server.close,
+    )
+
+
+def stage_of(config: DisaggregationConfig, peers: Peers | None) -> Callable[..., Stage]:
+    """Makes a scheduler's stage."""
+    if peers is None:
+        return Unified
+    if config.mode == "prefill":
+        return partial(PrefillStage, peers=peers)
+    return partial(DecodeStage, peers=peers, reserved=config.reserved_tokens)

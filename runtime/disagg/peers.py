@@ -1,0 +1,149 @@
+"""Peers: this engine's end of a pair: its transfers, its metadata rows, its pool's bytes, and whom it may
+talk to."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.cache.base import PrefixCache
+from runtime.cache.manager import Lease
+from runtime.disagg.transfer.base import FAKE_BOOTSTRAP_HOST, KVManager, KVReceiver, KVSender
+from runtime.disagg.transfer.memory import KVMemory, cut
+from runtime.disagg.transfer.metadata import MetadataAllocator
+from runtime.plan import Run
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.io_struct import Bootstrap, FinishReason
+
+
+@dataclass(slots=True)
+class Figures:
+    """Totals since the start: requests, prompt tokens, seconds (from coming to the end of the transfer)."""
+
+    requests: int = 0
+    failed: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    offloaded: int = 0
+    restored: int = 0
+
+    def moved(self, tokens: int, seconds: float) -> None:
+        self.requests += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "num_transferred_requests_total": self.requests,
+            "num_transfer_failed_requests_total": self.failed,
+            "transferred_tokens_total": self.tokens,
+            "transfer_seconds_total": self.seconds,
+            "num_offloaded_requests_total": self.offloaded,
+            "num_restored_requests_total": self.restored,
+        }
+
+
+class Hosts:
+    """Which hosts a request may name: this machine's own addresses, and those `allowed` ("*": all). Whoever
+    can send requests could otherwise have this engine connect anywhere."""
+
+    def __init__(self, allowed: Sequence[str] = ()) -> None:
+        self._all = "*" in allowed
+        self._known = {"localhost", socket.gethostname().lower(), *map(bare, allowed)}
+
+    def check(self, host: str) -> None:
+        """Raise BadRequest for a host that may not be named. Looks up no name."""
+        name = bare(host)
+        if not self._all and name not in self._known and not is_own(name):
+            raise BadRequest(
+                f"{host!r} is neither this machine nor an allowed host",
+                where="bootstrap_host",
+                hint="--disaggregation-allowed-hosts names others",
+            )
+
+
+def bare(host: str) -> str:
+    return host.strip().removeprefix("[").removesuffix("]").lower()
+
+
+def is_own(host: str) -> bool:
+    """Whether it is an address of this machine, as text."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if address.is_loopback:
+        return True
+    if address.is_unspecified or address.is_multicast:
+        return False
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.bind((host, 0))
+        return True
+    return False
+
+
+class Peers:
+    """transfers: the real ones; fake: those of requests that have no other side. rows: metadata rows of this
+    side. memory: the pool. bootstrap: where this engine's bootstrap server is, which `close` ends; None on
+    the decode side."""
+
+    def __init__(
+        self,
+        transfers: KVManager,
+        fake: KVManager,
+        rows: MetadataAllocator,
+        memory: KVMemory,
+        hosts: Hosts,
+        bootstrap: str | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.transfers, self.fake, self.rows, self.memory = transfers, fake, rows, memory
+        self.hosts, self.bootstrap, self._close = hosts, bootstrap, close
+        self.figures = Figures()
+
+    def manager(self, bootstrap: Bootstrap) -> KVManager:
+        return self.fake if bare(bootstrap.host) == FAKE_BOOTSTRAP_HOST else self.transfers
+
+    def sender(self, bootstrap: Bootstrap) -> KVSender:
+        """Raises BadRequest: the room is in use."""
+        return self.manager(bootstrap).sender(bootstrap.room)
+
+    def receiver(self, bootstrap: Bootstrap) -> KVReceiver:
+        """Raises BadRequest: the room is in use, or the host may not be named."""
+        manager = self.manager(bootstrap)
+        if manager is self.transfers:
+            self.hosts.check(bootstrap.host)
+        host = bare(bootstrap.host)
+        at = f"[{host}]:{bootstrap.port}" if ":" in host else f"{host}:{bootstrap.port}"
+        return manager.receiver(at, bootstrap.room)
+
+    def close(self) -> None:
+        self.transfers.close()
+        if self._close is not None:
+            self._close()
+
+    def state(self) -> Mapping[str, Any]:
+        return {
+            "bootstrap": self.bootstrap,
+            "num_free_metadata_rows": self.rows.free,
+            **self.figures.state(),
+            "kv_transfer": self.transfers.state(),
+        }
+
+
+def runs_of(lease: Lease, cache: PrefixCache, start: int, end: int) -> list[Run]:
+    """The slots of the tokens start .. end-1 of a sequence, all of which have KV."""
+    runs = [run for node in lease.path(cache) for run in node.runs]
+    return cut([*runs, *lease.written()], start, end - start)
+
+
+def ended_by(side: str, reason: FinishReason) -> str:
+    """What the other side is told of a request that ended here."""
+    if reason.error is None:
+        return f"ended by the {side} engine"
+    return f"ended by the {side} engine: {reason.error.get('message')}"

@@ -1,0 +1,297 @@
+"""Access to the bytes of a KV pool, torch or no torch: slots and heads in, bytes out, and back."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from runtime.plan import Run
+from runtime.protocol.errors import TransferError
+
+Array: TypeAlias = npt.NDArray[Any]
+Order: TypeAlias = Literal["token", "head"]
+"""How tokens' KV lies in a piece: "token": [tokens, layers, 2, heads, width]; "head": [layers, 2, heads,
+tokens, width]. Each pool prefers the one that it is nearer to."""
+
+
+class KVLayout(msgspec.Struct, frozen=True):
+    """What KV one rank keeps of each token. Both sides tell it, and it must fit.
+
+    layers       of the model
+    total_heads  key heads of the whole model
+    head_bytes   of one key head of one token: head_dim times the size of a number
+    dtype        of the numbers, as torch calls it
+    first, heads which key heads this rank has: `heads` from `first` on
+    order        how it likes pieces
+    """
+
+    layers: int
+    total_heads: int
+    head_bytes: int
+    dtype: str
+    first: int = 0
+    heads: int = 0
+    order: Order = "token"
+
+    @property
+    def span(self) -> range:
+        return range(self.first, self.first + self.heads)
+
+    def token_bytes(self, heads: int) -> int:
+        """Of one token, in so many of its key heads and their value heads."""
+        return self.layers * 2 * heads * self.head_bytes
+
+    def check(self, other: KVLayout) -> None:
+        """Raise TransferError, naming what differs, unless KV of `other` can be used here."""
+        for name in ("layers", "total_heads", "head_bytes", "dtype"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise TransferError(
+                    f"the other engine's KV has {name} {theirs}, this one's {mine}",
+                    where="KV layout",
+                    hint="start both sides with the same model and dtype",
+                )
+
+
+class KVMapping(msgspec.Struct, frozen=True):
+    """How a pool lies in memory that several processes map. strides: bytes to the next slot, layer, head (key
+    heads before value heads); size: of the whole."""
+
+    layout: KVLayout
+    slots: int
+    strides: tuple[int, int, int]
+    size: int
+
+
+class KVMemory(Protocol):
+    """A pool, as bytes. Heads are counted in the whole model. Any thread may call it; calls on other slots
+    may run at the same time."""
+
+    layout: KVLayout
+    slots: int
+    file: int | None
+    mapping: KVMapping | None
+
+    def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
+        """A copy of the KV in `runs`, in that order. Raises TransferError for slots or heads that are not of
+        this pool."""
+        ...
+
+    def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
+        """Raises TransferError as read() does, and when `data` is of another size."""
+        ...
+
+
+class ArrayMemory:
+    """KVMemory over an array of bytes [slots, layers, 2 * heads, head_bytes], in whatever order it lies in
+    memory: key heads before value heads. file, mapping: where, if other processes can map it; the file is
+    whoever's who made it."""
+
+    def __init__(
+        self, array: Array, layout: KVLayout, file: int | None = None, mapping: KVMapping | None = None
+    ) -> None:
+        self.slots, layers, heads, width = array.shape
+        if (layers, heads, width) != (layout.layers, 2 * layout.heads, layout.head_bytes):
+            raise ValueError(f"an array of shape {array.shape} for {layout}")
+        self.layout, self.file, self.mapping = layout, file, mapping
+        # [slots, layers, 2, heads, width]; splitting an axis never copies.
+        self.view = array.reshape(self.slots, layers, 2, layout.heads, width)
+        if not np.may_share_memory(self.view, array):
+            raise ValueError("the array cannot be split into keys and values where it lies")
+
+    @property
+    def place(self) -> tuple[int, KVMapping]:
+        """Where it lies in this process, and how."""
+        shape, strides = self.view.shape, self.view.strides
+        slot, layer, kind, _, _ = strides
+        head = kind // self.layout.heads  # of one head alone the step to the next may be anything
+        size = 1 + sum((count - 1) * stride for count, stride in zip(shape, strides))
+        mapping = KVMapping(self.layout, self.slots, (slot, layer, head), size)
+        return int(self.view.__array_interface__["data"][0]), mapping
+
+    @classmethod
+    def map(cls, file: int, mapping: KVMapping, *, write: bool = True) -> ArrayMemory:
+        """What lies in `file`. Raises TransferError when it is not as `mapping` says: it came from another
+        process, and must not lead outside of the file."""
+        layout, (a, b, c) = mapping.layout, mapping.strides
+        shape = (mapping.slots, layout.layers, 2 * layout.heads, layout.head_bytes)
+        last = sum((count - 1) * stride for count, stride in zip(shape, (a, b, c, 1)))
+        sound = min(*shape, a, b, c) > 0 and last < mapping.size <= os.fstat(file).st_size
+        if not sound:
+            raise TransferError("the KV pool is not as it is described", where="shared memory")
+        access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
+        data = mmap.mmap(file, mapping.size, access=access)
+        array = np.ndarray(shape, dtype=np.uint8, buffer=data, strides=(a, b, c, 1))
+        return cls(array, layout, file, mapping)
+
+    def parts(self, runs: Sequence[Run], heads: range) -> list[Array]:
+        """Views [tokens, layers, 2, heads, width] of these slots. Raises TransferError."""
+        check_place(self.layout, self.slots, runs, heads)
+        first = heads.start - self.layout.first
+        wanted = self.view[:, :, :, first : first + len(heads)]
+        return [wanted[run.start : run.start + run.length] for run in runs]
+
+    def read(self, runs: Sequence[Run], heads: range, order: Order) -> memoryview:
+        parts = self.parts(runs, heads)
+        piece = np.empty(size_of(self.layout, runs, heads), dtype=np.uint8)
+        _copy(parts, as_tokens(piece, self.layout, len(heads), order), into=True)
+        return piece.data
+
+    def write(self, runs: Sequence[Run], heads: range, order: Order, data: memoryview) -> None:
+        parts = self.parts(runs, heads)
+        check_size(self.layout, runs, heads, data)
+        piece = np.frombuffer(data, dtype=np.uint8)
+        _copy(parts, as_tokens(piece, self.layout, len(heads), order), into=False)
+
+
+def as_tokens(piece: Array, layout: KVLayout, heads: int, order: Order) -> Array:
+    """A piece's bytes as [tokens, layers, 2, heads, width]."""
+    if order == "token":
+        return piece.reshape(-1, layout.layers, 2, heads, layout.head_bytes)
+    return piece.reshape(layout.layers, 2, heads, -1, layout.head_bytes).transpose(3, 0, 1, 2, 4)
+
+
+def tokens_of(runs: Sequence[Run]) -> int:
+    return sum(run.length for run in runs)
+
+
+def size_of(layout: KVLayout, runs: Sequence[Run], heads: range) -> int:
+    return tokens_of(runs) * layout.token_bytes(len(heads))
+
+
+def check_place(layout: KVLayout, slots: int, runs: Sequence[Run], heads: range) -> None:
+    """Raise TransferError for heads or slots that this pool does not have."""
+    if not len(heads) or heads.step != 1 or heads.start not in layout.span or heads[-1] not in layout.span:
+        raise TransferError(f"heads {heads} asked for, there are {layout.span}", where="KV pool")
+    for run in runs:
+        if run.length < 1 or run.start < 0 or run.start + run.length > slots:
+            raise TransferError(f"{run} is not within {slots} slots", where="KV pool")
+
+
+def check_size(layout: KVLayout, runs: Sequence[Run], heads: range, data: memoryview) -> None:
+    size = size_of(layout, runs, heads)
+    if data.nbytes != size:
+        raise TransferError(f"{data.nbytes} bytes for slots of {size}", where="KV pool")
+
+
+def share(want: range, have: Sequence[range]) -> list[tuple[int, range]]:
+    """Who gives which of the wanted heads: (index into `have`, heads), each head once. Ranks that hold the
+    same heads are equally good; the first is taken. Raises TransferError for a head that nobody has."""
+    shares: list[tuple[int, range]] = []
+    head = want.start
+    while head < want.stop:
+        index = next((at for at, one in enumerate(have) if head in one), None)
+        if index is None:
+            raise TransferError(f"no rank of the prefill side has head {head}", where="KV layout")
+        stop = min(want.stop, have[index].stop)
+        shares.append((index, range(head, stop)))
+        head = stop
+    return shares
+
+
+def cut(runs: Sequence[Run], first: int, count: int) -> list[Run]:
+    """The slots of `count` tokens of `runs`, from the `first` on."""
+    found: list[Run] = []
+    for start, length in runs:
+        skip, first = min(first, length), max(0, first - length)
+        take = min(length - skip, count)
+        if take > 0:
+            found.append(Run(start + skip, take))
+            count -= take
+    if count:
+        raise ValueError(f"{count} tokens beyond the end of {runs}")
+    return found
+
+
+def spots(mapping: KVMapping, runs: Sequence[Run], heads: range) -> Array:
+    """Where a pool keeps the KV of `runs`: [pieces, 2] int64, offset and bytes, in the order of a piece in
+    the pool's own order. Raises TransferError for slots or heads that are not of this pool."""
+    layout = mapping.layout
+    check_place(layout, mapping.slots, runs, heads)
+    slot, layer, head = mapping.strides
+    width, first = layout.head_bytes, heads.start - layout.first
+    layers = np.arange(layout.layers)[:, None, None] * layer
+    kinds = np.arange(2)[:, None] * (layout.heads * head)
+    each = (layers + kinds + (first + np.arange(len(heads))) * head).reshape(-1)  # of a token's first slot
+    starts = np.array([run.start for run in runs]) * slot
+    counts = np.array([run.length for run in runs])
+    whole = len(heads) == layout.heads and head == width and layer == 2 * layout.heads * width
+    if layout.order == "token" and whole and slot == layout.layers * layer:
+        return np.stack([starts, counts * slot], axis=1)
+    if layout.order == "token":
+        slots = np.concatenate([np.arange(run.start, run.start + run.length) for run in runs]) * slot
+        offsets = (slots[:, None] + each).reshape(-1)
+        return np.stack([offsets, np.full(len(offsets), width)], axis=1)
+    if slot != width:
+        raise TransferError("tokens of one head do not lie side by side", where="KV pool")
+    offsets = (each[:, None] + starts).reshape(-1)
+    return np.stack([offsets, np.tile(counts * width, len(each))], axis=1)
+
+
+def copy_between(
+    source: ArrayMemory, there: Sequence[Run], target: ArrayMemory, here: Sequence[Run], heads: range
+) -> None:
+    """The KV in `there` of `source`, to as many slots `here` of `target`. Raises TransferError."""
+    if tokens_of(there) != tokens_of(here):
+        raise TransferError(f"KV of {tokens_of(there)} tokens for {tokens_of(here)}", where="KV pool")
+    pairs = list(zip(*_alike(there, here)))
+    for one, other in zip(
+        source.parts([pair[0] for pair in pairs], heads), target.parts([pair[1] for pair in pairs], heads)
+    ):
+        np.copyto(*(_widen(other, one) or (other, one)))
+
+
+def _alike(one: Sequence[Run], other: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """The same slots, in runs of the same lengths."""
+    ends = sorted({*accumulate(run.length for run in one), *accumulate(run.length for run in other)})
+    lengths = [end - begin for begin, end in zip([0, *ends], ends)]
+    starts = [0, *ends][:-1]
+    made = [
+        [run for first, length in zip(starts, lengths) for run in cut(runs, first, length)]
+        for runs in (one, other)
+    ]
+    return made[0], made[1]
+
+
+def make_memory(slots: int, layout: KVLayout, *, file: int | None = None) -> ArrayMemory:
+    """A pool of zeros of its own, in the layout's order, in `file` if given: for tests and measurements."""
+    heads, width = 2 * layout.heads, layout.head_bytes
+    if file is not None:
+        strides = (layout.layers * heads * width, heads * width, width)
+        if layout.order == "head":
+            strides = (width, heads * slots * width, slots * width)
+        mapping = KVMapping(layout, slots, strides, slots * layout.layers * heads * width)
+        os.ftruncate(file, mapping.size)
+        return ArrayMemory.map(file, mapping)
+    if layout.order == "token":
+        return ArrayMemory(np.zeros((slots, layout.layers, heads, width), dtype=np.uint8), layout)
+    lying = np.zeros((layout.layers, heads, slots, width), dtype=np.uint8)
+    return ArrayMemory(lying.transpose(2, 0, 1, 3), layout)
+
+
+def _copy(parts: Sequence[Array], tokens: Array, *, into: bool) -> None:
+    """Between a pool's parts and a piece, `into` the piece or out of it."""
+    at = 0
+    for part in parts:
+        beside = tokens[at : at + len(part)]
+        at += len(part)
+        target, source = (beside, part) if into else (part, beside)
+        wide = _widen(target, source)
+        np.copyto(*(wide or (target, source)))
+
+
+def _widen(target: Array, source: Array) -> tuple[Array, Array] | None:
+    """Both as eight-byte numbers where their last axis allows it: fewer steps of the same copy."""
+    if target.shape[-1] % 8 or math.gcd(*target.strides[:-1], *source.strides[:-1]) % 8:
+        return None
+    if target.strides[-1] != 1 or source.strides[-1] != 1:
+        return None
+    return target.view(np.uint64), source.view(np.uint64)

@@ -1,0 +1,158 @@
+"""Link: the connection for messages between two managers. Sends without blocking, notices that the other side
+is gone or silent, and says so once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from runtime.disagg.transfer.memory import KVLayout
+from runtime.disagg.transfer.net.messages import MAX_MESSAGE, MESSAGES, Ping
+from runtime.ipc.frames import Frames, frame
+from runtime.protocol.errors import RuntimeFault, TransferError, TransferPeerLost, WireError
+
+log = logging.getLogger(__name__)
+
+QUEUED_MESSAGES = 100_000
+"""That the other side has not taken yet; with more it is as good as lost."""
+READ_BYTES = 1 << 16
+PING_S = 0.05
+"""Between two signs of life, at least."""
+
+
+class Link:
+    """end: connected, the hello is over; the link's from now on. peer, layout: who is there, and what KV it
+    has; pulls: the decode side fetches it. Each message that comes goes to `take`; `lost` is called once, if
+    it ends by itself. heartbeat, misses: how often it must give a sign of life; peer_heartbeat: how often the
+    other side expects one."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        peer: str,
+        session: str,
+        layout: KVLayout,
+        *,
+        heartbeat: float,
+        misses: int,
+        peer_heartbeat: float,
+        pulls: bool = False,
+    ) -> None:
+        self.pulls = pulls
+        self.peer, self.session, self.layout = peer, session, layout
+        self._end = end
+        self._heartbeat, self._misses = heartbeat, misses
+        self._ping_s = max(PING_S, min(heartbeat, peer_heartbeat) / 2)
+        self._outgoing: queue.Queue[bytes | None] = queue.Queue(QUEUED_MESSAGES)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._fault: RuntimeFault | None = None
+        self._closing: list[Callable[[], None]] = []
+
+    def start(self, take: Callable[[Link, Any], None], lost: Callable[[Link, RuntimeFault], None]) -> None:
+        self._take, self._lost = take, lost
+        self._end.settimeout(self._heartbeat * self._misses)
+        for act in (self._read, self._write):
+            threading.Thread(target=act, name=f"transfer {self.peer}", daemon=True).start()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def on_close(self, act: Callable[[], None]) -> None:
+        """Call it when this ends, however; at once if it has."""
+        with self._lock:
+            if not self._closed:
+                self._closing.append(act)
+                return
+        act()
+
+    def send(self, item: msgspec.Struct) -> None:
+        """Never blocks; a link that has ended takes it and drops it. Raises WireError for what cannot
+        travel."""
+        data = frame(MESSAGES.encode(item))
+        if self._closed:
+            return
+        try:
+            self._outgoing.put_nowait(data)
+        except queue.Full:
+            self._end_with(TransferPeerLost("the other engine takes no messages", where=self.peer))
+
+    def close(self) -> None:
+        """End it, quietly. What was sent is still given to the system, if it takes it at once."""
+        self._end_with(None)
+
+    def break_off(self, fault: RuntimeFault) -> None:
+        """End it as if it had ended by itself."""
+        self._end_with(fault)
+
+    def _read(self) -> None:
+        """Until it ends; whoever waits is told from this thread, which holds no lock of theirs."""
+        self._end_with(self._read_all())
+        if self._fault is not None:
+            self._lost(self, self._fault)
+
+    def _read_all(self) -> RuntimeFault:
+        frames = Frames(MAX_MESSAGE)
+        try:
+            while data := self._end.recv(READ_BYTES):
+                for message in frames.feed(data):
+                    item = MESSAGES.decode(message)
+                    if not isinstance(item, Ping):
+                        self._take(self, item)
+            return TransferPeerLost("the other engine closed the connection", where=self.peer)
+        except TimeoutError:
+            silent = self._heartbeat * self._misses
+            return TransferPeerLost(
+                f"the other engine gave no sign of life for {silent:g} s", where=self.peer
+            )
+        except OSError as error:
+            return TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
+        except WireError as error:
+            return TransferPeerLost(f"the other engine sent what cannot be read: {error}", where=self.peer)
+        except Exception as error:
+            log.exception("a message from %s could not be handled", self.peer)
+            return TransferError(f"a message could not be handled: {error}", where=self.peer)
+
+    def _write(self) -> None:
+        ping = frame(MESSAGES.encode(Ping()))
+        while True:
+            try:
+                data = self._outgoing.get(timeout=self._ping_s)
+            except queue.Empty:
+                data = ping
+            if data is None:
+                break
+            try:
+                self._end.sendall(data)
+            except OSError as error:
+                self._end_with(
+                    TransferPeerLost(f"the connection was lost: {error.strerror or error}", where=self.peer)
+                )
+                break
+        with contextlib.suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _end_with(self, fault: RuntimeFault | None) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._fault = True, fault
+            closing, self._closing = self._closing, []
+        for act in closing:
+            act()
+        if fault is not None:
+            # Wakes the reader, which tells of it, and a writer that is stuck.
+            with contextlib.suppress(OSError):
+                self._end.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(queue.Full):
+            self._outgoing.put_nowait(None)

@@ -1,0 +1,111 @@
+"""What two managers tell each other. Read field by field as one of these structs, never run."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from runtime.disagg.transfer.memory import KVLayout, KVMapping
+from runtime.ipc.wire import Wire
+from runtime.plan import Run
+
+VERSION: Final = 1
+MAX_HELLO: Final = 1 << 18
+MAX_MESSAGE: Final = 8 << 20
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The listening side's first words."""
+
+    nonce: bytes
+    version: int = VERSION
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """Who connects. proof: see handshake. kind: what the connection is for; session: of a stream, the one it
+    belongs to. rank of ranks: of the decode side. heartbeat: seconds, as it expects signs of life. extra: the
+    transfer's own."""
+
+    nonce: bytes
+    proof: bytes
+    transfer: str
+    layout: KVLayout
+    kind: Literal["messages", "stream"] = "messages"
+    session: str = ""
+    rank: int = 0
+    ranks: int = 1
+    row_bytes: int = 0
+    heartbeat: float = 5.0
+    extra: bytes = b""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """mapping: how the pool lies in the file that follows; None where none does. heartbeat: as in Hello."""
+
+    proof: bytes
+    layout: KVLayout
+    session: str
+    mapping: KVMapping | None = None
+    heartbeat: float = 5.0
+    extra: bytes = b""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """error: RuntimeFault.to_dict()."""
+
+    error: dict[str, Any]
+
+
+class Want(msgspec.Struct, frozen=True, array_like=True):
+    """Decode side: this room's tokens from `start` on, so many, in `heads` key heads from `first` on (maybe
+    none). ranks: how many decode ranks say so to each prefill rank."""
+
+    room: int
+    start: int
+    tokens: int
+    first: int
+    heads: int
+    ranks: int
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill side, where KV is fetched: the tokens from the `first` of those wanted on lie in `runs`."""
+
+    room: int
+    first: int
+    runs: tuple[Run, ...]
+
+
+class RowData(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill side: a metadata row, packed."""
+
+    room: int
+    row: bytes
+
+
+class Got(msgspec.Struct, frozen=True, array_like=True):
+    """Decode side: all of it is here."""
+
+    room: int
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True):
+    """Prefill side, where KV is fetched: the slots were kept until Got came."""
+
+    room: int
+
+
+class Fail(msgspec.Struct, frozen=True, array_like=True):
+    """Either side: this room has failed. error: RuntimeFault.to_dict()."""
+
+    room: int
+    error: dict[str, Any]
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True):
+    """A sign of life."""
+
+
+GREETING: Final = Wire((Challenge, Hello, Welcome, Refused), MAX_HELLO)
+MESSAGES: Final = Wire((Want, Chunk, RowData, Got, Done, Fail, Ping), MAX_MESSAGE)

@@ -1,0 +1,159 @@
+"""The nixl transfer: the decode side reads the prefill side's memory through NIXL (UCX: RDMA where there is
+one, else TCP and shared memory). Messages go over TCP, as with tcp.
+
+What is read lands in a buffer first and goes to the pool from there: a read that is under way when its room
+ends must not write into slots that are somebody else's by then. UCX opens ports of its own, on the
+interfaces that UCX_NET_DEVICES names, without a key: use a network of its own. Pools on a device are refused.
+A prefill side whose model several ranks share sends as tcp does: its pool lies in several places.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from runtime.disagg.transfer.base import TransferOptions
+from runtime.disagg.transfer.joined import JoinedMemory
+from runtime.disagg.transfer.memory import Array, ArrayMemory, KVMapping, KVMemory, spots, tokens_of
+from runtime.disagg.transfer.metadata import MetadataBuffers
+from runtime.disagg.transfer.net.link import Link
+from runtime.disagg.transfer.net.messages import Hello, Welcome
+from runtime.disagg.transfer.net.pulling import PullingManager
+from runtime.disagg.transfer.net.receiving import Receiver
+from runtime.disagg.transfer.tcp import connect, listen
+from runtime.plan import Run
+from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
+
+LOOK_S = (0.0, 0.001)
+"""Between two looks at a read that is under way: at first, and at most."""
+
+
+class _Peer(msgspec.Struct, frozen=True):
+    """What a decode side is told. agent: NIXL's metadata; address: of the pool, in that process."""
+
+    agent: bytes
+    address: int
+
+
+class NixlManager(PullingManager):
+    name: ClassVar[str] = "nixl"
+
+    def __init__(
+        self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
+    ) -> None:
+        """Raises MissingExtra, by the table, without the package; BadRequest for a pool on a device."""
+        super().__init__(memory, rows, options)
+        if not isinstance(memory, ArrayMemory | JoinedMemory):
+            raise BadRequest(
+                "the nixl transfer reads pools in the host's memory only", where="KV pool", hint="use tcp"
+            )
+        self._agent = _make_agent()
+        self._address, self._mapping = 0, None
+        if isinstance(memory, ArrayMemory):
+            self._address, self._mapping = memory.place
+            self._pool = self._register(self._address, self._mapping.size)
+        self._remote: dict[str, tuple[str, int, KVMapping]] = {}
+        self._buffer: tuple[Array, Any] | None = None
+        self._abandoned: list[Any] = []
+
+    def open(self) -> tuple[socket.socket, str]:
+        return listen(self.options)
+
+    def dial(self, address: str) -> socket.socket:
+        return connect(address)
+
+    def mapping(self) -> KVMapping | None:
+        return self._mapping
+
+    def extra(self) -> bytes:
+        return msgspec.msgpack.encode(_Peer(self._agent.get_agent_metadata(), self._address))
+
+    def met(self, link: Link, end: socket.socket, answer: Hello | Welcome) -> None:
+        match answer:
+            case Welcome(mapping=KVMapping() as mapping, extra=extra):
+                try:
+                    peer = msgspec.msgpack.decode(extra, type=_Peer)
+                    name = self._agent.add_remote_agent(peer.agent)
+                except Exception as error:
+                    raise TransferError(
+                        f"NIXL cannot reach the prefill side: {error}", where=link.peer
+                    ) from error
+                if mapping.layout != link.layout:
+                    raise TransferError("the prefill side's pool is not as it said", where=link.peer)
+                named = name.decode() if isinstance(name, bytes) else str(name)
+                self._remote[link.session] = (named, peer.address, mapping)
+                link.on_close(lambda: self._forget_agent(link.session))
+
+    def bring(self, link: Link, there: Sequence[Run], heads: range, receiver: Receiver, first: int) -> bool:
+        remote = self._remote.get(link.session)
+        if remote is None:
+            return False  # the link has ended, and its rooms with it
+        name, address, mapping = remote
+        found = spots(mapping, there, heads)
+        size = int(found[:, 1].sum())
+        buffer = self._staging()
+        ends = found[:, 1].cumsum()
+        here = np.stack([ends - found[:, 1] + buffer.ctypes.data, found[:, 1], 0 * ends], axis=1)
+        away = np.stack([found[:, 0] + address, found[:, 1], 0 * ends], axis=1)
+        try:
+            self._read(link, name, here.astype(np.uint64), away.astype(np.uint64))
+        except TransferError:
+            # What is still under way may write into it: nobody reads it any more, and it stays what it is.
+            self._abandoned.append(self._buffer)
+            self._buffer = None
+            raise
+        data = buffer[:size].data
+        order = mapping.layout.order
+
+        def write(slots: list[Run]) -> None:
+            self.memory.write(slots, heads, order, data)
+
+        return receiver.place(link, first, tokens_of(there), write)
+
+    def _read(self, link: Link, name: str, here: Array, away: Array) -> None:
+        until = time.monotonic() + self.options.waiting_timeout
+        agent = self._agent
+        try:
+            handle = agent.initialize_xfer(
+                "READ", agent.get_xfer_descs(here, "DRAM"), agent.get_xfer_descs(away, "DRAM"), name
+            )
+            state, pause = agent.transfer(handle), LOOK_S[0]
+            while state == "PROC" and not link.closed and time.monotonic() < until:
+                time.sleep(pause)
+                pause = min(LOOK_S[1], 2 * pause + 1e-5)
+                state = agent.check_xfer_state(handle)
+            if state != "PROC":
+                handle.release()
+        except Exception as error:
+            raise TransferPeerLost(f"NIXL cannot read: {error}", where=link.peer) from error
+        if state != "DONE":
+            raise TransferPeerLost("NIXL's read did not end well", where=link.peer)
+
+    def _staging(self) -> Array:
+        if self._buffer is None:
+            made = np.zeros(self.part_bytes, dtype=np.uint8)
+            self._buffer = made, self._register(made.ctypes.data, made.nbytes)
+        return self._buffer[0]
+
+    def _register(self, address: int, size: int) -> Any:
+        try:
+            return self._agent.register_memory([(address, size, 0, "")], "DRAM")
+        except Exception as error:
+            raise TransferError(f"NIXL cannot register memory: {error}", where="KV pool") from error
+
+    def _forget_agent(self, session: str) -> None:
+        self._remote.pop(session, None)
+
+
+def _make_agent() -> Any:
+    from nixl._api import nixl_agent, nixl_agent_config
+
+    logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
+    return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
