@@ -1,4 +1,5 @@
-"""python -m runtime: `serve` starts the server. It finds the command, and reports what was wrong.
+"""python -m runtime: `serve` starts the server, `router` what stands in front of several. It finds the
+command, and reports what was wrong.
 
 Exit codes: 0 it was told to end and did; 1 it could not start, or died; 2 the command line is wrong: an
 option, a model that is nowhere, a package that is not installed.
@@ -17,13 +18,21 @@ from runtime.protocol.registry import MissingExtra, Registry, UnknownName
 PROG = "python -m runtime"
 
 COMMANDS: Registry[Callable[[Sequence[str], Mapping[str, str], str], int]] = Registry(
-    "command", {"serve": "runtime.processes.supervise.supervisor:command"}, extras={"serve": "server"}
+    "command",
+    {
+        "router": "runtime.server.router.command:command",
+        "serve": "runtime.processes.supervise.supervisor:command",
+    },
+    extras={"router": "server", "serve": "server"},
 )
 """name -> (its arguments, environment, how it was called) -> exit code"""
 
 USAGE = f"""usage: {PROG} COMMAND [options]
 
-  serve    serve a model over HTTP; `{PROG} serve --help` lists the options
+  serve    serve a model over HTTP
+  router   one address in front of several servers
+
+  `{PROG} COMMAND --help` lists the options.
 
   --version
 """

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.console import version
 from runtime.server.anthropic import routes as anthropic

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.routing import Route
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.model_info import ModelInfo

@@ -21,7 +21,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.config.options import is_secret, options_of
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.supervise.channel import ChildSpec, Stop
 from runtime.processes.supervise.engine_client import EngineClient

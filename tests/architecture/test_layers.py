@@ -21,7 +21,16 @@ LIGHT_PACKAGES = [
     "runtime.grammar",
     "runtime.scheduler",
     "runtime.tools",
+    "runtime.disagg",
 ]
+ON_RAY = {
+    "sglang_dsl.execution.ray_batch",
+    "sglang_dsl.execution.ray_worker",
+    "runtime.server.replicas.application",
+    "runtime.server.replicas.command",
+    "runtime.server.replicas.replica",
+}
+"""Loaded where Ray is connected; they hold no tables."""
 LIGHT_MODULES = ["runtime", "runtime.plan", "runtime.pocket"]
 
 BLOCKER = """
@@ -45,7 +54,7 @@ def modules_below(package: str) -> list[str]:
         found.append(info.name)
         if info.ispkg:
             found += modules_below(info.name)[1:]
-    return sorted({name for name in found if not name.endswith("__main__")})
+    return sorted({name for name in found if not name.endswith("__main__")} - ON_RAY)
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:

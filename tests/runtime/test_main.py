@@ -12,7 +12,7 @@ from runtime.__main__ import main
 @pytest.mark.parametrize(
     ("arguments", "environment", "says"),
     [
-        (["serv"], {}, "unknown command 'serv'; known: serve"),
+        (["serv"], {}, "unknown command 'serv'; known: router, serve"),
         (["serve", "--prt", "1"], {}, "did you mean '--port'?"),
         (["serve", "--port", "x"], {}, "must be a whole number"),
         (["serve", "--schedule-policy"], {}, "expected one argument"),

@@ -74,7 +74,8 @@ class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class MessagesRequest(Prompting):
-    """max_tokens is needed; top_k, stop_sequences and the sampling words are as in Anthropic's reference."""
+    """max_tokens is needed; top_k, stop_sequences and the sampling words are as in Anthropic's reference. The
+    bootstrap fields are not of it: a router sets them (see GenerateReqInput)."""
 
     max_tokens: int
     metadata: dict[str, Any] | None = None
@@ -90,6 +91,9 @@ class MessagesRequest(Prompting):
     diagnostics: dict[str, Any] | None = None
     inference_geo: str | None = None
     output_format: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
 
 
 class Usage(msgspec.Struct):
@@ -285,7 +289,14 @@ class _Job:
             )
         prompt, self._tools = _prompt(ctx, body, sampling)
         sampling |= self._tools.sampling | shown_marks(ctx)
-        made = GenerateReqInput(sampling_params=sampling, stream=body.stream, **prompt)
+        made = GenerateReqInput(
+            sampling_params=sampling,
+            stream=body.stream,
+            bootstrap_host=body.bootstrap_host,
+            bootstrap_port=body.bootstrap_port,
+            bootstrap_room=body.bootstrap_room,
+            **prompt,
+        )
         self._names = (
             _NAMES if body.output_format is None else _NAMES | {"json_schema": "output_format.schema"}
         )

@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.server.http.errors import ForeignOrigin, Unauthorized
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})

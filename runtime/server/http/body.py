@@ -18,7 +18,7 @@ import msgspec
 import msgspec.inspect
 from starlette.requests import ClientDisconnect, Request
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 

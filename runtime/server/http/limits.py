@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, KeyCheck, OriginCheck
 from runtime.server.http.errors import Overloaded, error_body, error_headers, from_http, json_response

@@ -50,6 +50,12 @@ _GAUGES = {
     "max_total_num_tokens": "KV slots in all",
     "cache_hit_rate": "Share of all prompt tokens so far that came from the cache",
     "gen_throughput": "Tokens generated per second, lately",
+    "num_prefill_bootstrap_queue_reqs": "Requests whose decode engine has not made room yet",
+    "num_prefill_inflight_queue_reqs": "Requests whose prompt is computed and still being sent",
+    "num_decode_prealloc_queue_reqs": "Requests without slots for the KV that is to come",
+    "num_decode_transfer_queue_reqs": "Requests whose KV is coming",
+    "num_host_copies": "Retracted requests whose KV is kept in host memory",
+    "num_free_metadata_rows": "Requests whose KV could move besides those whose does",
     "new_token_ratio": "Share of their max_new_tokens requests are expected to need",
 }
 _TOTALS = {
@@ -63,6 +69,12 @@ _TOTALS = {
     "num_grammar_timeout_total": "Compilations that passed their deadline",
     "num_grammar_rollbacks_total": "Times ended requests took output back for their constraint",
     "computed_tokens_total": "Tokens computed by forward passes",
+    "num_transferred_requests_total": "Requests whose KV moved between two engines",
+    "num_transfer_failed_requests_total": "Requests that failed before it had",
+    "transferred_tokens_total": "Prompt tokens of those whose KV moved",
+    "transfer_seconds_total": "Seconds from their coming until it had",
+    "num_offloaded_requests_total": "Times a retracted request's KV was kept in host memory",
+    "num_restored_requests_total": "Times it was written back",
     "jumped_tokens_total": "Tokens appended without a forward pass",
 }
 

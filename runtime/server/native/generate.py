@@ -183,37 +183,37 @@ class SoFar:
 
     def __init__(self) -> None:
         self._text = bytearray(b'"')
-        self._lists = {name: _JsonList() for name in ("output_ids", *PER_ITEM)}
+        self._ids = _JsonList()
+        self._lists = {name: _JsonList() for name in PER_ITEM}
 
     def add(self, answer: GenerateAnswer, replaced: int) -> GenerateAnswer:
         """`answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
         self._text += msgspec.json.encode(answer.text)[1:-1]
-        meta: dict[str, Any] = {"output_ids": answer.output_ids, **answer.meta_info}
         for name, some in self._lists.items():
-            if name in meta:
-                meta[name] = some.add(meta[name], replaced)
-        text, ids = msgspec.Raw(b'%b"' % bytes(self._text)), meta.pop("output_ids")
-        return msgspec.structs.replace(answer, text=text, output_ids=ids, meta_info=meta)
+            if name in answer.meta_info:
+                answer.meta_info[name] = some.add(answer.meta_info[name], replaced)
+        text, ids = msgspec.Raw(self._text + b'"'), self._ids.add(answer.output_ids, replaced)
+        return msgspec.structs.replace(answer, text=text, output_ids=ids)
 
 
 class _JsonList:
     """A list as JSON that grows at its end."""
 
     def __init__(self) -> None:
+        self._items: list[Any] = []
         self._data = bytearray(b"[")
-        self._ends = [1]
 
     def add(self, items: Sequence[Any], replaced: int) -> msgspec.Raw:
         """The whole list, once its last `replaced` items made room for `items`."""
         if replaced:
-            del self._ends[max(1, len(self._ends) - replaced) :]
-            del self._data[self._ends[-1] :]
-        for item in items:
-            if len(self._ends) > 1:
+            del self._items[max(0, len(self._items) - replaced) :]
+            self._data[:] = msgspec.json.encode(self._items)[:-1]
+        if items:
+            if self._items:
                 self._data += b","
-            self._data += msgspec.json.encode(item)
-            self._ends.append(len(self._data))
-        return msgspec.Raw(b"%b]" % bytes(self._data))
+            self._data += msgspec.json.encode(items)[1:-1]
+            self._items += items
+        return msgspec.Raw(self._data + b"]")
 
 
 def _streamed(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> GenerateAnswer:

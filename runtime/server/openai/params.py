@@ -33,10 +33,7 @@ NAMES = {
 _REFUSED = {
     "moderation": "there is no moderation",
     "lora_path": "adapters cannot be loaded",
-    "bootstrap_host": "prompts and replies are computed by one server",
-    "bootstrap_port": "prompts and replies are computed by one server",
-    "bootstrap_room": "prompts and replies are computed by one server",
-    "bootstrap_pair_key": "prompts and replies are computed by one server",
+    "bootstrap_pair_key": "a pair is named by bootstrap_host, bootstrap_port and bootstrap_room",
 }
 
 
@@ -103,9 +100,9 @@ class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
     require_reasoning: bool | None = None
     max_thinking_tokens: int | None = None
     lora_path: str | None = None
-    bootstrap_host: str | None = None
-    bootstrap_port: int | None = None
-    bootstrap_room: int | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
     bootstrap_pair_key: str | None = None
 
     @property
@@ -130,7 +127,7 @@ _FIELDS = (
     "custom_logit_processor", "session_params", "session_id", "rid", "extra_key", "cache_salt", "priority",
     "jump_forward", "return_hidden_states", "return_prompt_token_ids", "custom_labels", "no_logs",
     "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s", "require_reasoning",
-    "max_thinking_tokens",
+    "max_thinking_tokens", "bootstrap_host", "bootstrap_port", "bootstrap_room",
 )  # fmt: skip
 
 

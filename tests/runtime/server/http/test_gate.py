@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
 from runtime.server.app import MODULES, build_app

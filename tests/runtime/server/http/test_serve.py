@@ -13,7 +13,7 @@ import h11
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.server.http.serve import Connection
 
 Serving = Callable[..., contextlib.AbstractContextManager[Any]]

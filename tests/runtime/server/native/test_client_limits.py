@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.server.app import build_app
 

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.errors import EngineDead

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.protocol.control import GetStateReq
 from runtime.server.app import build_app

@@ -19,7 +19,7 @@ from typing import Any
 import openai
 import pytest
 
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.pocket.tasks.tools import TOOLS, call_text
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest
@@ -231,7 +231,8 @@ def test_the_client_s_functions_beside_them(client: openai.OpenAI) -> None:
     assert (made.status, [one.type for one in made.output]) == ("completed", ["mcp_call", "function_call"])
     assert made.output[0].status == "completed"
     result = {"type": "function_call_output", "call_id": made.output[1].call_id, "output": '{"status": "ok"}'}
-    after = client.responses.create(**{**words, "input": [result]}, previous_response_id=made.id)
+    words |= {"input": [result], "max_output_tokens": 48}
+    after = client.responses.create(**words, previous_response_id=made.id)
     assert after.output_text
     assert after.usage.input_tokens > made.usage.input_tokens
 

@@ -1,0 +1,89 @@
+"""Replica: what Ray Serve runs. An actor that starts a server's processes, asks them how they are, announces
+them, and ends them in order. It serves no requests itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import serve
+from ray.exceptions import RayError
+
+from runtime.server.replicas.directory import Member
+from runtime.server.replicas.process import ServerProcess
+from runtime.server.replicas.roles import DEVICES, of_role, shares
+from runtime.server.replicas.scaling import REQUESTS
+
+log = logging.getLogger("ray.serve")
+
+HEALTH_S = 10.0
+"""How long /health may take."""
+ANNOUNCE_S = 10.0
+NOTICE_S = 1.5
+"""How long routers may take to see that it leaves, before it takes no more connections."""
+
+
+class Replica:
+    """`options`: of the servers, one for each of `roles`; `place`: loopback, or None for this machine's
+    address in the cluster."""
+
+    def __init__(
+        self,
+        options: Mapping[str, Any],
+        roles: Sequence[str],
+        directory: Any,
+        place: str | None,
+        load_s: float,
+        drain_s: float,
+    ) -> None:
+        self._directory, self._drain_s, self._roles = directory, drain_s, tuple(roles)
+        self._id = serve.get_replica_context().replica_id.unique_id
+        host = place or ray.util.get_node_ip_address()
+        devices = shares(os.environ.get(DEVICES, ""), len(roles))
+        self._servers: list[ServerProcess] = []
+        try:
+            for role, share in zip(roles, devices, strict=True):
+                given = {**options, **of_role(role, host, str(options["api_key"]))}
+                self._servers.append(ServerProcess(given, host, {**os.environ, **share}))
+            for server in self._servers:
+                server.wait(load_s)
+        except BaseException:
+            self._stop(0.0)
+            raise
+
+    async def check_health(self) -> None:
+        """Ray Serve asks now and then, and replaces a replica that raises. One that is well is announced."""
+        await asyncio.gather(*(one.ask("/health", HEALTH_S) for one in self._servers))
+        members = tuple(Member(role, one.url) for role, one in zip(self._roles, self._servers, strict=True))
+        try:
+            await asyncio.wait_for(self._directory.announce.remote(self._id, members), ANNOUNCE_S)
+        except (RayError, TimeoutError) as error:  # the next look announces it
+            log.warning("the directory does not answer: %s", error)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Requests in hand, running and waiting, for scaling.by_requests. Those of a pair have the decode
+        server's for all of their time."""
+        loads = (await self._servers[-1].ask("/get_load", HEALTH_S)).json()
+        return {REQUESTS: float(sum(one["num_reqs"] for one in loads))}
+
+    async def __del__(self) -> None:
+        """Ray Serve's way to end it."""
+        try:
+            await asyncio.wait_for(self._directory.leave.remote(self._id), ANNOUNCE_S)
+            await asyncio.sleep(NOTICE_S)
+        except (RayError, TimeoutError) as error:
+            log.warning("the directory does not answer: %s", error)
+        await asyncio.to_thread(self._stop, self._drain_s)
+
+    def _stop(self, drain_s: float) -> None:
+        """All at once: the servers of a pair need each other for what they have in hand."""
+        threads = [threading.Thread(target=one.stop, args=(drain_s,)) for one in self._servers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()

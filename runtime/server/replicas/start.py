@@ -1,0 +1,25 @@
+"""The way from `serve` to the replicas: Ray is connected before anything is loaded that needs it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Mapping
+from typing import cast
+
+from runtime.config.flags import Options
+from runtime.protocol.ray_cluster import connect
+
+
+def start(options: Options, environment: Mapping[str, str]) -> int:
+    """The exit code. Raises MissingExtra without Ray, BadRequest for a cluster that is not there or too
+    small, EngineDead where no replica can be started."""
+    config = options.replicas
+    address = config.ray_address or environment.get("RAY_ADDRESS")
+    room = config.most * len(config.roles) * config.replica_cpus * (2 if config.surge else 1)
+    ray = connect(address, max(os.cpu_count() or 1, room))
+    command = importlib.import_module("runtime.server.replicas.command")
+    try:
+        return cast(int, command.serve(options, environment, local=address in (None, "local")))
+    finally:
+        ray.shutdown()

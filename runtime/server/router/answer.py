@@ -1,0 +1,222 @@
+"""Answer: what the client has of its answer, and how a worker's answer becomes that.
+
+Bytes are passed on as they come, no faster than the client reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+from starlette.types import Send
+
+from runtime.protocol.errors import RuntimeFault, WorkerFailed
+from runtime.server.http.sse import HEADERS as STREAM_HEADERS
+from runtime.server.router.client import Response
+from runtime.server.router.events import WholeEvents
+from runtime.server.router.metrics import RouterMetrics
+from runtime.server.router.pool import Worker
+from runtime.server.router.prompt import Asked
+from runtime.server.router.upstream import headers_back, read_some
+
+MOST_WHOLE = 1 << 20
+"""Bytes of an answer that are held until its end, so that another worker can still give it. Longer ones are
+passed on as they come."""
+MOST_MERGED = 64 << 20
+"""Bytes of an answer that another one is merged into."""
+_STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
+ErrorEvent = Callable[[RuntimeFault], bytes]
+Learn = Callable[[Asked, Worker, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be done. target: path and query; on_fault: an error inside a stream, as these clients know
+    it; learn: called with the beginning of the worker's answer, once that is there."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+    asked: Asked
+    on_fault: ErrorEvent
+    learn: Learn | None = None
+    arrived: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds of its timeout_s that are left; None: it has none."""
+        limit = self.asked.timeout_s
+        return None if limit is None else self.arrived + limit - time.monotonic()
+
+
+class Merge(Protocol):
+    """Puts what another answer says into this one."""
+
+    def whole(self, body: bytes) -> bytes: ...
+
+    def events(self, data: bytes) -> bytes:
+        """data: whole events of a stream."""
+        ...
+
+
+@dataclass(slots=True)
+class Refusal(Exception):
+    """A worker's own answer, which another worker may do better; final: none may."""
+
+    worker: Worker
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes = field(repr=False)
+    final: bool = False
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The error of the answer; {} where it has another shape."""
+        try:
+            error = msgspec.json.decode(self.body)["error"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            return {}
+        return error if isinstance(error, dict) else {}
+
+    @property
+    def code(self) -> str:
+        return str(self.facts.get("code", ""))
+
+    @property
+    def fault(self) -> RuntimeFault:
+        """The same as an error of the router's."""
+        message = str(self.facts.get("message") or f"answered {self.status}")
+        return WorkerFailed(message, where=self.worker.name)
+
+
+async def refusal_of(worker: Worker, response: Response, *, final: bool = False) -> Refusal:
+    return Refusal(worker, response.status, headers_back(response), await read_some(response), final)
+
+
+class Answer:
+    def __init__(self, order: Order, metrics: RouterMetrics, send: Send) -> None:
+        self._order, self._metrics, self._send = order, metrics, send
+        self.started = False
+        self._torn = False
+        self.begun = False
+        """Whether more was sent than comments: then nobody else can give the answer."""
+
+    async def pass_on(
+        self,
+        worker: Worker,
+        response: Response,
+        began: float,
+        merge: Callable[[], Awaitable[Merge]] | None = None,
+    ) -> None:
+        """The worker's answer to a request that was sent at `began` (time.monotonic()). merge: asked for what
+        to merge into it once there is something of it. Raises WorkerFailed; Refusal when the client has the
+        beginning of a stream and this is none."""
+        if response.headers.get("content-type", "").startswith("text/event-stream"):
+            await self._pass_events(worker, response, began, merge)
+        else:
+            await self._pass_whole(worker, response, began, merge)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """The request ends with this."""
+        if self.started:
+            await self._body(self._order.on_fault(refusal.fault), more=False)
+        else:
+            await self._whole(refusal.status, refusal.headers, refusal.body)
+
+    async def fail(self, fault: RuntimeFault) -> None:
+        """The request ends with this. Raises it where nothing was sent yet, and where the client has part of
+        something: then the connection is cut, so that it cannot look complete."""
+        if not self.started or self._torn:
+            raise fault
+        await self._body(self._order.on_fault(fault), more=False)
+
+    # -- streams ---------------------------------------------------------------------------------------------
+
+    async def _pass_events(
+        self,
+        worker: Worker,
+        response: Response,
+        began: float,
+        merge: Callable[[], Awaitable[Merge]] | None,
+    ) -> None:
+        events, merging = WholeEvents(), None
+        async for piece in response.pieces():
+            data = events.feed(piece)
+            if not data:
+                continue
+            if events.begun:
+                if not self.begun:
+                    self._first(worker, data, began)
+                    merging = None if merge is None else await merge()
+                self.begun = True
+                data = data if merging is None else merging.events(data)
+            if not self.started:
+                await self._start(200, _STREAM)
+            self._torn = events.torn
+            await self._body(data)
+        if not self.started:
+            await self._start(200, _STREAM)
+        self.begun = True
+        await self._body(events.rest(), more=False)
+
+    # -- whole answers ---------------------------------------------------------------------------------------
+
+    async def _pass_whole(
+        self,
+        worker: Worker,
+        response: Response,
+        began: float,
+        merge: Callable[[], Awaitable[Merge]] | None,
+    ) -> None:
+        headers, parts, size = headers_back(response), [], 0
+        most = MOST_WHOLE if merge is None else MOST_MERGED
+        pieces = response.pieces()
+        async for piece in pieces:
+            parts.append(piece)
+            size += len(piece)
+            if size > most:
+                break
+        body, good = b"".join(parts), response.status < 400
+        if self.started:  # by the comments of a worker that failed then
+            raise Refusal(worker, response.status, headers, body, final=True)
+        if good:
+            self._first(worker, body, began)
+        if size > most:
+            await self._long(response.status, headers, body, pieces)
+            return
+        if good and merge is not None:
+            body = (await merge()).whole(body)
+        await self._whole(response.status, headers, body)
+
+    async def _whole(self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes) -> None:
+        self.begun = True
+        await self._start(status, [*headers, (b"content-length", str(len(body)).encode())])
+        await self._body(body, more=False)
+
+    async def _long(
+        self, status: int, headers: Sequence[tuple[bytes, bytes]], body: bytes, rest: AsyncIterator[bytes]
+    ) -> None:
+        self.begun = self._torn = True
+        await self._start(status, headers)
+        await self._body(body)
+        async for piece in rest:
+            await self._body(piece)
+        await self._body(b"", more=False)
+
+    # -- the wire --------------------------------------------------------------------------------------------
+
+    def _first(self, worker: Worker, beginning: bytes, began: float) -> None:
+        self._metrics.first(worker, time.monotonic() - began)
+        if self._order.learn is not None:
+            self._order.learn(self._order.asked, worker, beginning)
+
+    async def _start(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": list(headers)})
+
+    async def _body(self, data: bytes, more: bool = True) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,0 +1,358 @@
+"""Router: the application in front of the workers. Which request goes to one of them, which to a
+pair, and which to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
+
+import msgspec
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.routing import Router as Paths
+from starlette.types import ASGIApp
+
+from runtime.config.serving.router import RouterConfig
+from runtime.protocol.console import version
+from runtime.protocol.errors import NoWorker, RuntimeFault, WorkerFailed
+from runtime.server.anthropic import routes as anthropic
+from runtime.server.http.body import LONG, decode_json, read_bytes
+from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, error_response, json_response
+from runtime.server.http.limits import Gate
+from runtime.server.http.sse import event, fault_event
+from runtime.server.router.answer import Learn, Order
+from runtime.server.router.health import Watch
+from runtime.server.router.metrics import RouterMetrics
+from runtime.server.router.pair import PairRelay, Tails, splits
+from runtime.server.router.pool import Pool, Worker, checked_url, make_workers
+from runtime.server.router.prompt import Asked, read_asked
+from runtime.server.router.relay import Relay
+from runtime.server.router.upstream import Upstream, read_some
+
+RESPONSES = "/v1/responses"
+GENERATE: dict[str, tuple[str, ...]] = {
+    "/generate": ("POST", "PUT"),
+    "/v1/completions": ("POST",),
+    "/v1/chat/completions": ("POST",),
+    "/v1/messages": ("POST",),
+}
+"""What a pair of workers can do: path -> methods. Their bodies may carry the bootstrap fields."""
+ONE: dict[str, tuple[str, ...]] = {
+    "/encode": ("POST", "PUT"),
+    "/classify": ("POST", "PUT"),
+    "/v1/embeddings": ("POST",),
+    "/v1/messages/count_tokens": ("POST",),
+    "/tokenize": ("POST",),
+    "/v1/tokenize": ("POST",),
+    "/detokenize": ("POST",),
+    "/v1/detokenize": ("POST",),
+    "/parse_function_call": ("POST",),
+    "/separate_reasoning": ("POST",),
+    "/openapi.json": ("GET",),
+    "/v1/models": ("GET",),
+    "/v1/models/{model:path}": ("GET",),
+    "/model_info": ("GET",),
+    "/get_model_info": ("GET",),
+}
+"""What any worker can do: path -> methods."""
+ALL = (
+    "/flush_cache", "/abort_request", "/pause_generation", "/continue_generation", "/configure_logging",
+    "/precompile", "/set_internal_state", "/start_profile", "/stop_profile",
+)  # fmt: skip
+"""Orders, which each worker must have."""
+MOST_TOLD = 4 << 20
+"""Bytes that are read of what a worker tells of itself."""
+_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,100})"')
+_SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
+
+
+class Router:
+    """`async with` it: it looks at the workers, and closes its connections to them at the end. `app` is the
+    ASGI application. Raises BadRequest and UnknownName for options that are wrong."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        self.config = config
+        if config.worker:
+            self.pools: tuple[Pool, ...] = (
+                Pool(make_workers(config.worker, "worker", config), config.policy, config),
+            )
+        else:
+            self.pools = (
+                Pool(make_workers(config.prefill, "prefill", config), config.policy, config),
+                Pool(make_workers(config.decode, "decode", config), config.decode_policy, config),
+            )
+        # Of the workers that can answer any request alone.
+        self._main = self.pools[-1]
+        self.metrics = RouterMetrics(lambda: self.workers)
+        self._upstream, self._tails = Upstream(config), Tails()
+        self._served = config.server
+        self.app = self._build()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Of all pools."""
+        return tuple(one for pool in self.pools for one in pool.workers)
+
+    async def become(self, pool: Pool, urls: Collection[str]) -> None:
+        """Have these servers in `pool`, which is one of its own: the same as before, others, or none. Raises
+        BadRequest."""
+        known = {one.name: one for one in pool.workers}
+        named = {checked_url(url, pool.role): url for url in urls}
+        gone = [one for name, one in known.items() if name not in named]
+        pool.become([known.get(name) or Worker(url, pool.role, self.config) for name, url in named.items()])
+        for worker in gone:
+            self._upstream.forget(worker)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Looks at the workers within, and has connections to them."""
+        async with self._upstream:
+            watches = [
+                asyncio.create_task(Watch(pool, self._upstream, self.config).run(), name="sglang-dsl-watch")
+                for pool in self.pools
+            ]
+            try:
+                yield
+            finally:
+                for one in watches:
+                    one.cancel()
+                await asyncio.gather(*watches, return_exceptions=True)
+                await self._tails.close()
+
+    def give_up(self, reason: str) -> None:
+        """Fail all requests in hand."""
+        for worker in self.workers:
+            worker.give_up(reason)
+
+    def _build(self) -> ASGIApp:
+        routes = [
+            *(Route(path, self._generate, methods=list(methods)) for path, methods in GENERATE.items()),
+            *(Route(path, self._one, methods=list(methods)) for path, methods in ONE.items()),
+            *(Route(path, self._all, methods=["POST"]) for path in ALL),
+            Route("/open_session", self._open_session, methods=["POST"]),
+            Route("/close_session", self._close_session, methods=["POST"]),
+            Route(RESPONSES, self._respond, methods=["POST"]),
+            Route(RESPONSES + "/{response_id}", self._response, methods=["GET", "DELETE"]),
+            Route(RESPONSES + "/{response_id}/cancel", self._response, methods=["POST"]),
+            Route("/health", self._health),
+            Route("/health_generate", self._health_generate),
+            Route("/ready", self._ready),
+            Route("/metrics", self._metrics),
+            Route("/workers", self._states),
+            Route("/get_load", self._load),
+            Route("/server_info", self._info),
+            Route("/get_server_info", self._info),
+        ]
+        app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES)
+        if self.config.cors_origins:
+            app = CORSMiddleware(
+                app, allow_origins=list(self.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
+            )
+        return app
+
+    # -- to one worker ---------------------------------------------------------------------------------------
+
+    async def _one(self, request: Request) -> ASGIApp:
+        return await self._relay(request)
+
+    async def _generate(self, request: Request) -> ASGIApp:
+        """To a pair, where there are pairs and the request can be split."""
+        if len(self.pools) == 1:
+            return await self._relay(request)
+        raw = await read_bytes(request, self._served)
+        depth = self.config.max_body_depth
+        if len(raw) < LONG:
+            body = decode_json(raw, depth)
+        else:
+            body = await asyncio.get_running_loop().run_in_executor(None, decode_json, raw, depth)
+        order = self._order(request, raw, read_asked(raw))
+        if not isinstance(body, dict) or not splits(body):
+            return Relay(order, self._main, self._upstream, self.metrics, self.config.retries)
+        pools = (self.pools[0], self.pools[1])
+        retries = self.config.retries
+        return PairRelay(order, body, pools, self._upstream, self.metrics, retries, self._tails)
+
+    async def _respond(self, request: Request) -> ASGIApp:
+        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
+            if found := _RESPONSE_ID.search(beginning):
+                self._main.holds(found[1].decode(), worker)
+
+        return await self._relay(request, learn=learn)
+
+    async def _response(self, request: Request) -> ASGIApp:
+        return await self._relay(request, held=request.path_params["response_id"])
+
+    async def _open_session(self, request: Request) -> ASGIApp:
+        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
+            with contextlib.suppress(msgspec.DecodeError):
+                self._main.holds(msgspec.json.decode(beginning, type=str), worker)
+
+        return await self._relay(request, learn=learn)
+
+    async def _close_session(self, request: Request) -> ASGIApp:
+        def learn(asked: Asked, worker: Worker, beginning: bytes) -> None:
+            if asked.held is not None:
+                self._main.dropped(asked.held)
+
+        return await self._relay(request, learn=learn)
+
+    async def _relay(
+        self,
+        request: Request,
+        *,
+        held: str | None = None,
+        learn: Learn | None = None,
+    ) -> ASGIApp:
+        body = await read_bytes(request, self._served)
+        asked = read_asked(body) if held is None else Asked(held=held)
+        order = self._order(request, body, asked, learn)
+        return Relay(order, self._main, self._upstream, self.metrics, self.config.retries)
+
+    def _order(self, request: Request, body: bytes, asked: Asked, learn: Learn | None = None) -> Order:
+        return Order(
+            request.method, _target(request), request.headers, body, asked, _error_event(request), learn
+        )
+
+    # -- to all ----------------------------------------------------------------------------------------------
+
+    async def _all(self, request: Request) -> Response:
+        """The first worker's answer where all did it; else the first failure, which names its worker."""
+        body = await read_bytes(request, self._served)
+        answers = await self._gather(request.method, _target(request), request.headers, body)
+        good = [one for one in answers if isinstance(one, Response)]
+        if not answers:
+            return error_response(NoWorker("there is no server", hint="GET /workers"))
+        for one in answers:
+            if not isinstance(one, Response):
+                return error_response(one)
+        return next((one for one in good if one.status_code >= 400), good[0])
+
+    async def _gather(
+        self, method: str, target: str, headers: Any = None, body: bytes = b""
+    ) -> list[Response | RuntimeFault]:
+        """What each worker answers, in their order."""
+
+        async def ask(worker: Worker) -> Response | RuntimeFault:
+            try:
+                async with self._upstream.asking(
+                    worker, method, target, headers=headers or {}, body=body,
+                    patience=self.config.control_timeout_s, counted=False,
+                ) as response:  # fmt: skip
+                    content = await read_some(response, MOST_TOLD)
+            except WorkerFailed as fault:
+                return fault
+            kind = response.headers.get("content-type")
+            return Response(content, response.status, media_type=kind)
+
+        return await asyncio.gather(*(ask(worker) for worker in self.workers))
+
+    # -- of its own ------------------------------------------------------------------------------------------
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("healthy\n")
+
+    async def _ready(self, request: Request) -> Response:
+        for pool in self.pools:
+            if not pool.available:
+                fault = NoWorker(f"no {pool.role} server is available", hint="GET /workers")
+                return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})
+        return PlainTextResponse("ready\n")
+
+    async def _health_generate(self, request: Request) -> Response:
+        """Whether some worker of each role generates."""
+        answers = dict(zip(self.workers, await self._gather("GET", "/health_generate"), strict=True))
+        for pool in self.pools:
+            told = [answers[one] for one in pool.workers]
+            if not any(isinstance(one, Response) and one.status_code == 200 for one in told):
+                fault = NoWorker(f"no {pool.role} server generates", hint="GET /workers")
+                return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})
+        return PlainTextResponse("healthy\n")
+
+    async def _metrics(self, request: Request) -> Response:
+        if not self.config.enable_metrics:
+            raise NotFound("metrics are switched off", where="/metrics", hint="enable_metrics")
+        body, kind = self.metrics.render()
+        return Response(body, headers={"content-type": kind})
+
+    async def _states(self, request: Request) -> Response:
+        return json_response({"workers": [_state(one) for one in self.workers]})
+
+    async def _load(self, request: Request) -> Response:
+        """Every worker's loads, one after another."""
+        loads: list[dict[str, Any]] = []
+        for answer in await self._gather("GET", "/get_load"):
+            told = _json(answer)
+            loads += [one for one in told if isinstance(one, dict)] if isinstance(told, list) else []
+        return json_response([{**one, "dp_rank": rank} for rank, one in enumerate(loads)])
+
+    async def _info(self, request: Request) -> Response:
+        """What the first worker tells that answers, and the states of all."""
+        first: dict[str, Any] = {}
+        states: list[Any] = []
+        workers = []
+        for worker, answer in zip(self.workers, await self._gather("GET", "/server_info"), strict=True):
+            told = _json(answer)
+            workers.append({**_state(worker), "answered": isinstance(told, dict)})
+            if isinstance(told, dict):
+                first = first or told
+                states += told.get("internal_states") or []
+        roles = {
+            role: [one.name for one in self.workers if one.role == role] for role in ("prefill", "decode")
+        }
+        return json_response(
+            {
+                **first,
+                "internal_states": states,
+                "router": {"version": version(), "policy": self.config.policy},
+                "workers": workers,
+                **roles,
+            }
+        )
+
+
+def _state(worker: Worker) -> dict[str, Any]:
+    is_prefill = worker.role == "prefill"
+    return {
+        "url": worker.name,
+        "role": worker.role,
+        "state": worker.state,
+        "reason": worker.reason,
+        "active": worker.active,
+        **({"bootstrap": f"{worker.bootstrap_host}:{worker.bootstrap_port}"} if is_prefill else {}),
+    }
+
+
+def _json(answer: Response | RuntimeFault) -> Any:
+    """What it says; None where it does not."""
+    if not isinstance(answer, Response) or answer.status_code != 200:
+        return None
+    try:
+        return msgspec.json.decode(answer.body)
+    except msgspec.DecodeError:
+        return None
+
+
+def _target(request: Request) -> str:
+    """Path and query as the client wrote them."""
+    path = request.scope.get("raw_path") or request.url.path.encode()
+    query = request.scope["query_string"]
+    return (path.split(b"?")[0] + (b"?" + query if query else b"")).decode("ascii", "replace")
+
+
+def _error_event(request: Request) -> Callable[[RuntimeFault], bytes]:
+    """How an error looks inside a stream of this path."""
+    if request.url.path.startswith(anthropic.PREFIXES):
+        return anthropic.fault_event
+    return _response_fault if request.url.path.startswith(RESPONSES) else fault_event
+
+
+def _response_fault(fault: RuntimeFault) -> bytes:
+    """For streams of /v1/responses. Their numbers are not followed; none is missing behind the last one."""
+    facts = {"type": "error", "code": fault.code, "message": str(fault), "param": None, "sequence_number": 0}
+    return event(facts, "error")

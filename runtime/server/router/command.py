@@ -1,0 +1,91 @@
+"""`python -m runtime router`: reads the options, listens, and serves until it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from types import FrameType
+
+import uvicorn
+
+from runtime.config.flags import make_parser, read_values, with_key
+from runtime.config.serving.router import RouterConfig
+from runtime.processes.supervise import logs
+from runtime.processes.supervise.supervisor import listening, tell_ready
+from runtime.server.http.serve import make_server
+from runtime.server.router.app import Router
+
+try:
+    import uvloop as loops
+except ImportError:  # it is not built for every system
+    loops = asyncio  # type: ignore[misc]
+
+log = logging.getLogger(__name__)
+
+GROUPS = (("router", RouterConfig),)
+TICK_S = 0.1
+FLUSH_S = 5.0
+"""How long answers to requests that were given up may take to be sent."""
+DESCRIPTION = (
+    "One address in front of several servers: replicas (--worker URL ...), or pairs of prefill and decode "
+    "servers (--prefill URL ... --decode URL ...)."
+)
+
+
+def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str) -> int:
+    """The exit code. Raises BadRequest for options that are wrong, UnknownName for such a policy."""
+    parser = make_parser(prog, DESCRIPTION, GROUPS)
+    config = with_key(RouterConfig.of(read_values(arguments, environment, parser, GROUPS)["router"]))
+    logs.set_up(config.server, "router", config.worker_api_key or "")
+    router = Router(config)
+    ended = Ended()
+    before = {number: signal.signal(number, ended.take) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with (
+            listening(config.server) as listener,
+            asyncio.Runner(loop_factory=loops.new_event_loop) as runner,
+        ):
+            runner.run(serve(router, listener, ended))
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+class Ended:
+    """A signal that comes before the web server takes them. It gives those that it took on at its end."""
+
+    def __init__(self) -> None:
+        self.told = False
+
+    def take(self, number: int, frame: FrameType | None) -> None:
+        self.told = True
+
+
+async def serve(router: Router, listener: socket.socket, ended: Ended) -> None:
+    """Until SIGTERM or SIGINT. Requests in hand then have drain_timeout_s, after a second SIGINT nothing."""
+    config = router.config
+    server = make_server(router.app, config.server)
+    server.config.timeout_graceful_shutdown = math.ceil(config.drain_timeout_s + FLUSH_S)
+    async with router.running():
+        watch = asyncio.create_task(_end(router, server, ended), name="sglang-dsl-end")
+        tell_ready(config.ready_file, listener)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            watch.cancel()
+
+
+async def _end(router: Router, server: uvicorn.Server, ended: Ended) -> None:
+    while not server.should_exit:
+        await asyncio.sleep(TICK_S)
+        if ended.told:
+            server.should_exit = True
+    patience = router.config.drain_timeout_s
+    log.info("ending; requests in hand may take %g s", patience)
+    await asyncio.sleep(patience)
+    router.give_up(f"the router is ending, and the request was not finished within {patience:g} s")

@@ -1,0 +1,73 @@
+"""What GET /metrics of the router tells: its HTTP side as every server's, and what became of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime.server.http.metrics import PREFIX, HttpMetrics
+from runtime.server.router.pool import Worker
+
+_LABELS = ("worker", "role")
+_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0, 300.0)
+
+
+class RouterMetrics:
+    """`workers` gives all of them, whose state is told at the moment of asking."""
+
+    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+        self._registry = CollectorRegistry()
+        self.http = HttpMetrics(self._registry, {"model_name": "", "worker": "router"})
+        self._sent = self._counter("requests", "Requests sent to a worker, and why to this one", "why")
+        self._again = self._counter("retries", "Of these, those that another worker had failed")
+        self._failed = self._counter(
+            "worker_failures", "Requests that a worker broke off or did not take, and how", "kind"
+        )
+        self._first = Histogram(
+            f"{PREFIX}router_first_byte_seconds",
+            "From sending a request to a worker to the beginning of its answer",
+            _LABELS,
+            registry=self._registry,
+            buckets=_SECONDS,
+        )
+        self._registry.register(_States(workers))
+
+    def sent(self, worker: Worker, why: str, *, again: bool) -> None:
+        self._sent.labels(worker.name, worker.role, why).inc()
+        if again:
+            self._again.labels(worker.name, worker.role).inc()
+
+    def failed(self, worker: Worker, kind: str) -> None:
+        self._failed.labels(worker.name, worker.role, kind).inc()
+
+    def first(self, worker: Worker, seconds: float) -> None:
+        self._first.labels(worker.name, worker.role).observe(seconds)
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition and its content type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST
+
+    def _counter(self, name: str, help: str, *more: str) -> Counter:
+        return Counter(f"{PREFIX}router_{name}", help, (*_LABELS, *more), registry=self._registry)
+
+
+class _States(Collector):
+    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        active = GaugeMetricFamily(
+            f"{PREFIX}router_worker_active", "Requests in a worker's hands", labels=_LABELS
+        )
+        able = GaugeMetricFamily(
+            f"{PREFIX}router_worker_available", "1 when a worker gets requests", labels=_LABELS
+        )
+        for one in self._workers():
+            active.add_metric((one.name, one.role), float(one.active))
+            able.add_metric((one.name, one.role), float(one.available))
+        yield active
+        yield able
