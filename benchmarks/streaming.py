@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 
 from runtime.config.engine import EngineConfig  # noqa: E402
-from runtime.config.server import ServerConfig  # noqa: E402
+from runtime.config.serving.server import ServerConfig  # noqa: E402
+from runtime.ipc.mailbox import MailboxClosed  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
     BatchStrOutput,
@@ -142,6 +143,9 @@ class Worker:
         self._process.wait()
         self.outbox.close()
         self.inbox.close()
+        with suppress(MailboxClosed):
+            while True:  # it keeps its socket until it is empty
+                self.inbox.receive(0)
 
 
 # -- the clients and the engine's side -----------------------------------------------------------------------
