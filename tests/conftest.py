@@ -48,7 +48,7 @@ def _torch_is_loaded_once() -> Iterator[None]:
 
     @functools.wraps(whole)
     def here(config):  # type: ignore[no-untyped-def]
-        return bool(config.runner_process) and whole(config)
+        return bool(config.runner_process or config.tp_size > 1) and whole(config)
 
     loading.own_process = here
     yield

@@ -63,10 +63,18 @@ def backend(engine: Engine) -> EngineBackend:
 class Served:
     """`python -m runtime serve` on a free port, and what it said. Nothing of it outlives the test."""
 
-    def __init__(self, folder: Path, *arguments: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        within: tuple[str, ...] = (),
+    ) -> None:
+        """within: a command that runs it, such as one that enters a namespace."""
         self._ready, self._log = folder / "ready.json", folder / "log.txt"
         command = [
-            sys.executable, "-m", "runtime", "serve", "--ready-file", str(self._ready), "--port", "0",
+            *within, sys.executable, "-m", "runtime", "serve",
+            "--ready-file", str(self._ready), "--port", "0",
             "--max-total-tokens", "8192", "--threads", "1", "--runner-process", *arguments,
         ]  # fmt: skip
         self.folder = Path(tempfile.mkdtemp(prefix="served-"))  # short, as paths of sockets must be

@@ -130,3 +130,28 @@ def test_streaming_benchmark_in_small() -> None:
     assert names == ["native", "native, incremental", "completions", "chat", "chat, reasoning", "responses",
                      "messages"]  # fmt: skip
     assert all(float(cell) > 0 for row in rows for cell in row.strip(" |").split(" | ")[2:])
+
+
+def test_kv_transfer_benchmark_in_small() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.kv_transfer",
+            "--transfers",
+            "local",
+            "tcp",
+            "--mib",
+            "2",
+            "--rounds",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PROGRAM_S,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.endswith(" |")][1:]
+    assert [row[0].removeprefix("| ") for row in rows] == ["local", "local", "tcp", "tcp"]
+    assert all(float(cell.rstrip(" |")) >= 0 for row in rows for cell in row[2:])

@@ -8,6 +8,7 @@ two tokens that are nearly as likely.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import string
@@ -234,21 +235,31 @@ async def batched(client: httpx.AsyncClient, bodies: list[Request]) -> list[Answ
 # -- the same? -----------------------------------------------------------------------------------------------
 
 
-def tied(engine: Engine, body: Request, other: Answer) -> bool:
+def tied(engine: Engine, body: Request, one: Answer, other: Answer) -> bool:
     """Whether an answer with other tokens comes of a tie in the last bits: the engine alone gives it, too,
-    when the temperature or top_p is another by a 50,000th. A request in some 100,000 draws such a number."""
+    when the temperature, top_p, or the weight of all ids up to the one where they part is another by a
+    50,000th. A request in some 100,000 draws such a number."""
     drawn = body["sampling_params"]
-    ids = [one["output_ids"] for one in other]
-    for name in {"temperature", "top_p"} & drawn.keys():
-        for factor in (1 - 2e-5, 1 + 2e-5):
-            near = body | {"sampling_params": drawn | {name: drawn[name] * factor}}
-            if drawn["temperature"] and [one["output_ids"] for one in inside(engine, near)] == ids:
+    if not drawn["temperature"]:
+        return False
+    ids = [answer["output_ids"] for answer in other]
+    pairs = zip(
+        itertools.chain(*[answer["output_ids"] for answer in one]), itertools.chain(*ids), strict=False
+    )
+    parted = next((min(pair) for pair in pairs if pair[0] != pair[1]), -1)
+    for shift in (-2e-5, 2e-5):
+        bias = {str(token): shift for token in range(parted + 1)} | drawn.get("logit_bias", {})
+        changes: list[Request] = [{"logit_bias": bias}]
+        changes += [{name: drawn[name] * (1 + shift)} for name in ("temperature", "top_p") if name in drawn]
+        for change in changes:
+            near = body | {"sampling_params": drawn | change}
+            if [answer["output_ids"] for answer in inside(engine, near)] == ids:
                 return True
     return False
 
 
 def check(engine: Engine, body: Request, one: Answer, other: Answer, way: str) -> None:
-    if [a["output_ids"] for a in one] != [b["output_ids"] for b in other] and tied(engine, body, other):
+    if [a["output_ids"] for a in one] != [b["output_ids"] for b in other] and tied(engine, body, one, other):
         return
     assert len(one) == len(other) == body["sampling_params"].get("n", 1)
     for first, second in zip(one, other, strict=True):

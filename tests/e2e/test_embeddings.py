@@ -41,6 +41,7 @@ def bert(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_an_encoder_behind_two_front_doors(start_server: Callable[..., Any], bert: Path) -> None:
     server = start_server("--model", str(bert), "--http-workers", "2", "--dtype", "float32").wait_ready()
     with Engine(str(bert), dtype="float32", device="cpu", threads=1) as engine:

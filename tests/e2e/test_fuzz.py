@@ -130,7 +130,7 @@ def memory(processes: dict[str, psutil.Process]) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("seconds", "examples"),
     [
-        (8.0, 2),
+        (4.0, 2),
         pytest.param(LONG_S, 4, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(LONG_S + 1800)]),
     ],
 )

@@ -175,6 +175,7 @@ def test_a_killed_http_worker_is_named_to_the_clients_of_the_others(
     assert server.end(0) == 1
 
 
+@pytest.mark.slow
 def test_with_restart_the_server_comes_back(start_server: Callable[..., Any]) -> None:
     server = start_server("--restart").wait_ready()
     children = server.children()
@@ -187,6 +188,7 @@ def test_with_restart_the_server_comes_back(start_server: Callable[..., Any]) ->
     assert "starting again after: the scheduler process was killed by SIGKILL" in server.log
 
 
+@pytest.mark.slow
 def test_a_hanging_process_is_noticed_and_named(start_server: Callable[..., Any]) -> None:
     server = start_server("--step-timeout-s", "6").wait_ready()  # more than a machine stands still
     with load(server.url, 2) as futures:
@@ -206,6 +208,7 @@ def test_nothing_outlives_a_killed_supervisor(start_server: Callable[..., Any]) 
     assert server.end(0, timeout=SOON_S) == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_requests(start_server: Callable[..., Any]) -> None:
     server = start_server("--drain-timeout-s", "600").wait_ready()
     with load(server.url, 2, still=True) as futures:
@@ -294,6 +297,7 @@ def test_loading_has_a_deadline(start_server: Callable[..., Any], loads_when_tol
     assert "was not ready within 0.05 s" in server.log
 
 
+@pytest.mark.slow
 def test_a_temporary_folder_with_a_long_path_is_no_hindrance(
     start_server: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -313,6 +317,7 @@ def test_it_can_be_told_to_end_while_it_loads(start_server: Callable[..., Any], 
     assert "ready on" not in server.log
 
 
+@pytest.mark.slow
 def test_it_may_end_with_the_one_who_started_it(tmp_path: Path) -> None:
     ready = tmp_path / "ready.json"
     command = [sys.executable, "-m", "runtime", "serve", "--end-with-stdin", "--port", "0", "--threads", "1"]

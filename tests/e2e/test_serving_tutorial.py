@@ -17,8 +17,8 @@ import pytest
 
 from runtime.config.engine import EngineConfig
 from runtime.config.flags import Options, read_options
-from runtime.config.server import ServerConfig
-from runtime.engine.logit_processors import PROCESSORS
+from runtime.config.serving.server import ServerConfig
+from runtime.engine.sampling.logit_processors import PROCESSORS
 from tests.e2e.patience import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -111,6 +111,11 @@ def test_dimensions_cut_and_scale_again(engine: Engine) -> None:
         assert caught.value.where == "dimensions"
 
 
+def test_an_encoder_is_not_shared_by_several_processes(tiny: Callable[[str], Any]) -> None:
+    with pytest.raises(BadRequest, match="tp_size: an encoder is computed by one process"):
+        Engine(str(tiny("bert").path), tp_size=2)
+
+
 def test_one_bad_item_reports_itself(engine: Engine) -> None:
     texts = ["the fox", "", "dog " * 70, "the cat"]
     found = engine.embed(texts, on_error="return")

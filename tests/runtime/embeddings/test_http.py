@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from runtime.config.engine import EngineConfig
-from runtime.config.server import ServerConfig
+from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline, launch
 from runtime.server.app import build_app
 

