@@ -34,7 +34,8 @@ _GIVEN_UP = 3  # places at most
 _OFTEN = 24  # times that a place was looked at
 SECONDS = 0.5
 """CPU time one search may take: a guard against constraints each of whose masks is slow. Work ends others far
-before that, so that the same request has the same output on a busy machine."""
+before that, so that the same request has the same output on a busy machine. The longest look is not counted:
+a garbage collection of the whole process may fall into it."""
 _CHOICES = 24  # ids tried at one place of a dense mask
 _FEW = 64  # masks that allow no more ids are tried in full
 _COPIES = 32  # matchers kept at once: they may be large
@@ -238,6 +239,7 @@ class _Search:
         self._literals = self._spelling.literals(literals)
         self._limit = limit
         self.work, self.seconds = work, seconds
+        self._longest = 0.0  # seconds of one look at a place
         self._ways: list[_Way] = []
         self._tried: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._loops: dict[int, set[int]] = {}
@@ -251,7 +253,7 @@ class _Search:
         self._start = start
         self._ways = [_Way(0, 0, 0, 0, ())]
         while self._ways:
-            if self.seconds < 0 or (self.work <= 0 and not self._give_up()):
+            if self.seconds + self._longest < 0 or (self.work <= 0 and not self._give_up()):
                 return Found(None)
             way, began = heapq.heappop(self._ways), time.thread_time()
             if way.ids and way.place in self._given_up:
@@ -263,7 +265,9 @@ class _Search:
                 self._whole = False
                 continue
             finally:
-                self.seconds -= time.thread_time() - began
+                took = time.thread_time() - began
+                self.seconds -= took
+                self._longest = max(self._longest, took)
             if found is not None:
                 return Found(self._fewest(start, found))
             yield

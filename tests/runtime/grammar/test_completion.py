@@ -204,12 +204,22 @@ def test_work_is_bounded() -> None:
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second for every look at the clock: three places are looked at."""
+    """A second for every look at the clock: four places, the longest of which does not count."""
     ticks, start = itertools.count(), compiled("llguidance", *CASES[7]).copy()
     monkeypatch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=lambda: next(ticks)))
     assert search(start, VOCABULARY, 200, seconds=2.5) == (None, False)
-    assert next(ticks) == 6
+    assert next(ticks) == 8
     assert search(start, VOCABULARY, 200, seconds=1000).ids is not None
+
+
+def test_one_long_pause_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection of a large process, say."""
+    start = compiled("llguidance", *CASES[7]).copy()
+    for at in range(12):
+        ticks = itertools.chain(range(at), itertools.repeat(100))
+        told = lambda ticks=ticks: 1e-6 * next(ticks)  # noqa: E731
+        monkeypatch.setattr("runtime.grammar.completion.time", SimpleNamespace(thread_time=told))
+        assert search(start, VOCABULARY, 200, seconds=2e-5).ids is not None
 
 
 @pytest.mark.parametrize("rare", [" ", "\\t", "\n", "\\\\", "\u00e9"])
