@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from runtime.config.fields import Fields
+from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.protocol.registry import Registry
 
 
@@ -18,6 +19,7 @@ class Traits:
     """How a checkpoint's layers differ from the plain decoder.
 
     windows: one per layer; how many tokens back attention sees, itself included; None = all of them.
+    experts: where feed-forwards are mixtures of experts.
     """
 
     windows: tuple[int | None, ...]
@@ -25,6 +27,7 @@ class Traits:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Names:
     gate: str = "model.layers.{layer}.mlp.gate_proj"
     up: str = "model.layers.{layer}.mlp.up_proj"
     down: str = "model.layers.{layer}.mlp.down_proj"
+    experts: ExpertNames = field(default_factory=ExpertNames)
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
 
 
@@ -92,7 +96,10 @@ ARCHITECTURES: Registry[Family] = Registry(
     {
         "LlamaForCausalLM": "runtime.models.llama:FAMILY",
         "MistralForCausalLM": "runtime.models.mistral:FAMILY",
+        "MixtralForCausalLM": "runtime.models.moe.mixtral:FAMILY",
         "Qwen2ForCausalLM": "runtime.models.qwen2:FAMILY",
         "Qwen3ForCausalLM": "runtime.models.qwen3:FAMILY",
+        "Qwen2MoeForCausalLM": "runtime.models.moe.qwen2:FAMILY",
+        "Qwen3MoeForCausalLM": "runtime.models.moe.qwen3:FAMILY",
     },
 )

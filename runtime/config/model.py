@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runtime.config.family import ARCHITECTURES, Family
 from runtime.config.fields import Fields
+from runtime.config.parts.experts import ExpertsSpec
 from runtime.protocol.errors import ModelLoadError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +48,7 @@ class ModelSpec:
     """A decoder's shape.
 
     windows: per layer, how many tokens back attention sees (itself included), None = all.
+    experts: which layers' feed-forwards are mixtures of experts, and how; `ffn_size` is the others'.
     eos_ids: ids that end a generation, from config.json and generation_config.json together.
     dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
     """
@@ -71,6 +73,7 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     bos_id: int | None
     dtype: str
+    experts: ExpertsSpec | None = None
 
     @property
     def group_size(self) -> int:
@@ -151,6 +154,7 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         eos_ids=tuple(dict.fromkeys(eos)),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
+        experts=traits.experts,
     )
 
 

@@ -29,7 +29,11 @@ class Shard:
         return range(first, first + max(1, spec.num_kv_heads // self.size))
 
     def ffn(self, spec: ModelSpec) -> range:
-        return range(self.rank * spec.ffn_size // self.size, (self.rank + 1) * spec.ffn_size // self.size)
+        return self.part(spec.ffn_size)
+
+    def part(self, width: int) -> range:
+        """Of a feed-forward of this width."""
+        return range(self.rank * width // self.size, (self.rank + 1) * width // self.size)
 
     def vocab(self, spec: ModelSpec) -> range:
         """All but the last ranks' are equally long."""
@@ -48,5 +52,8 @@ def check_ranks(spec: ModelSpec, size: int) -> None:
             hint=f"possible for this model: {', '.join(map(str, possible))}",
         )
     last = Shard(size - 1, size)
-    if not last.vocab(spec) or spec.ffn_size < size:
+    widths = [spec.ffn_size]
+    if spec.experts is not None:
+        widths += [spec.experts.width] + [spec.experts.shared_width] * (spec.experts.shared_width > 0)
+    if not last.vocab(spec) or min(widths) < size:
         raise BadRequest(f"the model is too small for {size} ranks", where="tp_size")

@@ -49,9 +49,12 @@ def _number(path: Path) -> int | None:
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """All matrices of the model, whatever ranks hold them (norms and biases are negligible)."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    layer = attention + 3 * spec.hidden_size * spec.ffn_size
+    widths = spec.num_layers * spec.ffn_size
+    if spec.experts is not None:
+        each = spec.experts.count * spec.experts.width + spec.experts.shared_width
+        widths += spec.experts.layer_count * (each - spec.ffn_size)
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
-    return (spec.num_layers * layer + embeddings) * dtype.itemsize
+    return (spec.num_layers * attention + 3 * spec.hidden_size * widths + embeddings) * dtype.itemsize
 
 
 def check_weights_fit(

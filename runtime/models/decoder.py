@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from runtime.config.model import ModelSpec
 from runtime.config.shards import Shard
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import SwiGLU
+from runtime.layers.moe import Experts
 from runtime.layers.norm import RMSNorm
 from runtime.layers.rope import Rotary
 from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.layers.weights import Checkpoint, Weights
+from runtime.models.experts import ExpertsLoader
 from runtime.parallel import ALONE, Group
 from runtime.protocol.errors import ModelLoadError
 
@@ -33,7 +36,7 @@ class Layer:
     qk_norm: RMSNorm | None
     output: Linear
     mlp_norm: RMSNorm
-    mlp: SwiGLU
+    mlp: Callable[[Tensor], Tensor]
 
 
 class Decoder:
@@ -205,10 +208,20 @@ class _Loader:
             qk_norm=self._qk_norm(number) if spec.qk_norm else None,
             output=self._to_hidden(names.output.format(layer=number), heads, own_heads, spec.output_bias),
             mlp_norm=norm(names.mlp_norm),
-            mlp=SwiGLU(
+            mlp=self._experts(number)
+            or SwiGLU(
                 outputs(spec.mlp_bias, (names.gate, ffn, own_ffn), (names.up, ffn, own_ffn)),
                 self._to_hidden(names.down.format(layer=number), ffn, own_ffn, spec.mlp_bias),
             ),
+        )
+
+    def _experts(self, number: int) -> Experts | None:
+        experts = self.spec.experts
+        if experts is None or not experts.layers[number]:
+            return None
+        names, hidden = self.names.experts, self.spec.hidden_size
+        return ExpertsLoader(self.weights, experts, names, hidden, self.method, self.group, self.shard).layer(
+            number
         )
 
     def _to_hidden(self, name: str, inputs: int, own: range, bias: bool) -> Linear:

@@ -61,6 +61,25 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def _experts(family: str, **changes: Any) -> tuple[str, dict[str, Any]]:
+    return family, {"num_experts_per_tok": 2, **changes}
+
+
+# Mixtures of experts; test_experts.py runs them.
+EXPERT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": _experts("Mixtral", num_local_experts=5),
+    "mixtral, window": _experts("Mixtral", num_local_experts=4, sliding_window=37),
+    "qwen2 moe": _experts(
+        "Qwen2Moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
+        shared_expert_intermediate_size=40, decoder_sparse_step=2,
+    ),
+    "qwen3 moe": _experts(
+        "Qwen3Moe", num_experts=8, num_experts_per_tok=4, moe_intermediate_size=24, norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Tiny:
     path: Path
@@ -92,7 +111,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save: Any) -> Tiny:
-    family, changes = CASES[case]
+    family, changes = {**CASES, **EXPERT_CASES}[case]
     config = getattr(transformers, f"{family}Config")(**{**BASE, **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(len(case))
@@ -128,6 +147,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny]) -> Tiny:
     """Every case in turn."""
+    return tiny(request.param)
+
+
+@pytest.fixture(params=EXPERT_CASES)
+def expert_case(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny]) -> Tiny:
+    """Every case of experts in turn."""
     return tiny(request.param)
 
 

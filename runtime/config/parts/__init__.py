@@ -1,0 +1,1 @@
+"""Parts of a ModelSpec that only some families have. Torch-free."""

@@ -1,0 +1,128 @@
+"""Experts: the shape of a mixture of experts, as data, and the names of its tensors. Torch-free.
+
+In some layers the feed-forward is many small ones, the experts. A router gives each token a score for each,
+and the token goes through those of the highest scores only (arXiv 1701.06538).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from runtime.config.fields import Fields
+
+Scores = Literal["softmax", "sigmoid"]
+GroupScore = Literal["best", "two best"]
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSpec:
+    """How a token's experts are chosen and weighted.
+
+    scores: of the router's logits, over all experts.
+    chosen: experts per token.
+    renormalise: divide the chosen scores by their sum. After a softmax this is the softmax over the chosen
+        logits alone.
+    floor: is added to that sum.
+    scale: what the weights are multiplied with in the end.
+    groups, groups_chosen: the experts stand in `groups` equal groups one after the other; only those of the
+        `groups_chosen` best are candidates (DeepSeek, arXiv 2405.04434). group_score: what a group counts as.
+    bias: the logits have a bias.
+    correction: a vector is added to the scores for the choice alone, not to the weights (arXiv 2408.15664).
+    weighs_inputs: weights are multiplied with what an expert is given instead of with what it gives.
+    """
+
+    chosen: int
+    scores: Scores = "softmax"
+    renormalise: bool = False
+    floor: float = 0.0
+    scale: float = 1.0
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: GroupScore = "best"
+    bias: bool = False
+    correction: bool = False
+    weighs_inputs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """layers: one for each layer of the model; whether its feed-forward is experts.
+    count: experts in such a layer. width: of one expert's feed-forward.
+    shared_width: of the expert that all tokens go through besides; 0: there is none. shared_gate: what it
+    gives is multiplied with the sigmoid of a product of its own.
+    """
+
+    layers: tuple[bool, ...]
+    count: int
+    width: int
+    router: RouterSpec
+    shared_width: int = 0
+    shared_gate: bool = False
+
+    @property
+    def layer_count(self) -> int:
+        return sum(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of tensors; `{layer}` and `{expert}` are numbers. Projections are given without their `.weight`
+    or `.bias`."""
+
+    router: str = "model.layers.{layer}.mlp.gate"
+    correction: str = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
+    gate: str = "model.layers.{layer}.mlp.experts.{expert}.gate_proj"
+    up: str = "model.layers.{layer}.mlp.experts.{expert}.up_proj"
+    down: str = "model.layers.{layer}.mlp.experts.{expert}.down_proj"
+    shared_gate: str = "model.layers.{layer}.mlp.shared_expert.gate_proj"
+    shared_up: str = "model.layers.{layer}.mlp.shared_expert.up_proj"
+    shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
+    shared_router: str = "model.layers.{layer}.mlp.shared_expert_gate"
+
+
+def experts_spec(
+    fields: Fields,
+    layers: tuple[bool, ...],
+    count: int,
+    width: int,
+    router: RouterSpec,
+    shared_width: int = 0,
+    shared_gate: bool = False,
+) -> ExpertsSpec | None:
+    """Checked; None where no layer has experts. Raises ModelLoadError."""
+    if not any(layers):
+        return None
+    if router.chosen > count:
+        raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than the {count} experts")
+    if count % router.groups:
+        raise fields.fail(f"{count} experts cannot stand in {router.groups} equal groups ('n_group')")
+    if router.groups_chosen > router.groups:
+        raise fields.fail(f"'topk_group' ({router.groups_chosen}) is more than the {router.groups} groups")
+    each = count // router.groups
+    if router.chosen > router.groups_chosen * each:
+        few = f"the experts of {router.groups_chosen} groups"
+        raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than {few}")
+    if router.group_score == "two best" and each < 2:
+        raise fields.fail(f"groups of {each} expert are too small: they count as their two best")
+    return ExpertsSpec(layers, count, width, router, shared_width, shared_gate)
+
+
+def expert_count(fields: Fields) -> int:
+    """The field's name depends on the family and, in one family, on who wrote the file."""
+    name = next((one for one in ("num_local_experts", "n_routed_experts") if fields.has(one)), "num_experts")
+    return fields.integer(name)
+
+
+def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Qwen's words: decoder_sparse_step (every so many layers one has experts), mlp_only_layers (those that
+    have none)."""
+    step = fields.integer("decoder_sparse_step", 1)
+    dense = fields.ids("mlp_only_layers")
+    return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
+
+
+def layers_after(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """DeepSeek's word: first_k_dense_replace (so many layers at the bottom have no experts)."""
+    first = fields.integer("first_k_dense_replace", 0, minimum=0)
+    return tuple(layer >= first for layer in range(layers))
