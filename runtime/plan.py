@@ -177,6 +177,28 @@ class StepResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     forward_s: float = 0.0
 
 
+class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A LoRA adapter in the directory `path`. number: how rows name it, from 1 on; no other one ever has it.
+    name: what users call it. pinned: once used, it stays on the device."""
+
+    number: int
+    name: str
+    path: str
+    pinned: bool = False
+
+
+class AdapterStore(Protocol):
+    """What a Runner that takes adapters can besides. Both may be called while a step is under way."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Rows may name it from now on. Raises AdapterError; nothing has changed then."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Forget it: no row will name it any more. Nothing happens where it is not loaded."""
+        ...
+
+
 class Runner(Protocol):
     """Runs plans. Two verbs, so that grammar masks are filled while the forward pass runs.
 
@@ -212,6 +234,10 @@ class Runner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class AdaptedRunner(Runner, AdapterStore, Protocol):
+    """Rows of its plans may name adapters that it was given."""
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from runtime.plan import Adapter
 from runtime.protocol.errors import BadRequest
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
 MAX_RANKS = 64
+MAX_LORAS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class RunnerConfig:
     seed               keys the draws of requests that give no seed; None = fresh
     scaled_logprobs    tell output tokens' log-probabilities at the temperature they were sampled with, not at
                        temperature 1
+    enable_lora        take LoRA adapters
+    max_loras_per_batch  how many different ones a pass may have; each takes memory on the device
+    max_lora_rank      of an adapter, at most; None: no limit
+    adapters           those to load at the start
     shared_kv          keep the KV pool where other processes of this machine can map it, for KV transfers
     """
 
@@ -53,6 +59,10 @@ class RunnerConfig:
     step_timeout_s: float = 600.0
     seed: int | None = None
     scaled_logprobs: bool = False
+    enable_lora: bool = False
+    max_loras_per_batch: int = 8
+    max_lora_rank: int | None = None
+    adapters: tuple[Adapter, ...] = ()
     shared_kv: bool = False
 
     def verify(self) -> RunnerConfig:
@@ -82,6 +92,12 @@ class RunnerConfig:
                 self.tp_size == 1 or not self.device.startswith("cuda:"),
                 "must be auto, cpu or cuda where several ranks share the model: each takes a GPU of its own",
             ),
+            (
+                "max_loras_per_batch",
+                1 <= self.max_loras_per_batch <= MAX_LORAS,
+                f"must be in 1 to {MAX_LORAS}",
+            ),
+            ("max_lora_rank", self.max_lora_rank is None or self.max_lora_rank >= 1, "must be at least 1"),
             ("step_timeout_s", self.step_timeout_s > 0, "must be above 0"),
         )
         for name, ok, rule in checks:

@@ -5,7 +5,7 @@ Knows the plan and the vocabulary's size; not the model, not sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import chain
 
@@ -46,9 +46,16 @@ class Batch:
     shown: tuple[int, ...]
 
     @classmethod
-    def of(cls, plan: StepPlan, vocab_size: int, slots: int, device: torch.device) -> Batch:
+    def of(
+        cls,
+        plan: StepPlan,
+        vocab_size: int,
+        slots: int,
+        device: torch.device,
+        adapters: Container[int] = (),
+    ) -> Batch:
         """Raises InternalFault when the plan is not whole: see check()."""
-        check(plan, vocab_size, slots)
+        check(plan, vocab_size, slots, adapters)
         lengths = [len(row.tokens) for row in plan.rows]
         ids = torch.tensor(list(chain.from_iterable(row.tokens for row in plan.rows)), dtype=torch.int64)
         positions = torch.cat(
@@ -83,10 +90,10 @@ class Batch:
         )
 
 
-def check(plan: StepPlan, vocab_size: int, slots: int) -> None:
+def check(plan: StepPlan, vocab_size: int, slots: int, adapters: Container[int] = ()) -> None:
     """Raise InternalFault, naming the row, for a plan that would read or write the wrong memory: ids beyond
-    the vocabulary, slots beyond the pool, KV that does not add up to the row's position. Proportional to
-    tokens to compute, rows and segments; not to the context."""
+    the vocabulary, slots beyond the pool, KV that does not add up to the row's position, an adapter that is
+    none of `adapters`. Proportional to tokens to compute, rows and segments; not to the context."""
     if not plan.rows:
         raise InternalFault("the plan has no rows", where="step plan")
     covered = [0] * len(plan.rows)
@@ -122,8 +129,10 @@ def check(plan: StepPlan, vocab_size: int, slots: int) -> None:
             )
         if not 0 <= row.drafts < len(row.tokens) or (row.drafts and not row.sample):
             raise InternalFault(f"{row.drafts} of its {len(row.tokens)} tokens are drafts", where=where)
-        if row.adapter or row.media:
-            raise InternalFault("the model takes no adapters and no media", where=where)
+        if row.adapter and row.adapter not in adapters:
+            raise InternalFault(f"the adapter {row.adapter} is not loaded", where=where)
+        if row.media:
+            raise InternalFault("the model takes no media", where=where)
         if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
             raise InternalFault(
                 f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=where

@@ -38,15 +38,17 @@ from runtime.ipc.plans import (
     Failure,
     Finish,
     Launch,
+    LoadAdapter,
     MaskReader,
     Order,
     PlanReader,
     Profile,
     Result,
+    UnloadAdapter,
     Verify,
 )
 from runtime.ipc.wire import Wire
-from runtime.plan import Runner, TokenMask
+from runtime.plan import AdaptedRunner, TokenMask
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
 
@@ -122,7 +124,7 @@ class Follower:
         inbox: Inbox,
         outbox: Outbox,
         masks: MaskReader,
-        runner: Runner,
+        runner: AdaptedRunner,
         profiler: Any,
         world: World | None = None,
     ) -> None:
@@ -150,6 +152,10 @@ class Follower:
                 self._answer(lambda: self._verify(order))
             case Copy(pairs):
                 self._answer(lambda: self._runner.copy_slots(pairs))
+            case LoadAdapter(adapter):
+                self._answer(lambda: self._runner.load_adapter(adapter))
+            case UnloadAdapter(number):
+                self._answer(lambda: self._runner.unload_adapter(number))
             case Profile():
                 self._answer(lambda: self._profile(order))
 
@@ -267,7 +273,7 @@ def _end_with_parent(file: int | None, parent: int) -> None:
     os._exit(0)
 
 
-def _load(start: Start, kv_file: int | None) -> tuple[Runner, Any, Ready]:
+def _load(start: Start, kv_file: int | None) -> tuple[AdaptedRunner, Any, Ready]:
     kind = PARTS.load("runner")
     runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
     ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)

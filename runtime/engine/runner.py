@@ -15,7 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +25,16 @@ from torch import Tensor
 
 from runtime.attention.base import Attention, choose
 from runtime.attention.pool import KVPool, KVShape
+from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.engine import memory
+from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import pick_device, pick_dtype
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.sampling.logprobs import (
+    Logits,
     Pairs,
     Scores,
     finite,
@@ -42,12 +45,14 @@ from runtime.engine.sampling.logprobs import (
     top_of,
 )
 from runtime.engine.sampling.sampler import Sampler, Unsampled, uniform
-from runtime.engine.threads import Threads
+from runtime.engine.threads import Here, Threads
 from runtime.layers.dense import Dense
+from runtime.layers.linear import LinearMethod
+from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.parallel import ALONE, Group
-from runtime.plan import Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
-from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
+from runtime.plan import Adapter, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
+from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
 NOT_FINITE = "the model's numbers are not finite"
@@ -60,16 +65,6 @@ FEW = 4
 log = logging.getLogger(__name__)
 
 
-class _Logits(NamedTuple):
-    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are taken from them, and their
-    log-sum-exp (None where no row wants one); which rows are finite."""
-
-    logits: Tensor
-    scaled: Tensor
-    total: Tensor | None
-    finite: Tensor
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
@@ -78,7 +73,7 @@ class _Forward:
     hidden_s: seconds until the hidden states."""
 
     last: Tensor
-    logits: _Logits | None
+    logits: Logits | None
     scores: Scores
     states: Tensor
     drafts: Tensor
@@ -95,18 +90,6 @@ _NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...],
 class _Pending:
     batch: Batch
     future: Future[_Forward]
-
-
-class _Here(Executor):
-    """Runs what it is given at once, in the caller's thread."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        made: Future[Any] = Future()
-        try:
-            made.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-            made.set_exception(error)
-        return made
 
 
 class TorchRunner:
@@ -126,17 +109,20 @@ class TorchRunner:
         beside: bool = True,
         kv_file: int | None = None,
         group: Group = ALONE,
+        adapters: Adapters | None = None,
     ) -> None:
-        """kv_file: where the pool lies, if in a file; the caller's to close."""
+        """kv_file: where the pool lies, if in a file; the caller's to close. adapters: of the decoder's
+        matrices; None: it takes none."""
         spec, shard = decoder.spec, decoder.shard
         self.kv_memory = pool_memory(
             attention.pool, kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
         )
         self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
         self._worker: Executor = (
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else _Here()
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
         )
         self._pending: _Pending | None = None
+        self._adapters = adapters
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
@@ -175,8 +161,11 @@ class TorchRunner:
         group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
         with torch.inference_mode():
             pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
-            method = Dense(pack=pack, timed=config.pack_weights == "auto")
+            method: LinearMethod = Dense(pack=pack, timed=config.pack_weights == "auto")
+            if config.enable_lora:
+                method = Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))
             decoder = Decoder.load(directory, spec, dtype, device, method, group)
+            adapters = None if not isinstance(method, Adapted) else Adapters.of(method, config)
             group.least(0)  # all have their weights: what is free then is for the pools
             kv_heads = len(decoder.shard.kv_heads(spec))
             shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, dtype, device, kv_file)
@@ -191,7 +180,9 @@ class TorchRunner:
             )
             slots = group.least(slots)
             attention = kind(shape, slots, len(decoder.shard.heads(spec)), spec.windows)
-            runner = cls(decoder, attention, config, beside=beside, kv_file=kv_file, group=group)
+            runner = cls(
+                decoder, attention, config, beside=beside, kv_file=kv_file, group=group, adapters=adapters
+            )
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
@@ -223,7 +214,7 @@ class TorchRunner:
         for handle in plan.released:
             self._seeds.pop(handle, None)
         self._sampler.release(plan.released)
-        batch = Batch.of(plan, self.vocab_size, self.slots, self._decoder.device)
+        batch = Batch.of(plan, self.vocab_size, self.slots, self._decoder.device, self._adapters or ())
         self._pending = _Pending(batch, self._worker.submit(self._forward, batch))
 
     def done(self) -> bool:
@@ -259,6 +250,16 @@ class TorchRunner:
         with torch.inference_mode():
             self._attention.pool.copy(pairs)
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Between two passes: it waits for one that runs."""
+        if self._adapters is None:
+            raise BadRequest("the engine was started without adapters", where="enable_lora")
+        self._worker.submit(self._adapters.load, adapter).result()
+
+    def unload_adapter(self, number: int) -> None:
+        if self._adapters is not None:
+            self._worker.submit(self._adapters.unload, number).result()
+
     def close(self) -> None:
         """Wait for a pass that still runs, within a limit, and end the thread."""
         pending, self._pending = self._pending, None
@@ -275,7 +276,11 @@ class TorchRunner:
         decoder, count = self._decoder, len(batch.sampled)
         with torch.inference_mode():
             step = self._attention.begin(batch.plan)
-            hidden = decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
+            if self._adapters is not None and self._adapters.use(batch.plan.rows):
+                # In all layers the same tokens, each with its adapter.
+                hidden = decoder.hidden(batch.ids, batch.positions, step)[batch.wanted]
+            else:
+                hidden = decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
             hidden_s = time.perf_counter() - begin
             scored = count + batch.targets.shape[0]
             scaled = self._config.scaled_logprobs
@@ -294,13 +299,13 @@ class TorchRunner:
             states, drafts = hidden[scored:shown].float(), hidden[shown:]
             return _Forward(last, logits, scores, states, drafts, hidden_s, time.perf_counter() - begin)
 
-    def _logits(self, last: Tensor, rows: Sequence[Row]) -> _Logits:
+    def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
         logits = self._decoder.logits(last)
         wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._config.scaled_logprobs and wanted
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        return _Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None, finite(logits))
+        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None, finite(logits))
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
@@ -447,7 +452,7 @@ class TorchRunner:
         ]
 
     def _from_logits(
-        self, given: _Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
     ) -> list[Sampled]:
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.

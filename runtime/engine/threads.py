@@ -6,7 +6,9 @@ alone. So small passes are computed by one thread, which leaves the other cores 
 
 from __future__ import annotations
 
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,3 +42,15 @@ class Threads:
         if wanted != self.now:
             torch.set_num_threads(wanted)
             self.now = wanted
+
+
+class Here(Executor):
+    """Runs what it is given at once, in the caller's thread."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        made: Future[Any] = Future()
+        try:
+            made.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+            made.set_exception(error)
+        return made

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from runtime.plan import Row, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Row, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -77,6 +77,14 @@ class Copy(msgspec.Struct, frozen=True, array_like=True):
     pairs: tuple[tuple[Run, Run], ...]
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True):
+    adapter: Adapter
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True):
+    number: int
+
+
 class Profile(msgspec.Struct, frozen=True, array_like=True):
     action: Literal["start", "stop"]
     folder: str | None
@@ -103,9 +111,11 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any] = {}
 
 
-Order: TypeAlias = Launch | Finish | Verify | Copy | Profile
+Order: TypeAlias = Launch | Finish | Verify | Copy | Profile | LoadAdapter | UnloadAdapter
 Answer: TypeAlias = Result | Failure | Done
-ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (Launch, Finish, Verify, Copy, Profile)
+ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (
+    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter,
+)  # fmt: skip
 ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 
 

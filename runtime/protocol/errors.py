@@ -6,6 +6,7 @@
     |   |   +-- ContextExceeded       400  the same, for OpenAI's clients
     |   +-- BadConstraint             400  a regex, schema or grammar that cannot be compiled
     |   |   +-- UnsupportedConstraint 400  understood, but no backend keeps it exactly
+    |   +-- AdapterError              400  a LoRA adapter cannot be loaded, or does not fit the model
     |   +-- TemplateError             400  the chat template refused the messages
     |   +-- InvalidJson               400  the body of an HTTP request is not JSON
     |   +-- NotSupported              400  a field or value that others take, and this server does not
@@ -90,6 +91,12 @@ class UnsupportedConstraint(BadConstraint):
 
 class TemplateError(BadRequest):
     code = "template_error"
+
+
+class AdapterError(BadRequest):
+    """Adapters are loaded at any user's wish: what is wrong with their files is a matter of the request."""
+
+    code = "adapter_error"
 
 
 class ModelLoadError(RuntimeFault):
@@ -231,8 +238,8 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
         TemplateError, ModelLoadError, NoSuchModel, QueueFull, DeadlineExceeded, Aborted, EngineDead,
         InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
         ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
-        ToolServerError, TransferError, TransferPeerLost, TransferCorrupt, TransferLate, WorkerFailed,
-        NoWorker,
+        ToolServerError, AdapterError, TransferError, TransferPeerLost, TransferCorrupt, TransferLate,
+        WorkerFailed, NoWorker,
     )
 }  # fmt: skip
 

@@ -39,6 +39,16 @@ class Scores(NamedTuple):
     ids: list[tuple[float, ...]]
 
 
+class Logits(NamedTuple):
+    """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are taken from them, and their
+    log-sum-exp (None where no row wants one); which rows are finite."""
+
+    logits: Tensor
+    scaled: Tensor
+    total: Tensor | None
+    finite: Tensor
+
+
 def scores_of(
     hidden: Tensor,
     targets: Tensor,

@@ -39,15 +39,17 @@ from runtime.ipc.plans import (
     Failure,
     Finish,
     Launch,
+    LoadAdapter,
     MaskWriter,
     Order,
     PlanWriter,
     Profile,
     Result,
+    UnloadAdapter,
     Verify,
 )
 from runtime.ipc.ranks import Ranks
-from runtime.plan import Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Run, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
 from runtime.protocol.errors import (
     BadRequest,
@@ -223,6 +225,17 @@ class RunnerProcess:
             if source.length != target.length:
                 raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
         self._ask(Copy(tuple(pairs)))
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """All ranks read it, each its part. Raises AdapterError; no rank keeps it then."""
+        try:
+            self._ask(LoadAdapter(adapter))
+        except BadRequest:
+            self.unload_adapter(adapter.number)
+            raise
+
+    def unload_adapter(self, number: int) -> None:
+        self._ask(UnloadAdapter(number))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
         """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""

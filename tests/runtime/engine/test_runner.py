@@ -257,7 +257,7 @@ def test_a_row_that_is_not_finite_harms_no_other(load: Any, tiny: Any, drive: An
         (Row(1, (5,), 0, (Run(0, 1),), GREEDY, scores=((1, 5),)), (), "scores"),
         (Row(1, (5,), 0, (Run(0, 1),), GREEDY, drafts=1), (), "1 of its 1 tokens are drafts"),
         (Row(1, (5, 6), 0, (Run(0, 2),), GREEDY, sample=False, drafts=1), (), "drafts"),
-        (Row(1, (5,), 0, (Run(0, 1),), GREEDY, adapter=3), (), "no adapters"),
+        (Row(1, (5,), 0, (Run(0, 1),), GREEDY, adapter=3), (), "adapter 3"),
         (Row(1, (5,), 0, (Run(0, 1),), GREEDY, media=(MediaSpan(1, 0, 0, 1),)), (), "no media"),
     ],
 )
