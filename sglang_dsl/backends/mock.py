@@ -128,7 +128,12 @@ class MockBackend(Backend):
             await self._pause()
             if self.errors and (error := self.errors.get(number)):
                 raise error
-            return await self._complete(call, number)
+            reply = self._reply(call)
+            if type(reply) is str and call.n == 1 and call.constraint is None and not call.return_logprob:
+                # One text as it is, as most are.
+                text, size, finish = self._cut(reply, call)
+                return Completion((text,), self._meta(number, call.prompt, size, finish))
+            return await self._complete(call, number, reply)
         finally:
             self.in_flight -= 1
 
@@ -142,7 +147,7 @@ class MockBackend(Backend):
             error = self.errors.get(number)
             if error and not self.fail_after:
                 raise error
-            done = await self._complete(call, number)
+            done = await self._complete(call, number, self._reply(call))
             for index, piece in enumerate(self._pieces(done.texts[0])):
                 if error and index == self.fail_after:
                     raise error
@@ -192,11 +197,10 @@ class MockBackend(Backend):
         if self.in_flight > self.most_in_flight:
             self.most_in_flight = self.in_flight
 
-    async def _pause(self) -> None:
+    def _pause(self) -> Awaitable[None]:
         """delay_s, or up to an eighth more: answers that fall due close together share one timer."""
         if self.delay_s <= 0:
-            await asyncio.sleep(0)
-            return
+            return asyncio.sleep(0)
         loop = asyncio.get_running_loop()
         grain = self.delay_s / 8
         due = (id(loop), math.ceil((loop.time() + self.delay_s) / grain) * grain)
@@ -206,7 +210,7 @@ class MockBackend(Backend):
             loop.call_at(due[1], self._wake, due)
         done = loop.create_future()
         waiting.append(done)
-        await done
+        return done
 
     def _wake(self, due: tuple[int, float]) -> None:
         for done in self._pauses.pop(due):
@@ -230,8 +234,7 @@ class MockBackend(Backend):
         self.calls.append(call)
         return next(self._count)
 
-    async def _complete(self, call: Call, number: int) -> Completion:
-        made = self._reply(call)
+    async def _complete(self, call: Call, number: int, made: Reply | Awaitable[Reply]) -> Completion:
         reply: Any = made if isinstance(made, str) or not inspect.isawaitable(made) else await made
         said = reply.meta if isinstance(reply, Completion) else {}
         if isinstance(reply, Completion):

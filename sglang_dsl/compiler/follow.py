@@ -157,7 +157,7 @@ class _Leading(Tracer):
         super().__init__(program)
         self._handled = sys.exception()
 
-    def submit(self, node: Node, src: Source | None) -> None:
+    def submit(self, node: Node, src: Source | None = None) -> None:
         if sys.exception() is not self._handled:
             return  # the begin is over, and what is said now are the ends of what was open
         for leaf in flatten(node):

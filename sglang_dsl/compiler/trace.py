@@ -241,7 +241,7 @@ class Tracer:
         assert isinstance(done, Seq)
         return done
 
-    def submit(self, node: Node, src: Source | None) -> None:
+    def submit(self, node: Node, src: Source | None = None) -> None:
         leaves = tuple(merge_text(flatten(node)))
         self._role = role_after(leaves, self._role)
         self._nodes.extend(leaves)

@@ -28,10 +28,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     value    the piece, the role, or what stands for media in plain text
     role     the turn that is open after this entry, None outside
     length   plain-text characters up to here
+    tools    what the model may call after this entry, as chat APIs say it; plain data, no functions
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
     part     for media: its part of a message
-    tools    what the model may call after this entry, as chat APIs say it; plain data, no functions
     calls    for calls: what the model called; `value` shows them in plain text
     hidden   for a generated piece, what the model reasoned before it, marks and all, and `reasoning` without
              them; the model sees it in its place while the turn is open, and nobody in plain text
@@ -44,18 +44,18 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     value: str = ""
     role: str | None = None
     length: int = 0
+    tools: tuple[dict[str, Any], ...] = ()
     chosen: str | None = None
     turn: Message | None = None
     before: Transcript | None = None
     part: Mapping[str, Any] | None = None
     hidden: str = ""
     reasoning: str = ""
-    tools: tuple[dict[str, Any], ...] = ()
     calls: tuple[ToolCall, ...] = ()
 
     def offer(self, tools: tuple[dict[str, Any], ...]) -> Transcript:
         """With other tools to call, in place of those before."""
-        return Transcript(self, "tools", "", self.role, self.length, tools=tools)
+        return Transcript(self, "tools", "", self.role, self.length, tools)
 
     def call(self, calls: tuple[ToolCall, ...]) -> Transcript:
         """With tools called, in the turn that is open."""
@@ -63,7 +63,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.kind != "open" and self.plain.strip():
             shown = f"\n{shown}"
         length = self.length + len(shown)
-        return Transcript(self, "calls", shown, self.role, length, tools=self.tools, calls=calls)
+        return Transcript(self, "calls", shown, self.role, length, self.tools, calls=calls)
 
     def show(self, part: Mapping[str, Any]) -> Transcript:
         """With media added."""
@@ -78,16 +78,10 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         """With `text` added, verbatim."""
         if not text and chosen is None:
             return self
+        length = self.length + len(text)
+        # By place, which is a third quicker.
         return Transcript(
-            self,
-            "text",
-            text,
-            self.role,
-            self.length + len(text),
-            chosen,
-            hidden=hidden,
-            reasoning=reasoning,
-            tools=self.tools,
+            self, "text", text, self.role, length, self.tools, chosen, None, None, None, hidden, reasoning
         )
 
     def open(self, role: str) -> Transcript:
@@ -96,7 +90,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
             raise ValueError(
                 f"a turn of {role!r} cannot begin inside a turn of {self.role!r}; end that first"
             )
-        return Transcript(self, "open", role, role, self.length + len(opening(role)), tools=self.tools)
+        return Transcript(self, "open", role, role, self.length + len(opening(role)), self.tools)
 
     def close(self) -> Transcript:
         """With the open turn ended. Raises ValueError where none is open."""
@@ -118,7 +112,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         if self.role == "tool" and begin.prev is not None:
             turn = msgspec.structs.replace(turn, tool_call_id=begin.prev.awaited())
         length = self.length + len(CLOSING)
-        return Transcript(self, "close", self.role, None, length, None, turn, begin.prev, tools=self.tools)
+        return Transcript(self, "close", self.role, None, length, self.tools, None, turn, begin.prev)
 
     def awaited(self) -> str | None:
         """The id of the first call that no tool's turn has answered yet."""
@@ -292,6 +286,7 @@ CLOSING = "\n"
 
 
 @functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def opening(role: str) -> str:
     """How plain text begins a turn."""
     return f"{role.upper()}: "

@@ -214,7 +214,7 @@ class Finished(Core):
     def open_role(self) -> str | None:
         return self._seen.transcript.role
 
-    def submit(self, node: Node, src: Source | None) -> None:
+    def submit(self, node: Node, src: Source | None = None) -> None:
         self._refuse()
 
     def fork(self, size: int, src: Source | None, budget: Budget | None = None) -> Sequence[Core]:

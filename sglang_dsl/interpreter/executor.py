@@ -99,8 +99,9 @@ class Executor(Queue):
 
     # -- adding ----------------------------------------------------------------------------------------------
 
-    def submit(self, node: Node, src: Source | None) -> None:
-        """Queue `node`. Raises BadProgram, NoBackend or StateClosed at once where it cannot be run at all."""
+    def submit(self, node: Node, src: Source | None = None) -> None:
+        """Queue `node`, added at `src`; by default where the user's code stands. Raises BadProgram, NoBackend
+        or StateClosed at once where it cannot be run at all."""
         if self._ended:
             raise StateClosed(f"this branch of {self.run.program!r} was joined; add to its parent instead")
         leaves = node.nodes if type(node) is Seq else (node,)
@@ -114,10 +115,13 @@ class Executor(Queue):
         held_back = self._evaluator.ahead is not None
         # First, because it may raise: then nothing was added.
         items: list[Item | None] = []
-        for leaf in leaves if waited_for or held_back or offers else ():
-            if offers:
-                offer = offer_after(offer, leaf)
-            items.append(self._item(leaf, src, offer) if type(leaf) in _SETTERS else None)
+        if waited_for or held_back or offers:
+            if src is None:
+                src = caller()
+            for leaf in leaves:
+                if offers:
+                    offer = offer_after(offer, leaf)
+                items.append(self._item(leaf, src, offer) if type(leaf) in _SETTERS else None)
         if not waited_for and not held_back:
             with self._lock:
                 self._role, self._offer = role, offer

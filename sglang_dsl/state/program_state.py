@@ -72,7 +72,7 @@ class ProgramState(StateBase["Turn"]):
         """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
         try:
             if type(other) is Seq:
-                self._core.submit(other, caller())
+                self._core.submit(other)
             elif isinstance(other, Turn):
                 other.add_to(self)
             elif other is not self:
