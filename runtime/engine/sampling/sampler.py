@@ -17,21 +17,19 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from runtime.engine.sampling.draw import pick
 from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
 from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
 from runtime.plan import Row, TokenMask
-from runtime.protocol.sampling import SamplingParams
 
 ROWS_AT_ONCE = 16  # what is computed at once stays in the cache
 NOTHING_ALLOWED = "the mask allows no token"
 NOTHING_LEFT = "the mask and the logit processor {name!r} together allow no token"
-_LIGHT = 1e-4  # columns lighter than this share of the heaviest are looked at only where they can matter
 
 
 def uniform(seed: int, step: int) -> float:
@@ -77,7 +75,7 @@ class Sampler:
                 faults: dict[int, str] = {}
                 scores, ids = candidates(logits, rows, masks, some, faults)
                 params = [rows[index].sampling for index in some]
-                picked = _pick(scores, params, [draws[index] for index in some])
+                picked = pick(scores, params, [draws[index] for index in some])
                 for place, (index, column) in enumerate(zip(some, picked)):
                     if index in faults:
                         answers[index] = faults[index]
@@ -98,7 +96,7 @@ class Sampler:
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
             if any(adjusted(row.sampling) for row in rows[some]):
                 adjust(scores, rows[some], self._histograms, listed(lists[some]))
-            picked = _pick(scores, [row.sampling for row in rows[some]], draws[some])
+            picked = pick(scores, [row.sampling for row in rows[some]], draws[some])
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
                 for ids, column in zip(lists[some], picked)
@@ -211,90 +209,3 @@ class Unsampled(Sampler):
 
 def _failed(name: str, error: Exception) -> str:
     return f"the logit processor {name!r} failed: {type(error).__name__}: {error}"
-
-
-def _pick(scores: Tensor, params: Sequence[SamplingParams], draws: Sequence[float]) -> list[int | None]:
-    """scores [rows, columns], -inf = not allowed -> a column per row, None where there is none."""
-    best, column = scores.max(-1)
-    picked = column.tolist()
-    drawn = [index for index, mine in enumerate(params) if not mine.greedy]
-    if drawn:
-        chosen = _draw(
-            scores[drawn], best[drawn], [params[index] for index in drawn], [draws[index] for index in drawn]
-        )
-        for index, value in zip(drawn, chosen):
-            picked[index] = value
-    return [value if possible else None for value, possible in zip(picked, (best > -math.inf).tolist())]
-
-
-def _draw(
-    scores: Tensor, best: Tensor, params: Sequence[SamplingParams], draws: Sequence[float]
-) -> list[int]:
-    def column(values: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=scores.device)[:, None]
-
-    # Relative to the best: the most probable column weighs exactly 1.
-    weights = (
-        scores.sub(best[:, None]).div_(column([mine.temperature for mine in params])).exp_().nan_to_num_(0.0)
-    )
-    cut = [index for index, mine in enumerate(params) if mine.top_k > 0 or mine.top_p < 1.0]
-    if cut:
-        _cut(weights, cut, [params[index].top_k for index in cut], [params[index].top_p for index in cut])
-    if any(mine.min_p > 0.0 for mine in params):
-        weights.masked_fill_(weights < column([mine.min_p for mine in params]), 0.0)
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    target = torch.minimum(
-        column(draws, torch.float64) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    return torch.searchsorted(cumulative, target, right=True).flatten().tolist()
-
-
-def _cut(weights: Tensor, rows: Sequence[int], ks: Sequence[int], ps: Sequence[float]) -> None:
-    """In place, on `rows` of weights: keep the k heaviest columns (k < 1 = all), then of those the heaviest
-    that together hold the share p of their weight (nucleus sampling, arXiv 1904.09751)."""
-    mine = weights[rows]
-    if mine.device.type == "cpu":
-        table = mine.numpy()
-        least = torch.tensor([[_least(row, k, p)] for row, k, p in zip(table, ks, ps)])
-    else:
-        least = _least_at_once(mine, ks, ps)
-    weights[rows] = mine.masked_fill_(mine < least, 0.0)
-
-
-def _least(weights: npt.NDArray[np.float32], k: int, p: float) -> float:
-    """The lightest weight that is kept. The heaviest column weighs 1."""
-    k = min(k, len(weights)) if k > 0 else len(weights)
-    heavy = _descending(weights[weights >= _LIGHT])
-    if k > len(heavy) and k < len(weights):
-        heavy = _descending(weights)
-    least = heavy[k - 1] if k <= len(heavy) else np.float32(0.0)
-    if p >= 1.0:
-        return float(least)
-    up_to = heavy.cumsum(dtype=np.float64)
-    if k < len(weights):
-        total = up_to[np.searchsorted(-heavy, -least, side="right") - 1]  # columns as heavy as the k-th count
-    else:
-        total = weights.sum(dtype=np.float64)
-    if p * total > up_to[-1]:
-        heavy = _descending(weights)
-        up_to = heavy.cumsum(dtype=np.float64)
-    kept = max(1, int((up_to - heavy < p * total).sum()))
-    return float(max(least, heavy[kept - 1]))
-
-
-def _descending(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.sort(values)[::-1]
-
-
-def _least_at_once(weights: Tensor, ks: Sequence[int], ps: Sequence[float]) -> Tensor:
-    """_least of all rows [rows, 1], without a word between device and host."""
-    width = weights.shape[1]
-    heavy = weights.sort(-1, descending=True).values
-    up_to = heavy.cumsum(-1, dtype=torch.float64)
-    last = [min(k, width) - 1 if k > 0 else width - 1 for k in ks]
-    least = heavy.gather(1, torch.tensor(last, device=weights.device)[:, None])
-    total = up_to.gather(1, (heavy >= least).sum(-1, keepdim=True) - 1)
-    needed = torch.tensor(ps, dtype=torch.float64, device=weights.device)[:, None] * total
-    kept = (up_to - heavy < needed).sum(-1, keepdim=True).clamp_(min=1)
-    return torch.maximum(least, heavy.gather(1, kept - 1))
