@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.runs import join
 from runtime.plan import Run
 
@@ -76,10 +77,13 @@ class HeadMajorPool(KVPool):
 
     def write(self, layer: int, place: slice | Tensor, kv: Tensor) -> None:
         """kv [tokens, 2 * kv_heads, head_dim] into the slots that `place` gave."""
+        new, data = rounded(kv, self.kv.dtype).transpose(0, 1), self.data[layer]
         if isinstance(place, slice):
-            self.data[layer, :, place].copy_(kv.transpose(0, 1))
+            data[:, place].copy_(new)
+        elif data.dtype in TYPES:  # which torch cannot put to places
+            data.view(torch.uint8).index_copy_(1, place, new.view(torch.uint8))
         else:
-            self.data[layer].index_copy_(1, place, kv.transpose(0, 1))
+            data.index_copy_(1, place, new)
 
 
 class PageMajorPool(KVPool):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.attention.base import Attention, AttentionStep
+from runtime.attention.float8 import rounded
 from runtime.attention.pool import KVShape, PageMajorPool, slots_of
 from runtime.plan import Run, StepPlan
 
@@ -35,7 +36,7 @@ class Reference(Attention[PageMajorPool]):
                 count = len(row.tokens)
                 tokens = slice(first, first + count)
                 first += count
-                kv[places[row.position :]] = new[tokens]
+                kv[places[row.position :]] = rounded(new[tokens], kv.dtype)
                 seen_kv = kv[places].float().transpose(0, 1)
                 keys, values = (part.repeat_interleave(self.group, 0) for part in seen_kv.chunk(2))
                 queries = q[tokens].transpose(0, 1).float()

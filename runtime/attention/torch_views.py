@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from runtime.attention.base import Attention, AttentionStep
+from runtime.attention.float8 import TYPES, rounded, widened
 from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, layout
 from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
 from runtime.attention.runs import join
@@ -66,7 +67,7 @@ class TorchViews(Attention[HeadMajorPool]):
         super().__init__(shape, slots, heads, windows)
         self._product = self._choose_product()
         self._scratch = self.pool.data.new_empty(0)
-        self._exact = torch.float32 if shape.device.type == "cpu" else shape.dtype
+        self._exact = _computed_in(shape)
 
     def make_pool(self, shape: KVShape, slots: int) -> HeadMajorPool:
         return HeadMajorPool(shape, slots)
@@ -84,7 +85,9 @@ class TorchViews(Attention[HeadMajorPool]):
             qkv = qkv.contiguous()
             pool.write(layer, place, qkv[:, heads:])
             queries = qkv[:, :heads].reshape(shape).transpose(0, 1).to(exact).contiguous()
-            merged = self._merged(layer, queries, qkv[:, heads:].to(exact), levels[self.windows[layer]])
+            # Rounded as the pool keeps them: whether a token's keys are its pass's own changes no result.
+            own = widened(rounded(qkv[:, heads:], pool.kv.dtype), exact)
+            merged = self._merged(layer, queries, own, levels[self.windows[layer]])
             return merged.to(qkv.dtype)
 
         return attend
@@ -265,7 +268,7 @@ class TorchViews(Attention[HeadMajorPool]):
         """Keys and values of a part: [batch, kv_heads, keys, head_dim]; views where they are one run."""
         data, kv_heads = self.pool.data[layer], self.pool.kv_heads
         if isinstance(part.keys, slice):
-            run = data[None, :, part.keys].to(self._exact)
+            run = widened(data[None, :, part.keys], self._exact)
             return run[:, :kv_heads], run[:, kv_heads:]
         assert part.keys is not None
         shape = (data.shape[0], part.keys.numel(), data.shape[2])
@@ -274,7 +277,8 @@ class TorchViews(Attention[HeadMajorPool]):
             self._scratch = data.new_empty(needed)
         buffer = self._scratch[:needed].view(shape)
         torch.index_select(data, 1, part.keys, out=buffer)
-        rows = buffer.view(data.shape[0], part.batch, -1, data.shape[2]).transpose(0, 1).to(self._exact)
+        rows = buffer.view(data.shape[0], part.batch, -1, data.shape[2]).transpose(0, 1)
+        rows = widened(rows, self._exact)
         return rows[:, :kv_heads], rows[:, kv_heads:]
 
 
@@ -283,6 +287,12 @@ class TorchPlain(TorchViews):
 
     def _choose_product(self) -> Product:
         return _plain
+
+
+def _computed_in(shape: KVShape) -> torch.dtype:
+    if shape.device.type == "cpu":
+        return torch.float32
+    return torch.bfloat16 if shape.dtype in TYPES else shape.dtype
 
 
 def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:

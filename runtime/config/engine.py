@@ -16,6 +16,7 @@ from runtime.config.disaggregation import DisaggregationConfig
 from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
 from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
+from runtime.config.parts.quantization import KV_DTYPES, check_wish
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import RunnerConfig
 from runtime.config.scheduler import SchedulerConfig
@@ -54,6 +55,22 @@ class EngineConfig:
         "keep a second copy of the matrices, laid out for the CPU: auto (where it fits comfortably; passes "
         "of one to three tokens use whichever copy is timed to be faster at load), always (all use it) or "
         "never",
+    )
+    quantization: str | None = option(
+        None,
+        "fp8: round plain weights to 8 bits while they are loaded, half of bfloat16's memory; or the name "
+        "of the checkpoint's own quantisation. None: as the checkpoint has them",
+    )
+    expand_weights: str = option(
+        "auto",
+        "make the numbers of a quantised checkpoint when it is loaded, for more memory and less time: "
+        "auto (on the CPU, where they fit comfortably), always or never",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "numbers in which the KV pool keeps keys and values: auto (those computed in), bfloat16, fp8_e4m3 or "
+        "fp8_e5m2, which take half of bfloat16's memory and round to 4 or 3 significant bits",
+        choices=KV_DTYPES,
     )
     tp_size: int = option(
         1,
@@ -286,6 +303,7 @@ class EngineConfig:
         path = find_checkpoint(self.model)
         spec = read_spec(path)
         self.context(spec)
+        _check_quantization(spec, self)
         if self.tp_size > 1:
             _check_ranks(spec, self.tp_size)
         return path, spec
@@ -338,6 +356,16 @@ class EngineConfig:
             context_length=context_length,
             overlap=overlap,
         )
+
+
+def _check_quantization(spec: AnySpec, config: EngineConfig) -> None:
+    match spec:
+        case ModelSpec():
+            check_wish(spec.quantization, config.quantization)
+        case EncoderSpec():
+            for name, plain in (("quantization", None), ("kv_cache_dtype", "auto")):
+                if getattr(config, name) != plain:
+                    raise BadRequest("an encoder has none", where=name, hint="leave it out for this model")
 
 
 def _check_ranks(spec: AnySpec, size: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from runtime.config.family import ARCHITECTURES, Family
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertsSpec
+from runtime.config.parts.quantization import Quantization, read_quantization
 from runtime.protocol.errors import ModelLoadError
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -51,6 +52,7 @@ class ModelSpec:
     experts: which layers' feed-forwards are mixtures of experts, and how; `ffn_size` is the others'.
     eos_ids: ids that end a generation, from config.json and generation_config.json together.
     dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
+    quantization: how its matrices are stored; None: as `dtype`.
     """
 
     architecture: str
@@ -74,6 +76,7 @@ class ModelSpec:
     bos_id: int | None
     dtype: str
     experts: ExpertsSpec | None = None
+    quantization: Quantization | None = None
 
     @property
     def group_size(self) -> int:
@@ -155,6 +158,7 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
         experts=traits.experts,
+        quantization=read_quantization(fields),
     )
 
 
@@ -172,10 +176,6 @@ def _family(fields: Fields) -> tuple[str, Family]:
 
 def _refuse_unsupported(fields: Fields) -> None:
     """Features that would change the numbers and that the decoder does not compute."""
-    if fields.has("quantization_config"):
-        raise fields.fail(
-            "quantised checkpoints are not supported", "use one with float32, bfloat16 or float16 weights"
-        )
     activation = fields.text("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise fields.fail(f"'hidden_act' {activation!r} is not supported; known: silu")

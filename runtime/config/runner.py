@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from runtime.config.parts.quantization import KV_DTYPES
 from runtime.plan import Adapter
 from runtime.protocol.errors import BadRequest
 
@@ -34,6 +35,11 @@ class RunnerConfig:
     pack_weights       keep a second copy of the matrices, laid out for the CPU: "auto" = where it fits
                        comfortably, and used for passes of one to three rows where that is timed to be faster;
                        "always" = and used for all passes; "never"
+    quantization       what to quantise plain weights to while they are loaded (quantization.ON_LOAD), or
+                       the name of the checkpoint's own quantisation; None = as the checkpoint has them
+    expand_weights     make the numbers of a quantised checkpoint when it is loaded, for speed: "auto" =
+                       on the CPU, where they fit comfortably; "always"; "never"
+    kv_cache_dtype     in what keys and values are kept; "auto" = `dtype`
     threads            of one operation on the CPU; None = torch's own choice, and one where a pass of a model
                        that has a process of its own is too small to be shared out
     tp_size            processes that share the model, each with a part of every matrix and of the KV pool
@@ -54,6 +60,9 @@ class RunnerConfig:
     memory_fraction: float = 0.25
     attention: str = "auto"
     pack_weights: str = "auto"
+    quantization: str | None = None
+    expand_weights: str = "auto"
+    kv_cache_dtype: str = "auto"
     threads: int | None = None
     tp_size: int = 1
     step_timeout_s: float = 600.0
@@ -84,6 +93,16 @@ class RunnerConfig:
                 "pack_weights",
                 self.pack_weights in ("auto", "always", "never"),
                 "must be auto, always or never",
+            ),
+            (
+                "expand_weights",
+                self.expand_weights in ("auto", "always", "never"),
+                "must be auto, always or never",
+            ),
+            (
+                "kv_cache_dtype",
+                self.kv_cache_dtype in KV_DTYPES,
+                f"must be one of {', '.join(KV_DTYPES)}",
             ),
             ("threads", self.threads is None or self.threads >= 1, "must be at least 1"),
             ("tp_size", 1 <= self.tp_size <= MAX_RANKS, f"must be in 1 to {MAX_RANKS}"),

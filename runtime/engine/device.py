@@ -34,3 +34,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
+    """In what the KV pool of a model that is computed in `computed` keeps its numbers."""
+    kept = {
+        "auto": computed,
+        "bfloat16": torch.bfloat16,
+        "fp8_e4m3": torch.float8_e4m3fn,
+        "fp8_e5m2": torch.float8_e5m2,
+    }
+    return kept[name]

@@ -14,6 +14,8 @@ from runtime.protocol.errors import ModelLoadError
 DEFAULT_SLOTS_AT_MOST = {"cpu": 65_536, "cuda": 2_000_000}
 SLOTS_AT_LEAST = 64
 PACK_AT_MOST = 0.25  # share of free memory that a second copy of the matrices may take
+EXPAND_AT_MOST = 0.5  # share of free memory that the numbers of a quantised checkpoint may take
+SCALES = 1.07  # codes with their scales and offsets, as a multiple of the codes alone: some groups of 64
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -46,23 +48,31 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """All matrices of the model, whatever ranks hold them (norms and biases are negligible)."""
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -> int:
+    """All matrices of the model, whatever ranks hold them (norms and biases are negligible). bits: of one
+    code of the layers' matrices; None: they are kept as `dtype`."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
     widths = spec.num_layers * spec.ffn_size
     if spec.experts is not None:
         each = spec.experts.count * spec.experts.width + spec.experts.shared_width
         widths += spec.experts.layer_count * (each - spec.ffn_size)
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
-    return (spec.num_layers * attention + 3 * spec.hidden_size * widths + embeddings) * dtype.itemsize
+    each = dtype.itemsize if bits is None else bits / 8 * SCALES
+    layers = spec.num_layers * attention + 3 * spec.hidden_size * widths
+    return int(layers * each) + embeddings * dtype.itemsize
 
 
 def check_weights_fit(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, where: str, ranks: int = 1
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    where: str,
+    ranks: int = 1,
+    bits: int | None = None,
 ) -> None:
     """Raise ModelLoadError when the weights alone are more than there is. Ranks share the machine's memory;
-    each has its own GPU's."""
-    needed, free = weight_bytes(spec, dtype), available_bytes(device)
+    each has its own GPU's. bits: see weight_bytes()."""
+    needed, free = weight_bytes(spec, dtype, bits), available_bytes(device)
     if device.type != "cpu":
         needed //= ranks
     if needed > free:
@@ -79,6 +89,22 @@ def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> 
     if device.type != "cpu" or wish == "never" or not can_pack(dtype):
         return False
     return wish == "always" or weights <= PACK_AT_MOST * available_bytes(device)
+
+
+def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:
+    """Bits of one code where the layers' matrices are kept in codes, else None."""
+    if spec.quantization is not None:
+        return None if expand else spec.quantization.bits
+    return None if wished is None else 8
+
+
+def expands(wish: str, weights: int, device: torch.device) -> bool:
+    """Whether the matrices of a quantised checkpoint, of so many bytes as numbers, are kept as numbers; asked
+    before loading. `wish`: expand_weights, whose "auto" is for CPUs, on which making them anew for each
+    product takes longer than the product."""
+    if wish != "auto":
+        return wish == "always"
+    return device.type == "cpu" and weights <= EXPAND_AT_MOST * available_bytes(device)
 
 
 def slots_for(

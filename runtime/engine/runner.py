@@ -25,14 +25,14 @@ from torch import Tensor
 
 from runtime.attention.base import Attention, choose
 from runtime.attention.pool import KVPool, KVShape
-from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
-from runtime.engine.device import pick_device, pick_dtype
+from runtime.engine.device import kv_dtype, pick_device, pick_dtype
 from runtime.engine.kv_memory import pool_memory
+from runtime.engine.matrices import linear_method
 from runtime.engine.sampling.logprobs import (
     Logits,
     Pairs,
@@ -46,8 +46,6 @@ from runtime.engine.sampling.logprobs import (
 )
 from runtime.engine.sampling.sampler import Sampler, Unsampled, uniform
 from runtime.engine.threads import Here, Threads
-from runtime.layers.dense import Dense
-from runtime.layers.linear import LinearMethod
 from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.parallel import ALONE, Group
@@ -157,18 +155,15 @@ class TorchRunner:
             torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
         device = pick_device(config.device, world.rank, ranks)
         dtype = pick_dtype(config.dtype, device)
-        memory.check_weights_fit(spec, dtype, device, str(directory), ranks)
         group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
         with torch.inference_mode():
-            pack = memory.packs(config.pack_weights, memory.weight_bytes(spec, dtype), dtype, device)
-            method: LinearMethod = Dense(pack=pack, timed=config.pack_weights == "auto")
-            if config.enable_lora:
-                method = Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))
+            method = linear_method(spec, config, dtype, device, str(directory))
             decoder = Decoder.load(directory, spec, dtype, device, method, group)
             adapters = None if not isinstance(method, Adapted) else Adapters.of(method, config)
             group.least(0)  # all have their weights: what is free then is for the pools
             kv_heads = len(decoder.shard.kv_heads(spec))
-            shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, dtype, device, kv_file)
+            kept = kv_dtype(config.kv_cache_dtype, dtype)
+            shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, kept, device, kv_file)
             kind = choose(config.attention, device)
             slots = memory.slots_for(
                 kind.bytes_per_slot(shape),

@@ -105,10 +105,17 @@ class Dense(LinearMethod):
         for part, target in zip(parts, weight.split(outputs)):
             target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
         biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
-        return self._keep(DenseLinear(weight, torch.cat(biases) if bias else None, pack=self._pack))
+        return self.of(weight, torch.cat(biases) if bias else None)
 
     def shared(self, table: Tensor) -> DenseLinear:
-        return self._keep(DenseLinear(table, pack=self._pack))
+        return self.of(table, None)
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
+        """Over a matrix that is there already."""
+        linear = DenseLinear(weight, bias, pack=self._pack)
+        if linear.packed:
+            self._packed.append(linear)
+        return linear
 
     def tune(self) -> None:
         """Takes some 0.1 s, more for matrices that are larger than 64 MiB."""
@@ -121,11 +128,6 @@ class Dense(LinearMethod):
                 1e3 * plain,
                 1e3 * packed,
             )
-
-    def _keep(self, linear: DenseLinear) -> DenseLinear:
-        if linear.packed:
-            self._packed.append(linear)
-        return linear
 
 
 def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]:

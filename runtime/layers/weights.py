@@ -119,12 +119,34 @@ class Checkpoint:
     def path_of(self, name: str) -> str:
         return str(self.directory / self._where.get(name, ""))
 
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Raises ModelLoadError: missing, unreadable."""
+        file = self._where.get(name)
+        if file is None:
+            raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
+        try:
+            return tuple(self._files[file].get_slice(name).get_shape())
+        except SafetensorError as error:
+            raise ModelLoadError(f"{name!r} cannot be read: {error}", where=self.path_of(name)) from error
+
+    def taken(self, name: str) -> bool:
+        return name in self._taken
+
+    def skip(self, name: str) -> None:
+        """The tensor is not needed, if it is there."""
+        self._taken.add(name)
+
     def take(
-        self, name: str, shape: Sequence[int], rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        shape: Sequence[int],
+        rows: range | None = None,
+        columns: range | None = None,
+        types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
         """The tensor `name`, on the CPU, in the checkpoint's type; `rows`, `columns`: only those of it are
-        read (None: all). Raises ModelLoadError: missing, another shape than `shape`, a type that is no plain
-        floating point, unreadable."""
+        read (None: all). Raises ModelLoadError: missing, another shape than `shape`, a type that is none of
+        `types` (plain floating point), unreadable."""
         file = self._where.get(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
@@ -145,7 +167,7 @@ class Checkpoint:
                 tensor = part[_slice(rows), _slice(columns)]
         except SafetensorError as error:
             raise ModelLoadError(f"{name!r} cannot be read: {error}", where=path) from error
-        if tensor.dtype not in LOADABLE:
+        if tensor.dtype not in types:
             raise ModelLoadError(f"{name!r} has type {tensor.dtype}, which is not supported", where=path)
         self._taken.add(name)
         self.bytes_taken += tensor.nbytes
@@ -180,10 +202,27 @@ class Weights:
         return self._named(name) in self._checkpoint
 
     def take(
-        self, name: str, shape: Sequence[int], rows: range | None = None, columns: range | None = None
+        self,
+        name: str,
+        shape: Sequence[int],
+        rows: range | None = None,
+        columns: range | None = None,
+        types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
         """As stored: see Checkpoint.take."""
-        return self._checkpoint.take(self._named(name), shape, rows, columns)
+        return self._checkpoint.take(self._named(name), shape, rows, columns, types)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return self._checkpoint.shape_of(self._named(name))
+
+    def taken(self, name: str) -> bool:
+        """Whether it was taken, or skipped, before."""
+        return self._checkpoint.taken(self._named(name))
+
+    def skip(self, *names: str) -> None:
+        """They are not needed, if they are there."""
+        for name in names:
+            self._checkpoint.skip(self._named(name))
 
     def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
         """A copy of its own. Raises ModelLoadError as take() does."""

@@ -81,8 +81,6 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "tokenizer_mode": ("auto",),
     "load_format": ("auto", "safetensors"),
     "model_impl": ("auto",),
-    "quantization": (None,),
-    "kv_cache_dtype": ("auto",),
     "revision": (None,),
     "stream_interval": (1,),
     "constrained_json_whitespace_pattern": (None,),
@@ -136,7 +134,6 @@ _FAMILIES: Final = (
 )  # fmt: skip
 _WHY: Final[Mapping[str, str]] = {
     "tokenizer_path": "a checkpoint's tokenizer is read from its own folder: put its files there",
-    "quantization": "give it a checkpoint in float32 or bfloat16",
     "enable_torch_compile": "leave it out",
     "skip_tokenizer_init": "requests may give input_ids all the same",
 }

@@ -279,7 +279,7 @@ COMMANDS = {
         "--max-running-requests 8 --api-key k --served-model-name n --max-waiting-requests 9", "",
     ),
     "--log-requests --skip-server-warmup --is-embedding --kv-cache-dtype fp8_e5m2 --quantization fp8": (
-        "", "log_requests=True, kv_cache_dtype=fp8_e5m2, quantization=fp8",
+        "--kv-cache-dtype fp8_e5m2 --quantization fp8", "log_requests=True",
     ),
     "--page-size 4 --no-such-flag 3": ("--page-size 4 --no-such-flag 3", ""),
 }  # fmt: skip
@@ -351,7 +351,7 @@ def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.Cap
 def test_the_tokenizer_may_be_named_where_it_is_the_checkpoints() -> None:
     given = {"tokenizer_path": "pocket", "random_seed": 3, "disable_overlap_schedule": True}
     assert own_options(given, "pocket") == {"seed": 3, "overlap": False}
-    assert own_options({"tokenizer_path": None, "quantization": None}) == {}
+    assert own_options({"tokenizer_path": None, "revision": None}) == {}
     for words in (["--model-path", "pocket"], ["--model=pocket"]):
         assert own_flags([*words, "--tokenizer-path", "pocket"]) == words
         with pytest.raises(Unsupported, match="put its files there"):
@@ -367,8 +367,8 @@ def test_an_engine_and_its_arguments_take_the_same_names() -> None:
     assert dict(sgl.ServerArgs(tensor_parallel_size=2)) == {"model_path": "pocket", "tp_size": 2}
     with pytest.raises(BadRequest, match="pp_size=2"):
         sgl.ServerArgs(model_path="pocket", pp_size=2)
-    with pytest.raises(BadRequest, match="quantization='fp8'"):
-        sgl.Engine(model_path="pocket", quantization="fp8", random_seed=3)
+    with pytest.raises(BadRequest, match="revision='main'"):
+        sgl.Engine(model_path="pocket", revision="main", random_seed=3)
 
 
 # -- words of its states and metas ---------------------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_a_missing_field_is_named(tmp_path: Path, name: str) -> None:
         ({"torch_dtype": "int8"}, "int8"),
         ({"eos_token_id": "</s>"}, "token id"),
         ({"bos_token_id": 100}, "vocabulary of 100"),
-        ({"quantization_config": {"bits": 4}}, "quantised"),
+        ({"quantization_config": {"bits": 4}}, "the quantisation '' is not supported"),
         ({"architectures": ["GPT9"]}, "unknown architecture 'GPT9'.*LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": []}, "architectures"),
         ({"architectures": "LlamaForCausalLM"}, "list of strings"),

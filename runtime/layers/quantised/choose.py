@@ -1,0 +1,24 @@
+"""Which LinearMethod a model's matrices are loaded by: as its checkpoint says, or as the user wishes."""
+
+from __future__ import annotations
+
+from runtime.config.family import ARCHITECTURES
+from runtime.config.model import ModelSpec
+from runtime.config.parts.quantization import check_wish
+from runtime.layers.dense import Dense
+from runtime.layers.linear import LinearMethod
+from runtime.layers.quantised.formats import FORMATS, Float8OnLoad
+from runtime.layers.quantised.linear import Quantised
+
+
+def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: bool) -> LinearMethod:
+    """wished: RunnerConfig.quantization. expand: for checkpoints in codes; who wishes for codes gets them.
+    Raises BadRequest."""
+    check_wish(spec.quantization, wished)
+    if spec.quantization is not None:
+        made = FORMATS[spec.quantization.method](spec.quantization)
+        return Quantised(made, dense, expand=expand)
+    if wished is None:
+        return dense
+    head = ARCHITECTURES.load(spec.architecture).names.head
+    return Quantised(Float8OnLoad(), dense, plain=(head,), expand=False)

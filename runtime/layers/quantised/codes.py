@@ -1,0 +1,145 @@
+"""Codes: a matrix in codes of 4 or 8 bits, with a scale for each group of inputs of an output.
+
+All formats come down to it: integers or 8-bit floating point, scales for a matrix, an output, a group or a
+rectangle, zero points or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.attention.float8 import widened
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """The number at (output, input) is code * scale - offset, the two of the output and the input's group.
+
+    data     int8 or float8_e4m3fn [outputs, inputs]; or uint8 [outputs, inputs / 2], two codes of 4 bits to a
+             byte, the even input's in the lower half
+    scale    [outputs, groups], a floating-point type; groups are of `group` inputs, the last may be shorter
+    offset   [outputs, groups], or None: all zero
+    order    which input of the given ones each column is for, int64 [inputs]; None: in their order
+    """
+
+    data: Tensor
+    scale: Tensor
+    group: int
+    offset: Tensor | None = None
+    order: Tensor | None = None
+
+    @property
+    def outputs(self) -> int:
+        return self.data.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return self.data.shape[1] * (2 if self.data.dtype == torch.uint8 else 1)
+
+    @property
+    def nbytes(self) -> int:
+        held = (self.data, self.scale, self.offset, self.order)
+        return sum(one.nbytes for one in held if one is not None)
+
+    def numbers(self, outputs: slice | Tensor = slice(None)) -> Tensor:
+        """Of some outputs, float32 [outputs, inputs], columns as they lie here (see `order`)."""
+        code = _floats(self.data[outputs])
+        self._each(code, self.scale[outputs], Tensor.mul_)
+        if self.offset is not None:
+            self._each(code, self.offset[outputs], Tensor.sub_)
+        return code
+
+    def _each(self, code: Tensor, of_groups: Tensor, act: Callable[[Tensor, Tensor], Tensor]) -> None:
+        """In place: act on each number with what its group has."""
+        rows, inputs = code.shape
+        if inputs % self.group:  # the last group is shorter
+            act(code, of_groups.float().repeat_interleave(self.group, 1)[:, :inputs])
+        else:
+            act(code.view(rows, -1, self.group), of_groups.float().unsqueeze(-1))
+
+    def dense(self) -> Tensor:
+        """float32 [outputs, inputs], columns in the inputs' order."""
+        made = self.numbers()
+        if self.order is None:
+            return made
+        return torch.empty_like(made).index_copy_(1, self.order, made)
+
+    def rows(self, own: range | None) -> Codes:
+        """Of the outputs `own` alone (None: all)."""
+        if own is None:
+            return self
+        part = slice(own.start, own.stop)
+        offset = None if self.offset is None else self.offset[part].contiguous()
+        return Codes(
+            self.data[part].contiguous(), self.scale[part].contiguous(), self.group, offset, self.order
+        )
+
+    def columns(self, own: range | None) -> Codes:
+        """For the inputs `own` alone (None: all). Raises ValueError where codes that lie together do not stay
+        so."""
+        if own is None:
+            return self
+        if self.order is not None:
+            raise ValueError("its inputs are not grouped in their order")
+        halves = 2 if self.data.dtype == torch.uint8 else 1
+        if own.start % halves or own.stop % halves:
+            raise ValueError("two inputs' codes share a byte")
+        # Groups as large as lie wholly on one side of each end.
+        group = math.gcd(self.group, own.start, own.stop)
+        if self.group >= self.inputs:
+            group, taken = len(own), torch.zeros(1, dtype=torch.int64)
+        else:
+            taken = torch.arange(own.start, own.stop, group) // self.group
+        taken = taken.to(self.data.device)
+        return Codes(
+            self.data[:, own.start // halves : own.stop // halves].contiguous(),
+            self.scale.index_select(1, taken),
+            group,
+            None if self.offset is None else self.offset.index_select(1, taken),
+        )
+
+    def to(self, device: torch.device) -> Codes:
+        offset = None if self.offset is None else self.offset.to(device)
+        order = None if self.order is None else self.order.to(device)
+        return Codes(self.data.to(device), self.scale.to(device), self.group, offset, order)
+
+
+def stacked(parts: Sequence[Codes]) -> list[Codes]:
+    """The same matrices, in as few as can be: neighbours whose codes are of one kind lie in one."""
+    made: list[Codes] = []
+    for part in parts:
+        if made and _alike(made[-1], part):
+            last = made.pop()
+            offset = None
+            if last.offset is not None and part.offset is not None:
+                offset = torch.cat((last.offset, part.offset))
+            data = torch.cat((last.data.view(torch.uint8), part.data.view(torch.uint8))).view(part.data.dtype)
+            part = Codes(data, torch.cat((last.scale, part.scale)), part.group, offset, part.order)
+        made.append(part)
+    return made
+
+
+def _alike(one: Codes, other: Codes) -> bool:
+    if (one.order is None) != (other.order is None) or (one.offset is None) != (other.offset is None):
+        return False
+    same = one.data.dtype == other.data.dtype and one.scale.dtype == other.scale.dtype
+    same = same and one.group == other.group
+    return same and (one.order is None or other.order is None or torch.equal(one.order, other.order))
+
+
+def nibbles(codes: Tensor) -> Tensor:
+    """[rows, inputs] of 0 to 15, any integer type -> uint8 [rows, inputs / 2]: see Codes.data."""
+    pairs = codes.to(torch.uint8).unflatten(1, (-1, 2))
+    return pairs[..., 0] | (pairs[..., 1] << 4)
+
+
+def _floats(data: Tensor) -> Tensor:
+    """The codes as float32, a tensor of its own."""
+    if data.dtype == torch.uint8:
+        return torch.stack((data & 15, data >> 4), -1).flatten(1).float()
+    return widened(data, torch.float32)

@@ -1,0 +1,134 @@
+"""Products with matrices in codes, and the method that loads them.
+
+The numbers are made from the codes for a stretch of outputs at a time, which is then multiplied with and
+forgotten: memory holds the codes alone. Where it has room for the numbers, they are faster, on CPUs by far:
+`expand` makes them when the model is loaded, and the matrices are dense ones from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.layers.dense import Dense
+from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.quantised.codes import Codes, stacked
+from runtime.layers.quantised.formats import Format
+from runtime.layers.weights import Weights
+from runtime.protocol.errors import ModelLoadError
+
+_AT_ONCE = {"cpu": 1 << 18}
+"""Numbers made at once: on CPUs as many as caches hold."""
+_AT_ONCE_ELSEWHERE = 1 << 26
+
+
+class QuantisedLinear(Linear):
+    """The outputs of `parts` side by side; bias [outputs] or None."""
+
+    __slots__ = ("_bias", "_outputs", "_parts")
+
+    def __init__(self, parts: Sequence[Codes], bias: Tensor | None) -> None:
+        self._parts, self._bias = stacked(parts), bias
+        self._outputs = sum(part.outputs for part in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the codes, and all that belongs to them."""
+        return sum(part.nbytes for part in self._parts)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = x.new_empty(x.shape[0], self._outputs)
+        done = 0
+        for part in self._parts:
+            given = _as_computed(x if part.order is None else x.index_select(1, part.order))
+            step = max(1, _AT_ONCE.get(x.device.type, _AT_ONCE_ELSEWHERE) // part.inputs)
+            for first in range(0, part.outputs, step):
+                weight = part.numbers(slice(first, first + step))
+                y[:, done : done + len(weight)] = F.linear(given, weight.to(given.dtype))
+                done += len(weight)
+        return y if self._bias is None else y.add_(self._bias)
+
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        y = x.new_empty(x.shape[0], len(outputs))
+        first = 0
+        for part in self._parts:
+            of = outputs - first
+            [here] = ((of >= 0) & (of < part.outputs)).nonzero(as_tuple=True)
+            given = _as_computed(x if part.order is None else x.index_select(1, part.order))
+            weight = part.numbers(of[here]).to(given.dtype)
+            y.index_copy_(1, here, F.linear(given, weight).to(y.dtype))
+            first += part.outputs
+        return y if self._bias is None else y.add_(self._bias.index_select(0, outputs))
+
+
+def _as_computed(x: Tensor) -> Tensor:
+    """On CPUs in float32, which the numbers are made in: bfloat16 costs a conversion of them, and a program
+    of oneDNN's for each number of rows."""
+    return x.float() if x.device.type == "cpu" else x
+
+
+class Quantised(LinearMethod):
+    """Matrices that `format` finds are read in codes, others by `dense`. plain: names of those that it is not
+    asked for. expand: keep the numbers, not the codes."""
+
+    def __init__(self, format: Format, dense: Dense, *, plain: Sequence[str] = (), expand: bool) -> None:
+        self._format, self._dense, self._plain, self._expand = format, dense, plain, expand
+
+    def load(
+        self,
+        weights: Weights,
+        parts: Sequence[Projection],
+        inputs: int,
+        *,
+        bias: bool,
+        own: range | None = None,
+    ) -> Linear:
+        in_codes = [part.name not in self._plain and self._format.holds(weights, part.name) for part in parts]
+        if not any(in_codes):
+            return self._dense.load(weights, parts, inputs, bias=bias, own=own)
+        biases = [_bias(weights, part, bias) for part in parts]
+        added = torch.cat([one for one in biases if one is not None]) if bias else None
+        if all(in_codes) and not self._expand:
+            return QuantisedLinear([self._codes(weights, part, inputs, own) for part in parts], added)
+        outputs = [part.computed for part in parts]
+        columns = inputs if own is None else len(own)
+        weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
+        for part, target, coded in zip(parts, weight.split(outputs), in_codes):
+            if coded:
+                target.copy_(self._codes(weights, part, inputs, own).dense())
+            else:
+                target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
+        return self._dense.of(weight, added)
+
+    def shared(self, table: Tensor) -> Linear:
+        return self._dense.shared(table)
+
+    def tune(self) -> None:
+        self._dense.tune()
+
+    def _codes(self, weights: Weights, part: Projection, inputs: int, own: range | None) -> Codes:
+        whole = self._format.read(weights, part.name, part.outputs, inputs)
+        try:
+            return whole.rows(part.own).columns(own).to(weights.device)
+        except ValueError as error:
+            raise ModelLoadError(
+                f"{part.name!r} cannot be shared out by its inputs: {error}",
+                where=str(weights.path_of(part.name)),
+                hint="use tp_size 1 for this checkpoint",
+            ) from error
+
+
+def _bias(weights: Weights, part: Projection, wanted: bool) -> Tensor | None:
+    """Some quantisers write a bias of zeros for every matrix that has none."""
+    name = f"{part.name}.bias"
+    if wanted:
+        return weights.tensor(name, (part.outputs,), part.own)
+    # One that was taken is added elsewhere: to the sum of the ranks' products.
+    if name in weights and not weights.taken(name) and weights.take(name, (part.outputs,)).any():
+        raise ModelLoadError(
+            f"{name!r} is a bias that the model has no place for", where=weights.path_of(name)
+        )
+    return None
