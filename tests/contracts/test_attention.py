@@ -83,16 +83,18 @@ def compare(
     dtype: torch.dtype = torch.float32,
     tolerance: float = 2e-5,
     across: bool = False,
+    kept: torch.dtype | None = None,
 ) -> None:
-    """`across`: the new tokens' numbers lie side by side in memory, as some products give them."""
+    """`across`: the new tokens' numbers lie side by side in memory, as some products give them. kept: what
+    the pool's numbers are; None: as the new tokens'."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    shape = KVShape(len(windows), kv_heads, dim, dtype, torch.device("cpu"))
+    shape = KVShape(len(windows), kv_heads, dim, kept or dtype, torch.device("cpu"))
     tested, reference = (one(shape, SLOTS, heads, windows) for one in (kind, Reference))
-    filled = noise(SLOTS, len(windows), 2 * kv_heads, dim)
+    filled = noise(SLOTS, len(windows), 2 * kv_heads, dim).to(shape.dtype).float()
     # Slots that no segment names must not matter, even if they hold no numbers.
     named = torch.zeros(SLOTS, dtype=torch.bool)
     for run in (run for segment in plan.segments for run in segment.runs):
@@ -110,7 +112,7 @@ def compare(
         assert got.shape == right.shape == (count, heads * dim)
         assert torch.isfinite(right).all()
         torch.testing.assert_close(got, right, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(tested.pool.kv, reference.pool.kv, equal_nan=True)
+    torch.testing.assert_close(tested.pool.kv.float(), reference.pool.kv.float(), equal_nan=True)
 
 
 # (rows, lengths of the segments): a row is (its segments from the root down, how many new tokens)
@@ -153,6 +155,15 @@ def test_equals_the_reference(name: str, shape: str, page: int) -> None:
 def test_however_the_numbers_lie_in_memory(name: str, shape: str) -> None:
     rows, lengths = PLANS[shape]
     compare(ATTENTION.load(name), plan_of(rows, lengths, 1, seed=8), windows=(None, 50), across=True)
+
+
+@pytest.mark.parametrize("name", ["torch_views", "torch_plain"])
+@pytest.mark.parametrize("kept", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+@pytest.mark.parametrize("shape", PLANS)
+def test_pools_of_fewer_bits(name: str, shape: str, kept: torch.dtype) -> None:
+    """New tokens' keys are rounded like those before them."""
+    rows, lengths = PLANS[shape]
+    compare(ATTENTION.load(name), plan_of(rows, lengths, 4, seed=9), windows=(None, 7), kept=kept)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
