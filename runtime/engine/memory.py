@@ -57,9 +57,9 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -
         each = spec.experts.count * spec.experts.width + spec.experts.shared_width
         widths += spec.experts.layer_count * (each - spec.ffn_size)
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
-    each = dtype.itemsize if bits is None else bits / 8 * SCALES
+    per_number = dtype.itemsize if bits is None else bits / 8 * SCALES
     layers = spec.num_layers * attention + 3 * spec.hidden_size * widths
-    return int(layers * each) + embeddings * dtype.itemsize
+    return int(layers * per_number) + embeddings * dtype.itemsize
 
 
 def check_weights_fit(
