@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.grammar.automata.regex_spelling import rust_literal
-from runtime.grammar.json_schema.decimal_bounds import shorter_within
+from runtime.grammar.json_schema.decimal_bounds import between_multiples, shorter_within
 from runtime.grammar.json_schema.refs import IN_PLACE, KIND, Place, SchemaDocument, mistake, show
 from runtime.grammar.json_schema.relaxation import Lowered, Owner, Relaxation, Unspelled
 from runtime.grammar.json_schema.shapes import canonical, check_shapes, known
@@ -219,6 +219,8 @@ class KeywordRules:
             if exclusive is not None:
                 bounds[f"exclusive{side}"] = exclusive
         divisor = self._node.get("multipleOf")
+        if divisor is not None and divisor % 1:
+            bounds = between_multiples(bounds, divisor)
         shorter = [] if self._node.get("type") == "integer" else shorter_within(bounds, divisor)
         if divisor is not None:
             bounds["multipleOf"] = divisor

@@ -44,6 +44,7 @@ def holds(word: str, value: Decimal, bound: Decimal) -> bool:
 @example({"maximum": Decimal("0.99")}, [Decimal("0.9")], None, "number", "auto")
 @example({"minimum": Decimal("-1.106")}, [Decimal("0.1")], None, None, "auto")
 @example({"maximum": Decimal("0.55")}, [], Decimal("0.25"), "number", "auto")
+@example({"minimum": Decimal("4.05"), "maximum": Decimal("4.1")}, [], Decimal("0.1"), "number", "auto")
 @given(
     st.dictionaries(st.sampled_from(WORDS), decimals, min_size=1, max_size=3), st.lists(decimals, max_size=8),
     st.sampled_from([None, None, None, Decimal("0.5"), Decimal("0.1"), Decimal(2)]),
