@@ -80,6 +80,8 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
                the sampled position is wanted, only the logits of its ids are computed
     drafts     how many of the last `tokens` are guesses of what will be sampled. While a guess is what was
                sampled, another token may be sampled after it: see RowResult.samples
+    guesses    how many tokens a runner with a draft model should guess of what follows the last sample: see
+               RowResult.guesses
     adapter    whose weights are added to the model's; 0: none
     media      which tokens stand for parts of pictures or sounds
     """
@@ -104,6 +106,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     drafts: int = 0
     adapter: int = 0
     media: tuple[MediaSpan, ...] = ()
+    guesses: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -121,10 +124,12 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class TokenMask(NamedTuple):
     """Which ids may be sampled. `bits`: packed little-endian uint32 words, numpy array [ceil(vocab / 32)],
     bit 1 = allowed. `allowed`: the same as sorted ids, numpy int64 array, when the mask is sparse enough to
-    list; then only those rows of the logits need be looked at."""
+    list; then only those rows of the logits need be looked at. `behind`: of a row with drafts, the masks
+    behind the first, the second, ... of them; nothing is sampled behind a draft that has none."""
 
     bits: Any
     allowed: Any | None = None
+    behind: tuple[TokenMask, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -153,6 +158,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     score_tops       per row.scores its row.score_top best pairs
     score_token_ids  per row.scores one per row.token_ids
     hidden           [tokens wanted, hidden_size], final norm applied
+    guesses          at most row.guesses tokens that a draft model expects behind the last sample
     """
 
     samples: tuple[Sample, ...] = ()
@@ -161,6 +167,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, array_like=True):
     score_token_ids: tuple[tuple[float, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
     error: str | None = None
+    guesses: tuple[int, ...] = ()
 
     @property
     def token(self) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runtime.config.speculation import NO_SPECULATION, SpeculationConfig
 from runtime.protocol.errors import BadRequest
 
 TUNABLE = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "max_waiting_requests")
@@ -45,6 +46,7 @@ class SchedulerConfig:
     context_length        the model's: prompt + new tokens of one request, at most; None = only the pool
                           limits it
     conservativeness      scales the share of their max_new_tokens that running requests are expected to need
+    speculation           whether tokens are guessed ahead
     """
 
     page_size: int = 1
@@ -68,6 +70,7 @@ class SchedulerConfig:
     max_taken_back: int = 256
     context_length: int | None = None
     conservativeness: float = 1.0
+    speculation: SpeculationConfig = NO_SPECULATION
 
     def __post_init__(self) -> None:
         numbers = {

@@ -20,7 +20,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
 from runtime.attention.base import Attention, choose
@@ -31,6 +30,7 @@ from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import kv_dtype, pick_device, pick_dtype
+from runtime.engine.drafts import after_drafts, guessed
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method
 from runtime.engine.sampling.logprobs import (
@@ -338,7 +338,7 @@ class TorchRunner:
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> list[tuple[Sample, ...] | str]:
         """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
-        equals another, where there is no mask."""
+        equals another, as far as its masks go."""
         first = self._sample(batch, forward, masks)
         made: list[tuple[Sample, ...] | str] = [one if isinstance(one, str) else (one,) for one in first]
         if not len(forward.drafts):
@@ -346,14 +346,18 @@ class TorchRunner:
         made = self._agreed(made)
         rows = [batch.plan.rows[index] for index in batch.sampled]
         starts = [0, *accumulate(row.drafts for row in rows)]
-        going = [place for place, index in enumerate(batch.sampled) if index not in masks]
+        behind = {place: masks[index].behind for place, index in enumerate(batch.sampled) if index in masks}
+        going = list(range(len(rows)))
         for turn in range(max(row.drafts for row in rows)):
-            going = [place for place in going if _guessed(rows[place], turn, made[place])]
+            going = [place for place in going if guessed(rows[place], turn, made[place])]
+            going = [place for place in going if place not in behind or turn < len(behind[place])]
             if not going:
                 break
-            ahead = [_after_drafts(rows[place], turn + 1) for place in going]
-            logits = self._logits(forward.drafts[[starts[place] + turn for place in going]], ahead)
-            found = self._from_logits(logits, ahead, {}, [self._draw(row) for row in ahead])
+            ahead = [after_drafts(rows[place], turn + 1) for place in going]
+            mine = {at: behind[place][turn] for at, place in enumerate(going) if place in behind}
+            found = self._sample_rows(
+                forward.drafts[[starts[place] + turn for place in going]], ahead, mine, None
+            )
             for place, one in zip(going, found):
                 made[place] = one if isinstance(one, str) else (*made[place], one)
             made = self._agreed(made)
@@ -374,24 +378,27 @@ class TorchRunner:
     def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[Sampled]:
         rows = [batch.plan.rows[index] for index in batch.sampled]
         mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
+        return self._sample_rows(forward.last, rows, mine, forward.logits)
+
+    def _sample_rows(
+        self, last: Tensor, rows: Sequence[Row], mine: Mapping[int, TokenMask], known: Logits | None
+    ) -> list[Sampled]:
+        """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already."""
         draws = [self._draw(row) for row in rows]
-        if forward.logits is not None:
-            return self._from_logits(forward.logits, rows, mine, draws)
+        if known is not None:
+            return self._from_logits(known, rows, mine, draws)
         few = self._few(rows, mine)
         rest = [place for place in range(len(rows)) if place not in few]
         found: dict[int, Sampled] = {}
         if few:
             places = list(few)
             sampled = self._from_lists(
-                forward.last[places],
-                [rows[at] for at in places],
-                list(few.values()),
-                [draws[at] for at in places],
+                last[places], [rows[at] for at in places], list(few.values()), [draws[at] for at in places]
             )
             found |= zip(places, sampled)
         if rest:
             others = [rows[at] for at in rest]
-            logits = self._logits(forward.last[rest] if few else forward.last, others)
+            logits = self._logits(last[rest] if few else last, others)
             theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
             found |= zip(rest, self._from_logits(logits, others, theirs, [draws[at] for at in rest]))
         return [found[place] for place in range(len(rows))]
@@ -482,14 +489,3 @@ class TorchRunner:
             if seed is None:
                 seed = self._seeds[row.seq] = self._random.getrandbits(63)
         return uniform(seed, row.step)
-
-
-def _guessed(row: Row, turn: int, made: tuple[Sample, ...] | str) -> bool:
-    """Whether the draft with this number is what was sampled there."""
-    return turn < row.drafts and not isinstance(made, str) and made[-1].token == row.tokens[turn - row.drafts]
-
-
-def _after_drafts(row: Row, count: int) -> Row:
-    """What is asked after so many drafts that were right."""
-    drafts = row.tokens[len(row.tokens) - row.drafts :][:count]
-    return replace(row, step=row.step + count, output=[*row.output, *drafts])

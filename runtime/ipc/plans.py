@@ -49,7 +49,8 @@ class Launch(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 class MaskPlace(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Where the mask of a row lies in the shared memory: byte offsets and counts of uint32 words and int64
-    ids; -1: that part was not sent."""
+    ids; -1: that part was not sent. Of several with the same row the later ones are the masks behind its
+    drafts."""
 
     row: int
     bits: int
@@ -243,7 +244,7 @@ class MaskWriter:
                 end += _room(arrays[-1])
             return at, len(array)
 
-        for row, mask in masks.items():
+        for row, mask in [(row, one) for row, first in masks.items() for one in (first, *first.behind)]:
             bits = allowed = (-1, 0)
             if mask.allowed is not None:
                 allowed = put(mask.allowed, np.int64)
@@ -297,10 +298,17 @@ class MaskReader:
                 seen[at] = np.frombuffer(self._bytes, dtype=kind, count=count, offset=at)
             return seen[at]
 
-        return {
-            one.row: TokenMask(get(one.bits, one.words, np.uint32), get(one.allowed, one.ids, np.int64))
-            for one in order.masks
-        }
+        masks: dict[int, TokenMask] = {}
+        behind: dict[int, list[TokenMask]] = {}
+        for one in order.masks:
+            mask = TokenMask(get(one.bits, one.words, np.uint32), get(one.allowed, one.ids, np.int64))
+            if one.row in masks:
+                behind.setdefault(one.row, []).append(mask)
+            else:
+                masks[one.row] = mask
+        for row, more in behind.items():
+            masks[row] = masks[row]._replace(behind=tuple(more))
+        return masks
 
     def _map(self, size: int) -> None:
         self._bytes: Bytes = np.frombuffer(mmap.mmap(self._file, size), dtype=np.uint8)

@@ -5,7 +5,7 @@ Knows neither sockets nor tensors. The same structs pass through memory (Engine)
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -166,6 +166,15 @@ class GrammarInfo(msgspec.Struct, frozen=True):
     closed_by_budget: bool = False
 
 
+class SpecFigures(msgspec.Struct, array_like=True, gc=False):
+    """How well the tokens drafted for one request did: see SpeculativeDecodingMetricsMixin."""
+
+    verify_ct: int = 0
+    accepted_tokens: int = 0
+    drafted_tokens: int = 0
+    acceptance_histogram: list[int] = []
+
+
 class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     """A delta of one request's output: the ids since the last one (`replaced`: how many earlier ids they take
     the place of, when jump-forward healed the seam; the bytes they stand for do not change).
@@ -179,7 +188,8 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     are told or without any, for the prompt from logprob_start_len on; the first token of a prompt has none
     (None, []). hidden_states come with the last delta: those of all computed tokens, prompt first, or only
     the last one's. A request that ends with an error has no hidden states. healed: so many bytes of the
-    first id's text are the end of the prompt and not shown; told with it."""
+    first id's text are the end of the prompt and not shown; told with it. spec comes with the end, where
+    tokens were drafted."""
 
     rid: str
     new_ids: list[int]
@@ -203,6 +213,7 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     http_worker_ipc: str | None = None
     grammar: GrammarInfo | None = None
     healed: int = 0
+    spec: SpecFigures | None = None
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
@@ -225,6 +236,17 @@ class BatchOfDeltas(SpeculativeDecodingMetricsMixin):
 
     def deltas(self) -> list[TokenOutput]:
         raise NotImplementedError
+
+    def with_spec(self) -> Self:
+        """Itself, with the lists of SpeculativeDecodingMetricsMixin where tokens were drafted."""
+        deltas = self.deltas()
+        if any(one.spec is not None for one in deltas):
+            figures = [one.spec or SpecFigures() for one in deltas]
+            self.spec_verify_ct = [one.verify_ct for one in figures]
+            self.spec_accepted_tokens = [one.accepted_tokens for one in figures]
+            self.spec_drafted_tokens = [one.drafted_tokens for one in figures]
+            self.spec_acceptance_histogram = [one.acceptance_histogram for one in figures]
+        return self
 
     @property
     def output_ids(self) -> list[list[int]]:

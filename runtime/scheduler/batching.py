@@ -10,6 +10,7 @@ from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.plan import Row, Segment, StepPlan
 from runtime.scheduler.requests.request import Request
+from runtime.scheduler.speculation import Speculation
 
 HEALS = 1 << 62
 """Draws that choose the end of a prompt are other ones than those of the output."""
@@ -41,12 +42,14 @@ class Batcher:
     same, so they are kept: a decode step costs the same however long the contexts are.
 
     `chunk`: tokens of prompts (and of forced text) in one plan. `mixed`: whether a plan that computes prompts
-    goes on with the others' next tokens too.
+    goes on with the others' next tokens too. `drafts`: what guesses tokens; None: nothing does.
     """
 
-    def __init__(self, manager: CacheManager, chunk: int, *, mixed: bool = True) -> None:
+    def __init__(
+        self, manager: CacheManager, chunk: int, *, mixed: bool = True, drafts: Speculation | None = None
+    ) -> None:
         self._manager = manager
-        self._mixed = mixed
+        self._mixed, self._drafts = mixed, drafts if drafts is not None and drafts.active else None
         self.chunk = chunk
         self._layout: tuple[int, int, list[int]] = (-1, -1, [])
         self._shared: tuple[Segment, ...] = ()
@@ -65,7 +68,7 @@ class Batcher:
         own: list[Segment] = []
         requests: list[Request] = []
         leases: list[Lease] = []
-        ones = self._ones
+        ones, drafts = self._ones, self._drafts
         if len(ones) < len(running):
             ones[:] = [(index,) for index in range(2 * len(running))]
         for request in running:
@@ -86,7 +89,10 @@ class Batcher:
             if written := lease.written():
                 own.append(Segment(written, ones[len(rows)], lease.covered))
             step = len(tokens) - request.prompt_len
-            if request.plain and not request.reads_output and end == len(tokens) == start + 1:
+            if drafts is not None and end == len(tokens) and request.ending is None:
+                guesses = drafts.guesses(request) if start >= request.publish_to else ()
+                rows.append(_row(request, lease, start, end, guesses, drafts.wanted(request)))
+            elif request.plain and not request.reads_output and end == len(tokens) == start + 1:
                 slots = lease.take(1)
                 token = (tokens[start],)
                 rows.append(Row(request.seq, token, start, slots, request.params, True, step, logprob=False))
@@ -118,14 +124,21 @@ class Batcher:
         return self._shared
 
 
-def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
+def _row(
+    request: Request,
+    lease: Lease,
+    start: int,
+    end: int,
+    drafts: tuple[int, ...] = (),
+    guesses: int = 0,
+) -> Row:
     tokens, logprobs = request.tokens, request.logprobs
     sample = end == len(tokens) and request.ending is None
     return Row(
         request.seq,
-        tuple(tokens[start:end]),
+        (*tokens[start:end], *drafts),
         start,
-        lease.take(end - start),
+        lease.take(end - start + len(drafts)),
         request.params,
         sample=sample,
         step=len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.heal else 0),
@@ -139,4 +152,6 @@ def _row(request: Request, lease: Lease, start: int, end: int) -> Row:
         logprob=logprobs is not None and logprobs.returned,
         start=request.prompt_len,
         masked=sample and (request.guide is not None or request.heal is not None),
+        drafts=len(drafts),
+        guesses=guesses,
     )

@@ -8,6 +8,7 @@ from runtime.plan import Row, RowResult, Sample
 from runtime.protocol.errors import InternalFault
 from runtime.scheduler.guided.decoding import GuidedDecoding
 from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.stages.base import Stage
@@ -32,14 +33,17 @@ class Commit:
     def row(self, request: Request, row: Row, result: RowResult, now: float) -> None:
         if result.error is not None:
             raise InternalFault(f"the model step failed: {result.error}", where=f"position {row.position}")
-        if len(result.scores) != len(row.scores) or len(result.samples) != row.sample:
+        samples = len(result.samples)
+        if len(result.scores) != len(row.scores) or not row.sample <= samples <= row.sample + row.drafts:
             raise InternalFault(
                 "the step's result lacks what its row asked for", where=f"position {row.position}"
             )
         lease = request.lease
         assert lease is not None
         lease.settle()
-        request.computed += len(row.tokens)
+        if row.drafts:  # what is right of them is taken up again
+            lease.rewind(row.drafts)
+        request.computed += len(row.tokens) - row.drafts
         void = request.guide is not None and self._guided.settle(request)
         if row.scores and request.logprobs is not None:
             request.logprobs.score(
@@ -50,13 +54,15 @@ class Commit:
         if row.position < request.publish_to:
             self._batch.publish(request)
         if row.sample and not void:
-            self.accept(request, result.samples[0], now)
+            self.accept(request, result.samples[0], now, at_once=samples > 1)
+            if request.drafting is not None:
+                self._drafted(request, request.drafting, row, result, now)
         elif row.position < request.prompt_len:
             self._stage.chunk_done(request)
         self.after(request)
 
-    def accept(self, request: Request, sample: Sample, now: float) -> None:
-        """Take a sampled token."""
+    def accept(self, request: Request, sample: Sample, now: float, *, at_once: bool = False) -> None:
+        """Take a sampled token. at_once: what it means to a constraint is not put off."""
         size = self._vocab_size
         if not 0 <= sample.token < size:
             raise InternalFault(f"token {sample.token} is not in the vocabulary of {size}", where="sampler")
@@ -65,9 +71,25 @@ class Commit:
         reason = request.ending
         if reason is None:
             free = request.guide is None and request.heal is None
-            reason = request.accept(sample) if free else self._guided.accept(request, sample)
+            reason = request.accept(sample) if free else self._guided.accept(request, sample, at_once=at_once)
         if reason is not None:
             request.end(reason)
+
+    def _drafted(self, request: Request, drafting: Drafting, row: Row, result: RowResult, now: float) -> None:
+        """Take what was sampled behind its drafts, as if each that was right had had a step of its own: its
+        KV is in the slot that would have been next. Where something else comes of a token than was guessed
+        (an end, forced text), the rest is of no use."""
+        first = len(row.tokens) - row.drafts
+        accepted = 0
+        for draft, sample in zip(row.tokens[first:], result.samples[1:]):
+            if not _is(request, row.position + first + accepted, draft):
+                break
+            accepted += 1
+            request.take_up()
+            self.accept(request, sample, now, at_once=True)
+        if row.drafts:
+            drafting.verified(row.drafts, accepted)
+        drafting.at, drafting.guesses = len(request.tokens), result.guesses
 
     def after(self, request: Request) -> None:
         """It has what was to be had: answer it, or tell what is new."""
@@ -78,3 +100,14 @@ class Commit:
                 self._finish(request)
         elif request.stream:
             self._outbox.add(request, None)
+
+
+def _is(request: Request, place: int, draft: int) -> bool:
+    """Whether all that the last sampled token came to is `draft`, at `place`, and the next one is open."""
+    guide = request.guide
+    return (
+        request.ending is None
+        and request.computed == place == len(request.tokens) - 1
+        and request.tokens[-1] == draft
+        and (guide is None or not (guide.pending or guide.unread))
+    )

@@ -181,9 +181,11 @@ class FakeRunner:
 
     def _answer(self, row: Row, seen: list[int], mask: TokenMask | None) -> RowResult:
         at = [seen[index] for index, _ in row.scores]
+        samples = self._samples(row, seen, mask) if row.sample else ()
         wanted = {"none": [], "last": seen[-1:], "all": seen}[row.hidden]
         return RowResult(
-            samples=self._samples(row, seen, mask) if row.sample else (),
+            samples=samples,
+            guesses=self._guesses(row, seen, samples),
             scores=tuple(logprob(here, target) for here, (_, target) in zip(at, row.scores)),
             score_tops=tuple(self._top(here, row.score_top) for here in at),
             score_token_ids=tuple(_known(here, row.token_ids) for here in at),
@@ -194,13 +196,24 @@ class FakeRunner:
         """After the last token that is no draft, and after each draft that was right."""
         made: list[Sample] = []
         drafts = row.tokens[len(row.tokens) - row.drafts :]
-        for history, draft in zip(seen[-1 - row.drafts :], (*drafts, None)):
-            token = draw(history, self._vocab_size, mask)
+        masks = [mask] * (row.drafts + 1) if mask is None else [mask, *mask.behind]
+        for history, draft, mine in zip(seen[-1 - row.drafts :], (*drafts, None), masks):
+            token = draw(history, self._vocab_size, mine)
             known = logprob(history, token) if row.logprob else None
             top = self._top(history, row.top_logprobs)
             made.append(Sample(token, known, top, _known(history, row.token_ids)))
-            if token != draft or mask is not None:
+            if token != draft:
                 break
+        return tuple(made)
+
+    def _guesses(self, row: Row, seen: list[int], samples: tuple[Sample, ...]) -> tuple[int, ...]:
+        """Of a draft model that says what this one does, but for one time in eight."""
+        made: list[int] = []
+        if row.guesses and samples:
+            history = follow(seen[len(samples) - 2 - row.drafts], (samples[-1].token,))
+            for _ in range(row.guesses):
+                made.append((draw(history, self._vocab_size) + (history >> 40 & 7 == 0)) % self._vocab_size)
+                history = follow(history, made[-1:])
         return tuple(made)
 
     def _top(self, history: int, count: int) -> tuple[tuple[int, float], ...]:

@@ -34,6 +34,7 @@ from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request, defect, failure, named
 from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.sessions import Sessions
+from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.stages.base import Stage
 from runtime.scheduler.stages.unified import Unified
 from runtime.scheduler.validator import RequestValidator
@@ -69,7 +70,9 @@ class Scheduler:
         self._vocabulary = vocabulary
         self._clock = clock
         self.guided = GuidedDecoding(config, self.manager, vocabulary, encode, grammar, reasoning)
-        self._batcher = Batcher(self.manager, config.chunked_prefill_size, mixed=config.mixed_prefill)
+        self._speculation = Speculation(config.speculation, self.manager)
+        chunk, mixed = config.chunked_prefill_size, config.mixed_prefill
+        self._batcher = Batcher(self.manager, chunk, mixed=mixed, drafts=self._speculation)
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
@@ -113,6 +116,7 @@ class Scheduler:
             return self._outbox.refuse(req, fault)
         request = Request(whole, self._arrivals, self._vocabulary, now, self._tick)
         self._live[request.rid] = request
+        self._speculation.begin(request)
         self._deadlines.came(request, now)
         try:
             self._stage.arrived(request)
@@ -230,6 +234,7 @@ class Scheduler:
             **usage(self.manager),
             **self.guided.state(),
             **self._stage.state(),
+            **self._speculation.state(self._live.values()),
             **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
         }
 
@@ -344,6 +349,7 @@ class Scheduler:
             token = got.samples[0].token if got.samples else -1
             if (
                 request.plain
+                and not row.drafts
                 and 0 <= token < size
                 and row.position >= request.publish_to
                 and got.error is None
@@ -484,6 +490,7 @@ class Scheduler:
         self._waiting.remove(request)
         self.guided.remove(request)
         self._stage.finished(request, self._clock())
+        self._speculation.ended(request)
         if request.cached >= 0:
             self._released.append(request.seq)
         del self._live[request.rid]

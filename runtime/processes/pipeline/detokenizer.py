@@ -90,7 +90,7 @@ class DetokenizerManager:
                     _put(ready, output)
         if not ready:
             return None
-        return BatchStrOutput(rids=list(ready), outputs=list(ready.values()))
+        return BatchStrOutput(rids=list(ready), outputs=list(ready.values())).with_spec()
 
     def _begin(self, request: TextRequest, ready: dict[str, StrOutput]) -> None:
         if len(self._states) >= self._max_states:
@@ -177,7 +177,10 @@ JOIN: dict[str, Callable[[TokenOutput, TokenOutput, str], Any]] = {
     ),
     # Told once, or again when there is more to say.
     **dict.fromkeys(
-        ("input_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "grammar", "http_worker_ipc"),
+        (
+            "input_logprobs", "input_top_logprobs", "input_token_ids_logprobs", "grammar", "http_worker_ipc",
+            "spec",
+        ),
         _given,
     ),
     **dict.fromkeys(

@@ -447,7 +447,8 @@ class SchedulerProcess:
 
 
 def _batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
-    return BatchTokenIDOutput(rids=[output.rid for output in outputs], outputs=list(outputs), begun=begun)
+    batch = BatchTokenIDOutput(rids=[output.rid for output in outputs], outputs=list(outputs), begun=begun)
+    return batch.with_spec()
 
 
 def _vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:

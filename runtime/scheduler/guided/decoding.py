@@ -110,10 +110,11 @@ class GuidedDecoding:
         """A row of the request was computed. Whether what it sampled is void."""
         return self._deferred.settle(request)
 
-    def accept(self, request: Request, sample: Sample) -> FinishReason | None:
-        """Append a sampled token, and what it forces; why the generation ended, if it did. Raises
-        InternalFault when the token could not have been sampled, BadConstraint at a dead end."""
-        return self._deferred.accept(request, sample)
+    def accept(self, request: Request, sample: Sample, *, at_once: bool = False) -> FinishReason | None:
+        """Append a sampled token, and what it forces (`at_once`: now, even where that might be put off); why
+        the generation ended, if it did. Raises InternalFault when the token could not have been sampled,
+        BadConstraint at a dead end."""
+        return self._deferred.accept(request, sample, at_once=at_once)
 
     @property
     def has_deferred(self) -> bool:
@@ -152,7 +153,7 @@ def _measured(flight: Flight) -> Pass:
     masked = 0
     for request, row in zip(flight.requests, flight.rows):
         masked += row.masked
-        if len(row.tokens) > 1:
+        if len(row.tokens) - row.drafts > 1:
             prompt = row.position < request.publish_to
             computes, jumps = computes or prompt, jumps or not prompt
     return Pass(len(flight.rows), flight.present, masked, computes, jumps)

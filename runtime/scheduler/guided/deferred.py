@@ -64,15 +64,16 @@ class DeferredAdvance:
         """The results of `requests` are about to be settled."""
         self._defers = self.beside(requests)
 
-    def accept(self, request: Request, sample: Sample) -> FinishReason | None:
-        """Advance.accept(), of what was sampled for it; deferred where that is possible."""
-        guide = request.guide
-        began = 0.0 if self._defers else time.thread_time()  # dear, where it is asked for each token
-        reason = self._advance.accept(request, sample, defer=self._defers)
+    def accept(self, request: Request, sample: Sample, *, at_once: bool = False) -> FinishReason | None:
+        """Advance.accept(), of what was sampled for it; deferred where that is possible and it is not to be
+        done `at_once`."""
+        guide, defers = request.guide, self._defers and not at_once
+        began = 0.0 if defers else time.thread_time()  # dear, where it is asked for each token
+        reason = self._advance.accept(request, sample, defer=defers)
         if guide is not None:
             if guide.unread:
                 self._requests.append(request)
-            elif not self._defers:
+            elif not defers:
                 guide.seconds += time.thread_time() - began
         return reason
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from runtime.grammar.base import Matcher
 from runtime.plan import Row, TokenMask
 from runtime.protocol.errors import BadConstraint, RuntimeFault
 from runtime.scheduler.guided.costs import Costs
@@ -60,13 +61,55 @@ def mask_of(request: Request, everything: TokenMask) -> TokenMask | None:
         return without(everything, forbidden) if forbidden else None
     if guide.pending:
         return only(guide.pending[0], len(everything.bits))
-    mask = guide.matcher.mask()
-    if guide.banned and (banned := guide.banned.get(len(guide.marks))):
+    return _of_grammar(guide, guide.matcher, 0, forbidden)
+
+
+def _of_grammar(guide: Guide, matcher: Matcher, ahead: int, forbidden: frozenset[int]) -> TokenMask:
+    """What its matcher, `ahead` steps further than the request is, offers."""
+    mask = matcher.mask()
+    if guide.banned and (banned := guide.banned.get(len(guide.marks) + ahead)):
         mask = without(mask, banned)
     if not forbidden or is_empty(mask):
         return mask
     rest = without(mask, forbidden)
     return mask if is_empty(rest) else rest
+
+
+def masks_behind(
+    request: Request,
+    drafts: Sequence[int],
+    mask: TokenMask,
+    everything: TokenMask,
+    over: Callable[[], bool] | None = None,
+) -> tuple[TokenMask, ...]:
+    """The masks behind each of `drafts`, as long as the grammar takes them and something may follow; `mask`:
+    the one before them. No more are made once the pass is `over`."""
+    guide = request.guide
+    if guide is not None and guide.pending:
+        return ()  # its matcher is behind these already
+    matcher = None if guide is None else guide.matcher.copy()
+    masks: list[TokenMask] = []
+    for ahead, token in enumerate(drafts, 1):
+        if not allows(mask, token) or (over is not None and over()):
+            break
+        forbidden = request.rule.masked_ids(request.produced + ahead)
+        if guide is None or matcher is None:
+            mask = without(everything, forbidden) if forbidden else everything
+        else:
+            try:
+                if not matcher.advance(token):
+                    break
+                mask = _of_grammar(guide, matcher, ahead, forbidden)
+            except RuntimeFault:
+                break  # it is not certain that the output comes to this place
+            if is_empty(mask):
+                break
+        masks.append(mask)
+    return tuple(masks)
+
+
+def allows(mask: TokenMask, token: int) -> bool:
+    return bool(int(mask.bits[token >> 5]) >> (token & 31) & 1)
 
 
 def can_wait(request: Request) -> bool:
@@ -122,6 +165,9 @@ def masks_of(
                 guide.dead_end = empty
             if empty:
                 continue  # whatever is sampled is thrown away: see Liveness.backtrack
+            if mask is not None and rows[index].drafts:
+                drafts = rows[index].tokens[-rows[index].drafts :]
+                mask = mask._replace(behind=masks_behind(request, drafts, mask, everything, over))
         except RuntimeFault as fault:
             faults[request.seq] = fault
             continue

@@ -21,6 +21,7 @@ from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, 
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.components import Guide, Logprobs, Timing
+from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
 
 Hidden: TypeAlias = Literal["none", "last", "all"]
@@ -43,13 +44,14 @@ class Request:
     prompt_only  whether it ends here with its prompt, whatever may be generated elsewhere
     guide       what constrained decoding knows of it; None without a constraint, or before that is compiled
     logprobs    None where it wants none
+    drafting    what speculation knows of it; None where nothing is guessed
     """
 
     __slots__ = (
-        "arrival", "cached", "computed", "decode_steps", "ending", "goal", "guide", "heal", "hidden",
-        "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions", "prompt_len", "prompt_only",
-        "publish_to", "reads_output", "reads_prompt", "retractions", "rid", "rule", "seen", "sent", "seq",
-        "skip", "source", "states", "stream", "timing", "tokens", "vocabulary",
+        "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide", "heal",
+        "hidden", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions", "prompt_len",
+        "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rid", "rule", "seen",
+        "sent", "seq", "skip", "source", "states", "stream", "timing", "tokens", "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +87,7 @@ class Request:
         self.lease: Lease | None = None
         self.guide: Guide | None = None
         self.logprobs: Logprobs | None = None
+        self.drafting: Drafting | None = None
         if source.return_logprob or source.logprob_start_len >= 0:
             self.logprobs = Logprobs(source, self.prompt_len)
         self.timing = Timing(now, tick)
@@ -233,6 +236,13 @@ class Request:
         self.lease.rewind()
         self.computed -= 1
 
+    def take_up(self) -> None:
+        """The next token, whose KV the next slot holds already, counts as computed."""
+        assert self.lease is not None
+        self.lease.take(1)
+        self.lease.settle()
+        self.computed += 1
+
     def hidden_of(self, end: int) -> Hidden:
         """Whose hidden states to ask of a row that computes up to `end`."""
         return "none" if self.hidden == "last" and end < self.until else self.hidden
@@ -301,6 +311,7 @@ class Request:
             http_worker_ipc=self.source.http_worker_ipc,
             grammar=guide.info() if guide is not None and (finish is not None or start == 0) else None,
             healed=self.skip if start == 0 else 0,
+            spec=None if finish is None or self.drafting is None else self.drafting.figures(),
         )
         if logprobs is not None:
             output.output_logprobs = logprobs.output_scores[start:end]

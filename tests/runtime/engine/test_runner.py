@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,6 +136,37 @@ def test_drafts_give_what_one_token_at_a_time_gives(
         for mine, theirs in zip(result.samples, right[1:]):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert dict(mine.top) == pytest.approx(dict(theirs.top), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "words", [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5, "repetition_penalty": 1.2}]
+)
+@pytest.mark.parametrize("listed", [False, True])
+def test_drafts_behind_masks(runner: TorchRunner, drive: Any, prompt: Any, words: Any, listed: bool) -> None:
+    """Each place has its mask; nothing is sampled behind a draft that has none."""
+    ids, driver, dice = prompt(30), drive(runner), random.Random(5)
+    masks = []
+    for _ in range(6):
+        allowed = sorted(dice.sample(range(160), 9))
+        masks.append(TokenMask(packed(allowed), np.array(allowed) if listed else None))
+    asked: dict[str, Any] = {"sampling": SamplingParams(**words), "prompt": tuple(ids), "logprob": not listed}
+    seq, feed, truth = driver.new(), ids, []
+    for step, mask in enumerate(masks):
+        row = driver.ask(seq, feed, step=step, output=tuple(truth), masked=True, **asked)
+        feed = [driver.step([row], {0: mask})[0].token]
+        truth += feed
+    asks, given, sizes = [], {}, []
+    for good, guesses, known in ((4, 4, 4), (2, 4, 4), (0, 2, 2), (4, 4, 2), (3, 3, 0)):
+        drafts = truth[1 : 1 + guesses]
+        if good < guesses:
+            drafts[good] = (drafts[good] + 1) % 160
+        given[len(asks)] = masks[1]._replace(behind=tuple(masks[2 : 2 + known]))
+        words_of = {**asked, "drafts": guesses, "masked": True}
+        first = [*ids, truth[0]]
+        asks.append(driver.ask(driver.new(), [*first, *drafts], step=1, output=(truth[0],), **words_of))
+        sizes.append(min(good, known) + 1)
+    for result, size in zip(driver.step(asks, given), sizes):
+        assert [one.token for one in result.samples] == truth[1 : 1 + size]
 
 
 def test_rows_of_different_wants(tiny: Any, runner: TorchRunner, drive: Any, prompt: Any) -> None:

@@ -179,6 +179,22 @@ def test_masks_arrive_and_stay_shared(seed: int) -> None:
         assert writer.ended == 3
 
 
+def test_masks_behind_drafts_arrive_with_their_row() -> None:
+    arrays = [np.arange(5, dtype=np.uint32) + number for number in range(6)]
+    ids = np.array([1, 2, 9], dtype=np.int64)
+    behind = (TokenMask(arrays[1]), TokenMask(arrays[2], ids), TokenMask(arrays[0]))
+    masks = {4: TokenMask(arrays[0], None, behind), 1: TokenMask(arrays[3]), 2: TokenMask(arrays[4], ids)}
+    with contextlib.closing(MaskWriter()) as writer:
+        places = writer.write(masks, {4})
+        got = MaskReader(writer.file).read(Finish(1, places, writer.size))
+        assert list(got) == [4, 1, 2]
+        assert [one.bits.tolist() for one in (got[4], *got[4].behind)] == [
+            arrays[number].tolist() for number in (0, 1, 2, 0)
+        ]
+        assert got[4].behind[1].allowed.tolist() == [1, 2, 9]
+        assert got[1].behind == got[2].behind == ()
+
+
 def test_answers_arrive_as_they_are() -> None:
     samples = (Sample(5, -0.1, ((1, 2.0),), (0.5,)), Sample(7))
     rows = (RowResult(error="no"), RowResult(samples, (float("-inf"),), hidden=((0.1, 2.0),)))

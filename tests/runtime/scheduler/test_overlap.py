@@ -42,9 +42,9 @@ def make_request(rng: random.Random, size: int, bound: float) -> dict[str, Any]:
 
 
 def play(
-    make_bench: Any, toy_grammars: Any, seed: int, overlap: bool
+    make_bench: Any, toy_grammars: Any, seed: int, overlap: bool, **more: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One random trace; the answers put together, and what was sent."""
+    """One random trace; the answers put together, and what was sent. more: of the config."""
     rng = random.Random(seed)
     config = {
         "page_size": rng.choice([1, 1, 4]),
@@ -72,7 +72,7 @@ def play(
         now += hidden + 1e-3 * slow * any(row.masked for row in plan.rows)
         return hidden, 1.2 * hidden
 
-    sim = make_bench(slots, grammar=grammars, overlap=overlap, clock=clock, **config)
+    sim = make_bench(slots, grammar=grammars, overlap=overlap, clock=clock, **config, **more)
     sim.runner.takes = takes
     size = len(sim.vocabulary)
     bound, over = rng.choice([0.25, 0.6]), rng.choice([0.0, 0.3, 0.8, 1.0])

@@ -1,0 +1,82 @@
+"""SpeculationConfig: whether, and how, tokens are guessed ahead and verified together. Knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.protocol.errors import BadRequest
+
+ALGORITHMS = ("NGRAM", "STANDALONE")
+DEFAULT_DRAFTS = {"NGRAM": 11, "STANDALONE": 3}
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """algorithm   NGRAM: what followed the same tokens earlier in the request's own text (prompt look-up);
+                STANDALONE: what a smaller model says; None: nothing is guessed
+    drafts      tokens guessed for one step of one sequence, at most
+    min_match   how many of the last tokens must have come before, for NGRAM, and
+    max_match   how many are compared, at most: the longest match wins
+    """
+
+    algorithm: str | None = None
+    drafts: int = 0
+    min_match: int = 2
+    max_match: int = 12
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: str | None,
+        *,
+        model: str | None,
+        steps: int | None,
+        tokens: int | None,
+        min_match: int,
+        max_match: int,
+    ) -> SpeculationConfig:
+        """From the options of those names. `tokens`: verified in one step, the certain one included; `steps`:
+        of the draft model, one for each guess. Raises BadRequest naming the option."""
+        name = None if algorithm is None else algorithm.upper()
+        if name is None:
+            for option, value in (("draft_model_path", model), ("num_steps", steps)):
+                if value is not None:
+                    raise BadRequest(
+                        "is of no use without speculative_algorithm",
+                        where=f"speculative_{option}",
+                        hint="--speculative-algorithm STANDALONE",
+                    )
+            return cls()
+        if name not in ALGORITHMS:
+            raise BadRequest(
+                f"must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}", where="speculative_algorithm"
+            )
+        if name == "STANDALONE" and model is None:
+            raise BadRequest(
+                "STANDALONE needs the smaller model's checkpoint",
+                where="speculative_algorithm",
+                hint="--speculative-draft-model-path",
+            )
+        if name == "NGRAM" and (model is not None or steps is not None):
+            option = "draft_model_path" if model is not None else "num_steps"
+            raise BadRequest("NGRAM has no draft model", where=f"speculative_{option}", hint="leave it out")
+        if tokens is not None and not 2 <= tokens <= 128:
+            raise BadRequest(f"must be in 2 to 128, got {tokens}", where="speculative_num_draft_tokens")
+        if steps is not None and not 1 <= steps <= 127:
+            raise BadRequest(f"must be in 1 to 127, got {steps}", where="speculative_num_steps")
+        if steps is not None and tokens is not None and steps != tokens - 1:
+            raise BadRequest(
+                f"must be speculative_num_draft_tokens - 1 = {tokens - 1}, got {steps}",
+                where="speculative_num_steps",
+            )
+        if not 1 <= min_match <= max_match <= 64:
+            raise BadRequest(
+                f"must be in 1 to speculative_ngram_max_match_window_size, and that at most 64, got "
+                f"{min_match} and {max_match}",
+                where="speculative_ngram_min_match_window_size",
+            )
+        drafts = steps if tokens is None else tokens - 1
+        return cls(name, drafts or DEFAULT_DRAFTS[name], min_match, max_match)
+
+
+NO_SPECULATION = SpeculationConfig()
