@@ -665,7 +665,7 @@ def test_between_processes(kind: str) -> None:
         side.manager.close()
 
 
-@pytest.mark.parametrize("kind", BETWEEN)
+@pytest.mark.parametrize("kind", [pytest.param("local", marks=pytest.mark.slow), "tcp", NIXL])
 def test_a_silent_process_is_lost(kind: str) -> None:
     """And one that only has nothing to say is not, though it expects signs of life less often itself."""
     side = Side.make(kind, make_memory(SLOTS, layout()), heartbeat=1.0, heartbeat_misses=5)

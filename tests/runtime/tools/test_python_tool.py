@@ -59,7 +59,7 @@ def test_what_it_prints() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "while True: pass",
+        pytest.param("while True: pass", marks=pytest.mark.slow),
         pytest.param("import time; time.sleep(600)", marks=pytest.mark.slow),
         "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
         # Asks to outlive its parents, and leaves their group.
