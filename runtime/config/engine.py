@@ -58,8 +58,9 @@ class EngineConfig:
     )
     quantization: str | None = option(
         None,
-        "fp8: round plain weights to 8 bits while they are loaded, half of bfloat16's memory; or the name "
-        "of the checkpoint's own quantisation. None: as the checkpoint has them",
+        "what plain weights are rounded to while they are loaded: fp8 (half of bfloat16's memory) or, on the "
+        "CPU, w8a8_int8 (weights and what they are multiplied with, for speed); or the name of the "
+        "checkpoint's own quantisation. None: as the checkpoint has them",
     )
     expand_weights: str = option(
         "auto",

@@ -99,13 +99,7 @@ class Dense(LinearMethod):
         bias: bool,
         own: range | None = None,
     ) -> DenseLinear:
-        outputs = [part.computed for part in parts]
-        columns = inputs if own is None else len(own)
-        weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
-        for part, target in zip(parts, weight.split(outputs)):
-            target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
-        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
-        return self.of(weight, torch.cat(biases) if bias else None)
+        return self.of(*read(weights, parts, inputs, bias=bias, own=own))
 
     def shared(self, table: Tensor) -> DenseLinear:
         return self.of(table, None)
@@ -128,6 +122,20 @@ class Dense(LinearMethod):
                 1e3 * plain,
                 1e3 * packed,
             )
+
+
+def read(
+    weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool, own: range | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """What LinearMethod.load() is asked for as one matrix [outputs, inputs] and its bias [outputs]. Raises
+    ModelLoadError."""
+    outputs = [part.computed for part in parts]
+    columns = inputs if own is None else len(own)
+    weight = torch.empty(sum(outputs), columns, dtype=weights.dtype, device=weights.device)
+    for part, target in zip(parts, weight.split(outputs)):
+        target.copy_(weights.take(f"{part.name}.weight", (part.outputs, inputs), part.own, own))
+    biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
+    return weight, torch.cat(biases) if bias else None
 
 
 def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from runtime.config.fields import Fields
 from runtime.protocol.errors import BadRequest
 
-ON_LOAD = ("fp8",)
+ON_LOAD = ("fp8", "w8a8_int8")
 """What a checkpoint with plain weights can be quantised to while it is loaded."""
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 """In what keys and values can be kept; auto: what the model is computed in."""

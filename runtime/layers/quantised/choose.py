@@ -6,6 +6,7 @@ from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
 from runtime.config.parts.quantization import check_wish
 from runtime.layers.dense import Dense
+from runtime.layers.int8 import Int8
 from runtime.layers.linear import LinearMethod
 from runtime.layers.quantised.formats import FORMATS, Float8OnLoad
 from runtime.layers.quantised.linear import Quantised
@@ -20,5 +21,7 @@ def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: boo
         return Quantised(made, dense, expand=expand)
     if wished is None:
         return dense
+    if wished == "w8a8_int8":
+        return Int8()
     head = ARCHITECTURES.load(spec.architecture).names.head
     return Quantised(Float8OnLoad(), dense, plain=(head,), expand=False)

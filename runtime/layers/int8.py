@@ -1,0 +1,156 @@
+"""Int8: matrices and what they are multiplied with in integers of 8 bits, on the CPU (w8a8).
+
+A matrix is rounded once, to 255 levels of the largest weight of each output; an input is rounded when it is
+multiplied, to levels of the largest number of its row. So no row's result depends on what else is in the
+batch. Products and sums are those of integers, exact; only the two roundings are lost.
+
+A step with one or few rows takes as long as the matrices take to be read: a quarter of float32's time. The
+product is FBGEMM's, over weights in a layout of its own: they take a byte each, in memory too.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.layers.dense import read
+from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.weights import Weights
+from runtime.protocol.errors import ModelLoadError
+
+WEIGHT_LEVELS = 127
+_TINY = 1e-30  # in the place of the largest number of a row of zeros
+
+
+class Int8Linear(Linear):
+    """Made from `weight` [outputs, inputs], any floating point, which is not kept, and `bias` [outputs] or
+    None, added as it is. Inputs may have any floating-point type; what comes out has the same."""
+
+    __slots__ = ("_bias", "_levels", "_packed", "_rows", "_scale")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, levels: int | None = None) -> None:
+        """levels: to which inputs are rounded, on either side of zero; None: as many as this processor
+        multiplies without overflow."""
+        self._levels = input_levels() if levels is None else levels
+        self._bias = None if bias is None else bias.float()
+        wide = weight.float()
+        self._scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
+        zeros = torch.zeros(len(wide), dtype=torch.int64)
+        with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
+            warnings.simplefilter("ignore", UserWarning)
+            rounded = torch.quantize_per_channel(wide, self._scale.double(), zeros, 0, torch.qint8)
+        self._packed = _pack(rounded)
+        self._rows: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        most = _largest(wide)
+        levels = self._levels
+        made = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            wide / most, 1.0 / levels, levels + 1, self._packed
+        ).mul_(most)
+        if self._bias is not None:
+            made += self._bias
+        return made.to(x.dtype)
+
+    def some(self, x: Tensor, outputs: Tensor) -> Tensor:
+        """The same numbers, but for the rounding of their last digits."""
+        wide = x.float()
+        most = _largest(wide)
+        weight = self._integers().index_select(0, outputs).float()
+        made = F.linear((wide / most).mul_(self._levels).round_(), weight)
+        made *= most / self._levels * self._scale.index_select(0, outputs)
+        if self._bias is not None:
+            made += self._bias.index_select(0, outputs)
+        return made.to(x.dtype)
+
+    def _integers(self) -> Tensor:
+        """int8 [outputs, inputs], from the packed weights when it is first asked for: few matrices are."""
+        if self._rows is None:
+            self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
+        return self._rows
+
+
+class Int8(LinearMethod):
+    """Rounds what Dense would load. Inputs that ranks share are rounded by each rank to levels of its own."""
+
+    def __init__(self) -> None:
+        """Raises ModelLoadError where this torch or this processor cannot compute so."""
+        if not can_multiply():
+            raise ModelLoadError(
+                "w8a8_int8 needs a processor with AVX2, and a torch with FBGEMM",
+                where="quantization",
+                hint="leave it out, or use dtype='bfloat16'",
+            )
+
+    def load(
+        self,
+        weights: Weights,
+        parts: Sequence[Projection],
+        inputs: int,
+        *,
+        bias: bool,
+        own: range | None = None,
+    ) -> Int8Linear:
+        _check_device(weights.device)
+        return Int8Linear(*read(weights, parts, inputs, bias=bias, own=own))
+
+    def shared(self, table: Tensor) -> Int8Linear:
+        """Beside the table, which stays as it is."""
+        _check_device(table.device)
+        return Int8Linear(table)
+
+    def tune(self) -> None:
+        """There is one way to compute it."""
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"w8a8_int8 is computed on the CPU, the model is on {device}",
+            where="quantization",
+            hint="use quantization='fp8', or device='cpu'",
+        )
+
+
+def _pack(rounded: Tensor) -> Any:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = "fbgemm"
+    try:
+        return torch.ops.quantized.linear_prepack(rounded, None)
+    finally:
+        torch.backends.quantized.engine = before
+
+
+def _largest(x: Tensor) -> Tensor:
+    """[rows, inputs] -> [rows, 1]: the largest absolute number of each row."""
+    return x.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
+
+
+def input_levels() -> int:
+    """Without VNNI, FBGEMM adds two products of 8 bits in 16: inputs get 7 bits there, or the sum would be
+    cut off."""
+    return 127 if torch.backends.cpu.get_cpu_capability() == "AVX512" and _has_vnni() else 63
+
+
+def _has_vnni() -> bool:
+    found = getattr(torch.cpu, "_is_vnni_supported", None)
+    return found is not None and bool(found())
+
+
+def can_multiply() -> bool:
+    """Whether this torch has the (private) product on this processor, and it gives the right numbers."""
+    if "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    try:
+        x, weight = torch.randn(3, 64), torch.randn(40, 64)
+        made = Int8Linear(weight)
+        near = torch.allclose(made(x), F.linear(x, weight), atol=1.0)
+        return near and torch.allclose(made(x), made.some(x, torch.arange(40)), atol=1e-3)
+    except (RuntimeError, AttributeError, TypeError):
+        return False
