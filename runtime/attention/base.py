@@ -6,8 +6,10 @@ knows slots, segments and windows; not requests, weights or rotary embeddings.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -33,15 +35,41 @@ class AttentionStep(Protocol):
         ...
 
 
-class Attention(ABC, Generic[P]):
-    """windows: per layer, how many tokens back a query sees, itself included; None = all. The scale is
-    1 / sqrt(head_dim)."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Scoring:
+    """How products of queries and keys become weights: softmax(softcap * tanh(scale * q k / softcap)).
 
-    def __init__(self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None]) -> None:
+    scale    None: 1 / sqrt(head_dim)
+    softcap  None: the scores are not capped (arXiv 2408.00118)
+    sinks    per layer, the score of one more key of each query head, whose value is zero: [heads] float32
+             (arXiv 2309.17453); () = there are none
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: tuple[Tensor, ...] = ()
+
+
+PLAIN = Scoring()
+
+
+class Attention(ABC, Generic[P]):
+    """windows: per layer, how many tokens back a query sees, itself included; None = all."""
+
+    def __init__(
+        self,
+        shape: KVShape,
+        slots: int,
+        heads: int,
+        windows: Sequence[int | None],
+        scoring: Scoring = PLAIN,
+    ) -> None:
         if heads % shape.kv_heads:
             raise ValueError(f"{heads} query heads are not a multiple of {shape.kv_heads} key heads")
         self.pool = self.make_pool(shape, slots)
         self.heads, self.windows, self.group = heads, tuple(windows), heads // shape.kv_heads
+        self.scale = 1 / math.sqrt(shape.head_dim) if scoring.scale is None else scoring.scale
+        self.softcap, self.sinks = scoring.softcap, scoring.sinks
 
     @abstractmethod
     def make_pool(self, shape: KVShape, slots: int) -> P:

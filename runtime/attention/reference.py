@@ -40,14 +40,21 @@ class Reference(Attention[PageMajorPool]):
                 seen_kv = kv[places].float().transpose(0, 1)
                 keys, values = (part.repeat_interleave(self.group, 0) for part in seen_kv.chunk(2))
                 queries = q[tokens].transpose(0, 1).float()
-                scores = queries @ keys.transpose(1, 2) / math.sqrt(pool.head_dim)
+                scores = queries @ keys.transpose(1, 2) * self.scale
+                if self.softcap is not None:
+                    scores = (scores / self.softcap).tanh() * self.softcap
                 at = torch.arange(row.position, row.position + count, device=pool.device)[:, None]
                 of = torch.arange(row.position + count, device=pool.device)[None]
                 seen = of <= at
                 window = self.windows[layer]
                 if window is not None:
                     seen &= of > at - window
-                weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+                scores = scores.masked_fill(~seen, -math.inf)
+                if self.sinks:
+                    sink = self.sinks[layer].view(-1, 1, 1).expand(-1, count, -1)
+                    weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
+                else:
+                    weights = scores.softmax(-1)
                 outs.append((weights @ values).transpose(0, 1).reshape(count, -1).to(q.dtype))
             return torch.cat(outs)
 

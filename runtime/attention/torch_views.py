@@ -12,6 +12,7 @@ falls into parts, which is to say on the batch it is in.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from runtime.attention.base import Attention, AttentionStep
+from runtime.attention.base import PLAIN, Attention, AttentionStep, Scoring
 from runtime.attention.float8 import TYPES, rounded, widened
 from runtime.attention.layout import Band, Bundle, Causal, Full, Piece, Span, layout
 from runtime.attention.pool import HeadMajorPool, KVShape, slots_of
@@ -63,8 +64,15 @@ class Level:
 
 
 class TorchViews(Attention[HeadMajorPool]):
-    def __init__(self, shape: KVShape, slots: int, heads: int, windows: Sequence[int | None]) -> None:
-        super().__init__(shape, slots, heads, windows)
+    def __init__(
+        self,
+        shape: KVShape,
+        slots: int,
+        heads: int,
+        windows: Sequence[int | None],
+        scoring: Scoring = PLAIN,
+    ) -> None:
+        super().__init__(shape, slots, heads, windows, scoring)
         self._product = self._choose_product()
         self._scratch = self.pool.data.new_empty(0)
         self._exact = _computed_in(shape)
@@ -73,7 +81,12 @@ class TorchViews(Attention[HeadMajorPool]):
         return HeadMajorPool(shape, slots)
 
     def _choose_product(self) -> Product:
-        return _fused if self.pool.device.type == "cpu" and _fused_works() else _plain
+        if self.softcap is None and self.pool.device.type == "cpu" and _fused_works():
+            return functools.partial(_fused, self.scale)
+        return self._plain_product()
+
+    def _plain_product(self) -> Product:
+        return functools.partial(_plain, self.scale, self.softcap)
 
     def begin(self, plan: StepPlan) -> AttentionStep:
         levels = {window: self._levels(layout(plan, window)) for window in dict.fromkeys(self.windows)}
@@ -216,6 +229,9 @@ class TorchViews(Attention[HeadMajorPool]):
             both = torch.logaddexp(lse[:, span], more_lse)
             out[:, span].lerp_(more, (more_lse - both).exp_().unsqueeze(-1).to(out.dtype))
             lse[:, span] = both
+        if self.sinks:  # the sink's weight is missing from the sum; its value is zero
+            sink = self.sinks[layer].view(kv_heads, 1, group)
+            out = out * torch.sigmoid(lse - sink).unsqueeze(-1).to(out.dtype)
         return out.permute(1, 0, 2, 3).reshape(tokens, -1)
 
     def _fill(
@@ -286,7 +302,7 @@ class TorchPlain(TorchViews):
     """The same with torch's public operations only."""
 
     def _choose_product(self) -> Product:
-        return _plain
+        return self._plain_product()
 
 
 def _computed_in(shape: KVShape) -> torch.dtype:
@@ -301,21 +317,30 @@ def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
     return Level(tuple(parts), first, last, whole=sum(span.size for span in spans) == last - first)
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _fused(
+    scale: float, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """torch's fused CPU attention: q, k, v [batch, heads, tokens, dim] -> (out, log-sum-exp). The
     dims of a token must lie side by side: it looks at no other stride, and would read something else."""
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=mask)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+    )
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The same in public operations, on any device; blocks of queries bound the score matrix."""
+def _plain(
+    scale: float, softcap: float | None, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same in public operations, on any device, and with capped scores; blocks of queries bound the
+    score matrix."""
     queries, keys = q.shape[2], k.shape[2]
     block = max(1, SCORES_AT_MOST // max(1, q.shape[0] * q.shape[1] * keys))
     outs, sums = [], []
     for first in range(0, queries, block):
         last = min(first + block, queries)
         seen = last if causal else keys
-        scores = (q[:, :, first:last] @ k[:, :, :seen].transpose(2, 3)).float() / math.sqrt(q.shape[3])
+        scores = (q[:, :, first:last] @ k[:, :, :seen].transpose(2, 3)).float() * scale
+        if softcap is not None:
+            scores = scores.div_(softcap).tanh_().mul_(softcap)
         if causal:
             later = torch.ones(last - first, seen, dtype=torch.bool, device=q.device).triu_(first + 1)
             scores.masked_fill_(later, -math.inf)
@@ -332,7 +357,7 @@ def _fused_works() -> bool:
     q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 1, 5, 8).expand(-1, 3, -1, -1), torch.randn(2, 3, 5, 8)
     mask = torch.zeros(2, 1, 4, 5).masked_fill_(torch.arange(5) > 3, -math.inf)
     try:
-        pairs = zip(_fused(q, k, v, False, mask), _plain(q, k, v, False, mask))
+        pairs = zip(_fused(0.3, q, k, v, False, mask), _plain(0.3, None, q, k, v, False, mask))
         return all(torch.allclose(mine, right, atol=1e-5) for mine, right in pairs)
     except (RuntimeError, AttributeError, TypeError):
         return False

@@ -11,17 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from runtime.config.family import ARCHITECTURES
+from runtime.config.family import ACTIVATIONS, ARCHITECTURES
 from runtime.config.fields import Fields
 from runtime.config.model import DTYPES, ModelSpec
 from runtime.protocol.registry import Registry
-
-ACTIVATIONS = {
-    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu",
-    "silu": "silu", "swish": "silu", "tanh": "tanh",
-}  # fmt: skip
-"""Names in config.json -> what is computed."""
 
 _SCORE_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 

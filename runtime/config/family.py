@@ -1,75 +1,187 @@
 """Family: what one family of checkpoints does differently, as data; and the table of known architectures.
 
 Torch-free, like every file the table points to. It does not know how weights are loaded or layers computed.
-To add a model: one file under runtime/models/ with a Family in it, and one line here.
+To add a model: one file in a room of runtime/models/ with a Family in it, and one line here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.protocol.registry import Registry
 
+ACTIVATIONS = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "gelu_accurate": "gelu_tanh", "quick_gelu": "quick_gelu", "relu": "relu",
+    "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
+"""Names in config.json -> what is computed."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryGrowth:
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / every)), so that attention stays
+    sharp in long contexts (Llama 4, Ministral 3)."""
+
+    beta: float
+    every: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How a checkpoint's layers differ from the plain decoder.
+    """How a checkpoint's layers differ from the plain decoder, which is Llama's. Where norms stand is told by
+    Names.
 
-    windows: one per layer; how many tokens back attention sees, itself included; None = all of them.
-    experts: where feed-forwards are mixtures of experts.
+    windows            one per layer; how many tokens back attention sees, itself included; None = all of
+                       them
+    norm               rms; rms_plus_one: the weight is stored as its difference from 1; layer: LayerNorm
+    norm_bias          the norms have biases too
+    qk_norm            queries and keys are normalised before the rotary embedding
+    qk_norm_over       what one such norm covers: head: each head, all with the same weight; each_head: the
+                       same with a weight for every head; heads: all query heads at once, all key heads at
+                       once (OLMo 2)
+    gated              the feed-forward is down(activation(gate) * up), else down(activation(up))
+    parallel           attention and feed-forward both start from the layer's input
+    learned_positions  a table of positions is added to the embedding; there is no rotary embedding
+    attention_scale    of products of queries and keys; None = 1 / sqrt(head_dim)
+    attention_softcap  caps scores (arXiv 2408.00118); None = they are not capped
+    sinks              each query head has one more score, whose value is zero (arXiv 2309.17453)
+    query_growth       None = queries do not grow with their position
+    embedding_scale, residual_scale, logit_scale
+                       factors of the embedding, of what each half of a layer adds, and of the logits
+    logit_softcap      None = logits are not capped
+    qkv_by_head        the one matrix of queries, keys and values holds them head by head (GPT-NeoX)
+    experts            where feed-forwards are mixtures of experts
     """
 
     windows: tuple[int | None, ...]
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    norm: str = "rms"
+    norm_bias: bool = False
     qk_norm: bool = False
+    qk_norm_over: str = "head"
+    gated: bool = True
+    parallel: bool = False
+    learned_positions: bool = False
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    sinks: bool = False
+    query_growth: QueryGrowth | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    qkv_by_head: bool = False
     experts: ExpertsSpec | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
     """Names of a checkpoint's tensors; `{layer}` is the layer's number. Projections are given without their
-    `.weight` or `.bias`. `ignored`: ends of names of tensors that hold nothing to load."""
+    `.weight` or `.bias`. Norms: None = there is none in that place; the two `_post_` ones normalise what is
+    added to the residual sum. The same name for query, key and value, or for gate and up, means one tensor
+    that holds them one below the other.
+
+    prefix: stands before each name that the checkpoint does not have as it is.
+    transposed: ends of names of tensors that are stored as [inputs, outputs].
+    ignored: ends of names of tensors that hold nothing to load.
+    """
 
     embedding: str = "model.embed_tokens.weight"
+    positions: str = ""
     final_norm: str = "model.norm.weight"
     head: str = "lm_head"
-    attention_norm: str = "model.layers.{layer}.input_layernorm.weight"
-    mlp_norm: str = "model.layers.{layer}.post_attention_layernorm.weight"
+    attention_norm: str | None = "model.layers.{layer}.input_layernorm.weight"
+    attention_post_norm: str | None = None
+    mlp_norm: str | None = "model.layers.{layer}.post_attention_layernorm.weight"
+    mlp_post_norm: str | None = None
     query: str = "model.layers.{layer}.self_attn.q_proj"
     key: str = "model.layers.{layer}.self_attn.k_proj"
     value: str = "model.layers.{layer}.self_attn.v_proj"
     output: str = "model.layers.{layer}.self_attn.o_proj"
     query_norm: str = "model.layers.{layer}.self_attn.q_norm.weight"
     key_norm: str = "model.layers.{layer}.self_attn.k_norm.weight"
+    sinks: str = "model.layers.{layer}.self_attn.sinks"
     gate: str = "model.layers.{layer}.mlp.gate_proj"
     up: str = "model.layers.{layer}.mlp.up_proj"
     down: str = "model.layers.{layer}.mlp.down_proj"
     experts: ExpertNames = field(default_factory=ExpertNames)
+    prefix: str = ""
+    transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """How a family writes down its rotary embedding.
+
+    theta      the base where the format lets it be left out; None = it may not be
+    partial    the part of a head's dimensions that is turned, where the configuration does not say; None =
+               always all
+    pairs      the dimensions that turn together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1
+    kinds      of (configuration, number of layers): per layer the kind under which `rope_parameters` holds
+               its embedding, "" for the only one, None for a layer without; None = one for all layers
+    local      (field, default) of the base for the kind "sliding_attention" in the layout without
+               `rope_parameters`; scaling is then for the other kinds alone
+    """
+
+    theta: float | None = None
+    partial: float | None = None
+    pairs: str = "halves"
+    kinds: Callable[[Fields, int], tuple[str | None, ...]] | None = None
+    local: tuple[str, float | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """traits: reads the family's own fields (configuration, number of layers).
 
+    renamed: what the family calls a field, by the usual name.
     kv_heads_default: a missing num_key_value_heads means as many as num_attention_heads.
-    rope_theta_default: the base of the rotary embedding where the format lets it be left out; None = it may
-    not be.
+    tied_default: what a missing tie_word_embeddings means.
+    activation_default: what a missing hidden_act means.
+    ffn_default: a missing intermediate_size means so many times the hidden size; 0 = it may not be missing.
     """
 
     traits: Callable[[Fields, int], Traits]
     names: Names = field(default_factory=Names)
+    rope: Rope = field(default_factory=Rope)
+    renamed: Mapping[str, str] = field(default_factory=dict)
     kv_heads_default: bool = False
-    rope_theta_default: float | None = None
+    tied_default: bool = False
+    activation_default: str = "silu"
+    ffn_default: int = 0
 
 
 def full_attention(layers: int) -> tuple[int | None, ...]:
     return (None,) * layers
+
+
+LAYER_TYPES = ("sliding_attention", "full_attention")
+
+
+def layer_types(fields: Fields, layers: int, every: int) -> tuple[str, ...]:
+    """The field layer_types; where it is missing every `every`-th layer has full attention, others a
+    window."""
+    kinds = fields.names("layer_types")
+    if not kinds:
+        return tuple(LAYER_TYPES[(layer + 1) % every == 0] for layer in range(layers))
+    unknown = sorted(set(kinds) - set(LAYER_TYPES))
+    if unknown:
+        raise fields.fail(f"'layer_types' holds {unknown}; known: {sorted(LAYER_TYPES)}")
+    if len(kinds) != layers:
+        raise fields.fail(f"'layer_types' has {len(kinds)} entries for {layers} layers")
+    return kinds
+
+
+def windows_of(kinds: tuple[str, ...], window: int | None) -> tuple[int | None, ...]:
+    """`window` where layers are of the kind that has one."""
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
@@ -78,15 +190,8 @@ def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     if not fields.flag("use_sliding_window", False):
         return full_attention(layers)
     window = fields.integer("sliding_window")
-    kinds = fields.names("layer_types")
-    if kinds:
-        table = {"sliding_attention": window, "full_attention": None}
-        unknown = sorted(set(kinds) - set(table))
-        if unknown:
-            raise fields.fail(f"'layer_types' holds {unknown}; known: {sorted(table)}")
-        if len(kinds) != layers:
-            raise fields.fail(f"'layer_types' has {len(kinds)} entries for {layers} layers")
-        return tuple(table[kind] for kind in kinds)
+    if fields.names("layer_types"):
+        return windows_of(layer_types(fields, layers, layers), window)
     first = fields.integer("max_window_layers", minimum=0)
     return tuple(window if layer >= first else None for layer in range(layers))
 
@@ -94,12 +199,28 @@ def layered_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 ARCHITECTURES: Registry[Family] = Registry(
     "model",
     {
-        "LlamaForCausalLM": "runtime.models.llama:FAMILY",
-        "MistralForCausalLM": "runtime.models.mistral:FAMILY",
+        "CohereForCausalLM": "runtime.models.dense.cohere:COHERE",
+        "Cohere2ForCausalLM": "runtime.models.dense.cohere:COHERE2",
+        "GPT2LMHeadModel": "runtime.models.dense.gpt2:FAMILY",
+        "GPTNeoXForCausalLM": "runtime.models.dense.gpt_neox:FAMILY",
+        "GemmaForCausalLM": "runtime.models.dense.gemma:GEMMA",
+        "Gemma2ForCausalLM": "runtime.models.dense.gemma:GEMMA2",
+        "Gemma3ForCausalLM": "runtime.models.dense.gemma:GEMMA3",
+        "GlmForCausalLM": "runtime.models.dense.glm:GLM",
+        "Glm4ForCausalLM": "runtime.models.dense.glm:GLM4",
+        "GraniteForCausalLM": "runtime.models.dense.granite:FAMILY",
+        "LlamaForCausalLM": "runtime.models.dense.llama:FAMILY",
+        "MinistralForCausalLM": "runtime.models.dense.mistral:MINISTRAL",
+        "Ministral3ForCausalLM": "runtime.models.dense.mistral:MINISTRAL3",
+        "MistralForCausalLM": "runtime.models.dense.mistral:MISTRAL",
         "MixtralForCausalLM": "runtime.models.moe.mixtral:FAMILY",
-        "Qwen2ForCausalLM": "runtime.models.qwen2:FAMILY",
-        "Qwen3ForCausalLM": "runtime.models.qwen3:FAMILY",
+        "Olmo2ForCausalLM": "runtime.models.dense.olmo:OLMO2",
+        "Olmo3ForCausalLM": "runtime.models.dense.olmo:OLMO3",
+        "Phi3ForCausalLM": "runtime.models.dense.phi3:FAMILY",
+        "Qwen2ForCausalLM": "runtime.models.dense.qwen2:FAMILY",
         "Qwen2MoeForCausalLM": "runtime.models.moe.qwen2:FAMILY",
+        "Qwen3ForCausalLM": "runtime.models.dense.qwen3:FAMILY",
         "Qwen3MoeForCausalLM": "runtime.models.moe.qwen3:FAMILY",
+        "SmolLM3ForCausalLM": "runtime.models.dense.smollm3:FAMILY",
     },
 )

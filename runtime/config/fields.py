@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from runtime.protocol.errors import ModelLoadError
@@ -18,10 +19,13 @@ _MISSING = object()
 
 class Fields:
     """A JSON object and where it came from. Every getter raises ModelLoadError for a missing value without a
-    default, a wrong type, or a number outside its range."""
+    default, a wrong type, or a number outside its range. `renamed`: what fields are called here, by the names
+    under which they are asked for."""
 
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values, self.where = values, where
+    def __init__(
+        self, values: Mapping[str, Any], where: str, renamed: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self.values, self.where, self._renamed = values, where, renamed
 
     @classmethod
     def read(cls, path: Path) -> Fields:
@@ -51,7 +55,11 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self.values.get(name) is not None
+        return self.values.get(self.name_of(name)) is not None
+
+    def name_of(self, name: str) -> str:
+        """What the field is called here."""
+        return self._renamed.get(name, name)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
@@ -62,24 +70,28 @@ class Fields:
         return value
 
     def integer(self, name: str, default: Any = _MISSING, *, minimum: int = 1) -> int:
+        name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not int or value < minimum:
             raise self.fail(f"{name!r} must be an integer of at least {minimum}, got {value!r}")
         return value
 
     def number(self, name: str, default: Any = _MISSING, *, above: float = 0.0) -> float:
+        name = self.name_of(name)
         value = self._get(name, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= above:
             raise self.fail(f"{name!r} must be a finite number above {above:g}, got {value!r}")
         return float(value)
 
     def flag(self, name: str, default: Any = _MISSING) -> bool:
+        name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not bool:
             raise self.fail(f"{name!r} must be true or false, got {value!r}")
         return value
 
     def text(self, name: str, default: Any = _MISSING) -> str:
+        name = self.name_of(name)
         value = self._get(name, default)
         if type(value) is not str:
             raise self.fail(f"{name!r} must be a string, got {value!r}")
@@ -87,6 +99,7 @@ class Fields:
 
     def ids(self, name: str) -> tuple[int, ...]:
         """A token id, a list of them, or nothing."""
+        name = self.name_of(name)
         value = self.values.get(name)
         listed = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(item) is int and item >= 0 for item in listed):
@@ -95,6 +108,7 @@ class Fields:
 
     def names(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when the field is missing."""
+        name = self.name_of(name)
         value = self._get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.fail(f"{name!r} must be a list of strings, got {value!r}")
@@ -102,6 +116,7 @@ class Fields:
 
     def child(self, name: str) -> Fields:
         """The object under `name`; an empty one when it is missing."""
+        name = self.name_of(name)
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self.fail(f"{name!r} must be an object, got {value!r}")

@@ -6,12 +6,12 @@ It knows the Hugging Face directory layout; not weights, not tokenizers, not how
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import fields as fields_of
 from pathlib import Path
 
-from runtime.config.family import ARCHITECTURES, Family
+from runtime.config.family import ACTIVATIONS, ARCHITECTURES, Family, Traits
 from runtime.config.fields import Fields
-from runtime.config.parts.experts import ExpertsSpec
 from runtime.config.parts.quantization import Quantization, read_quantization
 from runtime.protocol.errors import ModelLoadError
 
@@ -30,6 +30,9 @@ class RopeSpec:
     llama3   Llama 3.1's: low frequencies divided by `factor`, a smooth step between the two wavelengths
     yarn     YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
              `attention_factor`
+
+    dims: how many of a head's dimensions are turned, the first ones; 0 = all. pairs: which of them turn
+    together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1.
     """
 
     theta: float
@@ -42,13 +45,17 @@ class RopeSpec:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     truncate: bool = True
+    dims: int = 0
+    pairs: str = "halves"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec(Traits):
     """A decoder's shape.
 
-    windows: per layer, how many tokens back attention sees (itself included), None = all.
+    rope: of layers with full attention; layer_ropes: per layer where they differ (None = no rotary
+    embedding), () = all have `rope`.
+    activation: of the feed-forward, a value of ACTIVATIONS.
     experts: which layers' feed-forwards are mixtures of experts, and how; `ffn_size` is the others'.
     eos_ids: ids that end a generation, from config.json and generation_config.json together.
     dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
@@ -65,18 +72,19 @@ class ModelSpec:
     ffn_size: int
     norm_eps: float
     rope: RopeSpec
-    windows: tuple[int | None, ...]
-    qkv_bias: bool
-    output_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
     tie_embeddings: bool
     max_position_embeddings: int
     eos_ids: tuple[int, ...]
     bos_id: int | None
     dtype: str
-    experts: ExpertsSpec | None = None
     quantization: Quantization | None = None
+    layer_ropes: tuple[RopeSpec | None, ...] = ()
+    activation: str = "silu"
+
+    @property
+    def ropes(self) -> tuple[RopeSpec | None, ...]:
+        """One per layer."""
+        return self.layer_ropes or (self.rope,) * self.num_layers
 
     @property
     def group_size(self) -> int:
@@ -113,7 +121,7 @@ class ModelSpec:
 
 def _spec(fields: Fields, generation: Fields) -> ModelSpec:
     architecture, family = _family(fields)
-    _refuse_unsupported(fields)
+    fields = Fields(fields.values, fields.where, family.renamed)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers, vocab = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
     kv_heads = (
@@ -134,9 +142,12 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         raise fields.fail(f"'head_dim' must be even for a rotary embedding, got {head_dim}")
     positions = fields.integer("max_position_embeddings")
     traits = family.traits(fields, layers)
+    ropes = _Ropes(fields, family, head_dim, positions)
+    rope, layer_ropes = ropes.of_layers(layers)
     eos = _special(fields, vocab, "eos_token_id") + _special(generation, vocab, "eos_token_id")
     bos = _special(fields, vocab, "bos_token_id")
     return ModelSpec(
+        **{field.name: getattr(traits, field.name) for field in fields_of(Traits)},
         architecture=architecture,
         vocab_size=vocab,
         hidden_size=hidden,
@@ -144,20 +155,16 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        ffn_size=fields.integer("intermediate_size"),
+        ffn_size=fields.integer("intermediate_size", *_given(family.ffn_default * hidden or None)),
         norm_eps=fields.number("rms_norm_eps"),
-        rope=_rope(fields, family, positions),
-        windows=traits.windows,
-        qkv_bias=traits.qkv_bias,
-        output_bias=traits.output_bias,
-        mlp_bias=traits.mlp_bias,
-        qk_norm=traits.qk_norm,
-        tie_embeddings=fields.flag("tie_word_embeddings", False),
+        rope=rope,
+        layer_ropes=layer_ropes,
+        activation=_activation(fields, family),
+        tie_embeddings=fields.flag("tie_word_embeddings", family.tied_default),
         max_position_embeddings=positions,
         eos_ids=tuple(dict.fromkeys(eos)),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
-        experts=traits.experts,
         quantization=read_quantization(fields),
     )
 
@@ -174,11 +181,13 @@ def _family(fields: Fields) -> tuple[str, Family]:
     return name, ARCHITECTURES.load(name)
 
 
-def _refuse_unsupported(fields: Fields) -> None:
-    """Features that would change the numbers and that the decoder does not compute."""
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise fields.fail(f"'hidden_act' {activation!r} is not supported; known: silu")
+def _activation(fields: Fields, family: Family) -> str:
+    name = fields.text("hidden_act", family.activation_default)
+    if name not in ACTIVATIONS:
+        raise fields.fail(
+            f"{fields.name_of('hidden_act')!r} {name!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[name]
 
 
 def _special(fields: Fields, vocab: int, name: str) -> tuple[int, ...]:
@@ -198,46 +207,100 @@ def _dtype(fields: Fields) -> str:
     return dtype
 
 
-def _rope(fields: Fields, family: Family, positions: int) -> RopeSpec:
-    """Both layouts: rope_theta + rope_scaling, and transformers 5's rope_parameters with everything
-    inside."""
-    name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
-    rope = fields.child(name)
-    if any(isinstance(value, dict) for value in rope.values.values()):
-        raise rope.fail("a rotary embedding per kind of layer is not supported")
-    source = rope if rope.has("rope_theta") else fields
-    theta = source.number("rope_theta", *_given(family.rope_theta_default), above=1.0)
-    for holder in (rope, fields):
-        if holder.number("partial_rotary_factor", 1.0) != 1.0:
-            raise holder.fail("'partial_rotary_factor' other than 1 is not supported")
-    kind = rope.text("rope_type", rope.text("type", "default"))
-    if kind not in ROPE_KINDS:
-        raise rope.fail(f"unknown rope type {kind!r}", f"known: {', '.join(ROPE_KINDS)}")
-    original = fields.integer("original_max_position_embeddings", positions)
-    original = rope.integer("original_max_position_embeddings", original)
-    match kind:
-        case "linear":
-            return RopeSpec(theta, kind, factor=rope.number("factor"))
-        case "llama3":
-            low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-            if high <= low:
-                raise rope.fail(f"'high_freq_factor' ({high:g}) must be above 'low_freq_factor' ({low:g})")
-            factor = rope.number("factor")
-            return RopeSpec(theta, kind, factor, original, low_freq_factor=low, high_freq_factor=high)
-        case "yarn":
-            factor = rope.number("factor", positions / original)
-            return RopeSpec(
-                theta,
-                kind,
-                factor,
-                original,
-                beta_fast=rope.number("beta_fast", 32.0),
-                beta_slow=rope.number("beta_slow", 1.0),
-                attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
-                truncate=rope.flag("truncate", True),
+@dataclass(frozen=True, slots=True)
+class _Ropes:
+    """Reads rotary embeddings in three layouts: rope_theta + rope_scaling, transformers 5's rope_parameters
+    with everything inside, and the same for each kind of layer."""
+
+    fields: Fields
+    family: Family
+    head_dim: int
+    positions: int
+
+    def of_layers(self, layers: int) -> tuple[RopeSpec, tuple[RopeSpec | None, ...]]:
+        """What ModelSpec calls rope and layer_ropes."""
+        kinds = (
+            self.family.rope.kinds(self.fields, layers)
+            if self.family.rope.kinds is not None
+            else ("",) * layers
+        )
+        by_kind = {kind: self.of_kind(kind) for kind in dict.fromkeys(kinds) if kind is not None}
+        if len(set(kinds)) == 1 and by_kind:
+            return next(iter(by_kind.values())), ()
+        rope = by_kind.get("full_attention") or next(iter(by_kind.values()), None) or self.of_kind("")
+        return rope, tuple(None if kind is None else by_kind[kind] for kind in kinds)
+
+    def of_kind(self, kind: str) -> RopeSpec:
+        fields, local = self.fields, self.family.rope.local
+        name = "rope_parameters" if fields.has("rope_parameters") else "rope_scaling"
+        rope = fields.child(name)
+        if any(isinstance(value, dict) for value in rope.values.values()):
+            if not kind:
+                raise rope.fail("a rotary embedding per kind of layer is not supported")
+            return self._read(rope.child(kind), None)
+        if kind == "sliding_attention" and local is not None and name == "rope_scaling":
+            return self._read(Fields({}, fields.where), fields.number(local[0], *_given(local[1]), above=1.0))
+        return self._read(rope, None)
+
+    def _read(self, rope: Fields, theta: float | None) -> RopeSpec:
+        """theta: the base, where it is not what the configuration calls rope_theta."""
+        fields, family, positions = self.fields, self.family.rope, self.positions
+        if theta is None:
+            source = rope if rope.has("rope_theta") else fields
+            theta = source.number("rope_theta", *_given(family.theta), above=1.0)
+        dims = self._dims(rope)
+        kind = rope.text("rope_type", rope.text("type", "default"))
+        if kind not in ROPE_KINDS:
+            raise rope.fail(f"unknown rope type {kind!r}", f"known: {', '.join(ROPE_KINDS)}")
+        original = fields.integer("original_max_position_embeddings", positions)
+        original = rope.integer("original_max_position_embeddings", original)
+        plain = RopeSpec(theta, kind, dims=dims, pairs=family.pairs)
+        match kind:
+            case "linear":
+                return replace(plain, factor=rope.number("factor"))
+            case "llama3":
+                low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+                if high <= low:
+                    raise rope.fail(
+                        f"'high_freq_factor' ({high:g}) must be above 'low_freq_factor' ({low:g})"
+                    )
+                return replace(
+                    plain,
+                    factor=rope.number("factor"),
+                    original_positions=original,
+                    low_freq_factor=low,
+                    high_freq_factor=high,
+                )
+            case "yarn":
+                factor = rope.number("factor", positions / original)
+                return replace(
+                    plain,
+                    factor=factor,
+                    original_positions=original,
+                    beta_fast=rope.number("beta_fast", 32.0),
+                    beta_slow=rope.number("beta_slow", 1.0),
+                    attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
+                    truncate=rope.flag("truncate", True),
+                )
+            case _:
+                return plain
+
+    def _dims(self, rope: Fields) -> int:
+        """How many dimensions are turned; 0 = all."""
+        default = self.family.rope.partial
+        holder = rope if rope.has("partial_rotary_factor") else self.fields
+        part = holder.number("partial_rotary_factor", 1.0 if default is None else default)
+        if part == 1.0:
+            return 0
+        dims = int(self.head_dim * part)
+        if default is None:
+            raise holder.fail("'partial_rotary_factor' other than 1 is not supported for this model")
+        if not 0 < dims <= self.head_dim or dims % 2:
+            raise holder.fail(
+                f"'partial_rotary_factor' {part:g} turns {dims} of {self.head_dim} dimensions, which must be "
+                "an even number"
             )
-        case _:
-            return RopeSpec(theta, kind)
+        return dims
 
 
 def _given(default: float | None) -> tuple[float, ...]:

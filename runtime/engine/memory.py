@@ -56,9 +56,10 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -
     if spec.experts is not None:
         each = spec.experts.count * spec.experts.width + spec.experts.shared_width
         widths += spec.experts.layer_count * (each - spec.ffn_size)
+    matrices = 3 if spec.gated else 2
     embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
     per_number = dtype.itemsize if bits is None else bits / 8 * SCALES
-    layers = spec.num_layers * attention + 3 * spec.hidden_size * widths
+    layers = spec.num_layers * attention + matrices * spec.hidden_size * widths
     return int(layers * per_number) + embeddings * dtype.itemsize
 
 

@@ -174,7 +174,8 @@ class TorchRunner:
                 ranks,
             )
             slots = group.least(slots)
-            attention = kind(shape, slots, len(decoder.shard.heads(spec)), spec.windows)
+            heads = len(decoder.shard.heads(spec))
+            attention = kind(shape, slots, heads, spec.windows, decoder.scoring)
             runner = cls(
                 decoder, attention, config, beside=beside, kv_file=kv_file, group=group, adapters=adapters
             )

@@ -1,21 +1,40 @@
-"""SwiGLU feed-forward (arXiv 2002.05202): down(silu(gate(x)) * up(x)), gate and up in one product."""
+"""Feed-forward networks: gated ones (GLU variants, arXiv 2002.05202) and plain ones."""
 
 from __future__ import annotations
 
-import torch.nn.functional as F
+from collections.abc import Callable
+from typing import TypeAlias
+
 from torch import Tensor
 
+from runtime.layers.activation import ACTIVATION
 from runtime.layers.linear import Linear
 
+FeedForward: TypeAlias = Callable[[Tensor], Tensor]
+"""[tokens, hidden] -> [tokens, hidden]."""
 
-class SwiGLU:
-    """`gate_up`: both projections, gate first."""
 
-    __slots__ = ("down", "gate_up")
+class GatedMLP:
+    """down(activation(gate(x)) * up(x)), gate and up in one product. `gate_up`: both projections, gate
+    first."""
 
-    def __init__(self, gate_up: Linear, down: Linear) -> None:
-        self.gate_up, self.down = gate_up, down
+    __slots__ = ("_activation", "down", "gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
+        self.gate_up, self.down, self._activation = gate_up, down, ACTIVATION[activation]
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(F.silu(gate).mul_(up))
+        return self.down(self._activation(gate).mul_(up))
+
+
+class PlainMLP:
+    """down(activation(up(x)))."""
+
+    __slots__ = ("_activation", "down", "up")
+
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
+        self.up, self.down, self._activation = up, down, ACTIVATION[activation]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self._activation(self.up(x)))

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.parallel import Group
+
+Norm: TypeAlias = Callable[[Tensor], Tensor]
+"""Of the same shape and type as what it is given."""
+
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv 1910.07467). `weight` [..., size] is
-    broadcast against the input's last dimensions.
+    broadcast against the input's last dimensions; a float32 one is applied before the result is rounded to
+    the input's type, another after.
 
     Computed as x / hypot(|x|, sqrt(size * eps)) * (weight * sqrt(size)): the same number in fewer operations.
     """
@@ -28,18 +36,44 @@ class RMSNorm:
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
         if self._scale is not None:
-            return (wide / length).mul_(self._scale)
+            return (wide / length).mul_(self._scale).to(x.dtype)
         return (wide / length * math.sqrt(x.shape[-1])).to(x.dtype) * self.weight
 
 
 class LayerNorm:
-    """Layer normalisation (arXiv 1607.06450) of the last dimension, in float32 whatever the input's type."""
+    """Layer normalisation (arXiv 1607.06450) of the last dimension, in float32 whatever the input's type.
+    `weight` [..., size] is broadcast against the input's last dimensions; `bias` [size] or None."""
 
     __slots__ = ("_bias", "_eps", "_weight")
 
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight.float(), bias.float(), eps
+    def __init__(self, weight: Tensor, bias: Tensor | None, eps: float) -> None:
+        self._weight, self._bias, self._eps = weight.float(), None if bias is None else bias.float(), eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        made = F.layer_norm(x.float(), (x.shape[-1],), self._weight, self._bias, self._eps)
-        return made.to(x.dtype)
+        size = (x.shape[-1],)
+        if self._weight.dim() == 1:
+            return F.layer_norm(x.float(), size, self._weight, self._bias, self._eps).to(x.dtype)
+        made = F.layer_norm(x.float(), size, eps=self._eps).mul_(self._weight)
+        return (made if self._bias is None else made.add_(self._bias)).to(x.dtype)
+
+
+class AllHeadsNorm:
+    """RMSNorm of all query heads at once, and of all key heads at once (OLMo 2). `weight` [own heads + own
+    key heads, head_dim]; every rank of the group has equally many `heads` and key heads."""
+
+    __slots__ = ("_counts", "_eps", "_group", "_heads", "_which", "weight")
+
+    def __init__(self, weight: Tensor, heads: int, eps: float, group: Group) -> None:
+        kv_heads, size = weight.shape[0] - heads, weight.shape[1]
+        self.weight, self._heads, self._eps, self._group = weight, heads, eps, group
+        numbers = [heads * size * group.size, kv_heads * size * group.size]
+        self._counts = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
+        self._which = torch.tensor([0] * heads + [1] * kv_heads, device=weight.device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, own heads + own key heads, head_dim]."""
+        wide = x.float()
+        squares = wide.square().sum(-1)
+        sums = torch.stack((squares[:, : self._heads].sum(-1), squares[:, self._heads :].sum(-1)), -1)
+        scale = torch.rsqrt(self._group.sum_(sums) / self._counts + self._eps)
+        return (wide * scale[:, self._which, None]).to(x.dtype) * self.weight

@@ -55,20 +55,29 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
 class Rotary:
     """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
 
-    __slots__ = ("_frequencies", "_scale")
+    __slots__ = ("_dims", "_frequencies", "_neighbours", "_scale")
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
-        self._frequencies = inverse_frequencies(rope, head_dim).to(device)
-        self._scale = rope.attention_factor
+        self._dims = rope.dims or head_dim
+        self._frequencies = inverse_frequencies(rope, self._dims).to(device)
+        self._scale, self._neighbours = rope.attention_factor, rope.pairs == "neighbours"
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [tokens] -> cos and signed sin, each [tokens, 1, head_dim] in `dtype`."""
+        """positions [tokens] -> cos and signed sin, each [tokens, 1, turned dimensions] in `dtype`."""
         angle = positions.float()[:, None] * self._frequencies
         cos, sin = angle.cos() * self._scale, angle.sin() * self._scale
-        return torch.cat((cos, cos), -1)[:, None].to(dtype), torch.cat((-sin, sin), -1)[:, None].to(dtype)
+        if self._neighbours:
+            cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+        else:
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return cos[:, None].to(dtype), sin[:, None].to(dtype)
 
-    @staticmethod
-    def turn_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """In place, x [tokens, heads, head_dim]: a head's first half of dimensions pairs with its second."""
-        swapped = x.roll(x.shape[-1] // 2, -1)
-        return x.mul_(cos).addcmul_(swapped, sin)
+    def turn_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """In place, x [tokens, heads, head_dim]: each dimension that is turned with the one it pairs with."""
+        part = x[..., : self._dims]
+        if self._neighbours:
+            swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        else:
+            swapped = part.roll(self._dims // 2, -1)
+        part.mul_(cos).addcmul_(swapped, sin)
+        return x

@@ -190,13 +190,18 @@ class Checkpoint:
 
 class Weights:
     """Tensors of a checkpoint as `dtype` on `device`. `prefix`: stands before each name that the checkpoint
-    does not have as it is."""
+    does not have as it is. `transposed`: ends of names of matrices that it has as [inputs, outputs]."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, prefix: str = ""
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device,
+        prefix: str = "",
+        transposed: tuple[str, ...] = (),
     ) -> None:
         self.dtype, self.device = dtype, device
-        self._checkpoint, self._prefix = checkpoint, prefix
+        self._checkpoint, self._prefix, self._transposed = checkpoint, prefix, transposed
 
     def __contains__(self, name: str) -> bool:
         return self._named(name) in self._checkpoint
@@ -209,7 +214,10 @@ class Weights:
         columns: range | None = None,
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
-        """As stored: see Checkpoint.take."""
+        """In the type it is stored in: see Checkpoint.take."""
+        if name.endswith(self._transposed):
+            shape = tuple(shape)[::-1]
+            return self._checkpoint.take(self._named(name), shape, columns, rows, types).t()
         return self._checkpoint.take(self._named(name), shape, rows, columns, types)
 
     def shape_of(self, name: str) -> tuple[int, ...]:

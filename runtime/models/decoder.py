@@ -6,21 +6,22 @@ business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.attention.base import AttentionStep
+from runtime.attention.base import AttentionStep, Scoring
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
 from runtime.config.shards import Shard
 from runtime.layers.linear import Linear, LinearMethod, Projection
-from runtime.layers.mlp import SwiGLU
+from runtime.layers.mlp import FeedForward, GatedMLP, PlainMLP
 from runtime.layers.moe import Experts
-from runtime.layers.norm import RMSNorm
+from runtime.layers.norm import AllHeadsNorm, LayerNorm, Norm, RMSNorm
 from runtime.layers.rope import Rotary
 from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.layers.weights import Checkpoint, Weights
@@ -31,32 +32,49 @@ from runtime.protocol.errors import ModelLoadError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    attention_norm: RMSNorm
+    """Norms that are None are left out. The `_post_` ones normalise what is added to the residual sum. sinks
+    [own heads] float32."""
+
+    attention_norm: Norm | None
     qkv: Linear
-    qk_norm: RMSNorm | None
+    qk_norm: Norm | None
     output: Linear
-    mlp_norm: RMSNorm
-    mlp: Callable[[Tensor], Tensor]
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: FeedForward
+    mlp_post_norm: Norm | None
+    sinks: Tensor | None = None
 
 
 class Decoder:
     """Runs flat batches of tokens. Made by load(). `shard`: what of it is here; the ranks that hold the rest
-    run the same batches."""
+    run the same batches. `scoring`: what its attention is to be made with."""
 
     def __init__(
         self,
         spec: ModelSpec,
         shard: Shard,
         embedding: Embedding,
+        positions: Tensor | None,
         layers: list[Layer],
-        final_norm: RMSNorm,
+        final_norm: Norm,
         head: Linear,
     ) -> None:
+        """positions: table of learned positions [positions, hidden]."""
         self.spec, self.shard = spec, shard
-        self._embedding, self._layers, self._final_norm, self._head = embedding, layers, final_norm, head
-        self._rotary = Rotary(spec.rope, spec.head_dim, self.device)
+        self._embedding, self._positions = embedding, positions
+        self._layers, self._final_norm, self._head = layers, final_norm, head
+        sinks = tuple(layer.sinks for layer in layers if layer.sinks is not None)
+        self.scoring = Scoring(spec.attention_scale, spec.attention_softcap, sinks)
+        ropes = dict.fromkeys(rope for rope in spec.ropes if rope is not None)
+        self._rotaries = [Rotary(rope, spec.head_dim, self.device) for rope in ropes]
+        numbers = {rope: number for number, rope in enumerate(ropes)}
+        self._rotary_of = [None if rope is None else numbers[rope] for rope in spec.ropes]
+        self._heads, self._kv_heads = len(shard.heads(spec)), len(shard.kv_heads(spec))
         # Heads that the rotary embedding turns.
-        self._turned = len(shard.heads(spec)) + len(shard.kv_heads(spec))
+        self._turned = self._heads + self._kv_heads
+        # Rounded as the embedding is, as the families do that have a scale.
+        self._scale = torch.tensor(spec.embedding_scale, dtype=self.dtype, device=self.device)
 
     @property
     def device(self) -> torch.device:
@@ -74,33 +92,80 @@ class Decoder:
         `wanted`: indices of the tokens whose output is needed; the others still write their keys and values.
         """
         x = self._embedding(ids)
-        cos, sin = self._rotary.angles(positions, x.dtype)
+        if self.spec.embedding_scale != 1.0:
+            x = x.mul_(self._scale)
+        if self._positions is not None:
+            x = x.add_(F.embedding(positions, self._positions))
+        step = _Step(
+            attend,
+            [rotary.angles(positions, x.dtype) for rotary in self._rotaries],
+            self._query_growth(positions),
+        )
         last = len(self._layers) - 1
         for index, layer in enumerate(self._layers):
-            attended = self._attention(index, layer, layer.attention_norm(x), cos, sin, attend)
+            given = x if layer.attention_norm is None else layer.attention_norm(x)
+            attended = self._attention(index, layer, given, step)
             if index == last and wanted is not None:
                 attended, x = attended[wanted], x[wanted]
-            x = x.add_(layer.output(attended))
-            x = x.add_(layer.mlp(layer.mlp_norm(x)))
+            added = layer.output(attended)
+            if self.spec.parallel:
+                # From x as it is, before what attention gives is added.
+                more = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+                x = self._add(x, added, layer.attention_post_norm)
+                x = self._add(x, more, layer.mlp_post_norm)
+            else:
+                x = self._add(x, added, layer.attention_post_norm)
+                more = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
+                x = self._add(x, more, layer.mlp_post_norm)
         return self._final_norm(x)
 
-    def _attention(
-        self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attend: AttentionStep
-    ) -> Tensor:
-        qkv = layer.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
+    def _add(self, x: Tensor, more: Tensor, norm: Norm | None) -> Tensor:
+        """In place."""
+        if norm is not None:
+            more = norm(more)
+        return x.add_(more, alpha=self.spec.residual_scale)
+
+    def _query_growth(self, positions: Tensor) -> Tensor | None:
+        """[tokens, 1, 1]"""
+        growth = self.spec.query_growth
+        if growth is None:
+            return None
+        factors = 1 + growth.beta * torch.log1p(torch.floor(positions.float() / growth.every))
+        return factors.to(self.dtype)[:, None, None]
+
+    def _attention(self, index: int, layer: Layer, x: Tensor, step: _Step) -> Tensor:
+        qkv = layer.qkv(x)
+        if self.spec.qkv_by_head:
+            # [tokens, heads, query key value, head_dim] -> query heads, key heads, value heads
+            by_head = qkv.unflatten(-1, (self._heads, 3, self.spec.head_dim))
+            qkv = by_head.transpose(1, 2).flatten(1, 2)
+        else:
+            qkv = qkv.unflatten(-1, (-1, self.spec.head_dim))
         turned = qkv[:, : self._turned]
         if layer.qk_norm is not None:
             turned.copy_(layer.qk_norm(turned))
-        Rotary.turn_(turned, cos, sin)
-        return attend(index, qkv)
+        number = self._rotary_of[index]
+        if number is not None:
+            self._rotaries[number].turn_(turned, *step.angles[number])
+        if step.query_growth is not None:
+            qkv[:, : self._heads].mul_(step.query_growth)
+        return step.attend(index, qkv)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab] float32."""
-        return self._head(hidden).float()
+        return self._capped(self._head(hidden).float())
 
     def logits_of(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """[rows, hidden], ids [n] int64 -> [rows, n] float32: the logits of these ids alone."""
-        return self._head.some(hidden, ids).float()
+        return self._capped(self._head.some(hidden, ids).float())
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        spec = self.spec
+        if spec.logit_scale != 1.0:
+            logits = logits * spec.logit_scale
+        if spec.logit_softcap is not None:
+            logits = torch.tanh(logits / spec.logit_softcap) * spec.logit_softcap
+        return logits
 
     @classmethod
     def load(
@@ -117,10 +182,19 @@ class Decoder:
         with Checkpoint(directory, progress=group.rank == 0) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
             shard = Shard(group.rank, group.size)
-            weights = Weights(checkpoint, dtype, device)
+            weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)
             decoder = _Loader(weights, spec, names, method, group, shard).decoder()
             checkpoint.finish(names.ignored)
         return decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Step:
+    """What all layers of a pass use. angles: of each rotary embedding; query_growth [tokens, 1, 1]."""
+
+    attend: AttentionStep
+    angles: list[tuple[Tensor, Tensor]]
+    query_growth: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +210,36 @@ class _Loader:
     shard: Shard
 
     def decoder(self) -> Decoder:
-        spec = self.spec
+        spec, names = self.spec, self.names
         embedding = self._embedding()
+        positions = None
+        if spec.learned_positions:
+            size = (spec.max_position_embeddings, spec.hidden_size)
+            positions = self.weights.tensor(names.positions, size)
         layers = [self._layer(number) for number in range(spec.num_layers)]
-        final_norm = RMSNorm(self.weights.tensor(self.names.final_norm, (spec.hidden_size,)), spec.norm_eps)
-        return Decoder(spec, self.shard, embedding, layers, final_norm, self._head(embedding))
+        final_norm = self._norm(names.final_norm)
+        return Decoder(spec, self.shard, embedding, positions, layers, final_norm, self._head(embedding))
+
+    def _norm(self, name: str) -> Norm:
+        """Of the hidden state."""
+        return self._norm_of(self.weights.tensor(name, (self.spec.hidden_size,)), name)
+
+    def _norm_of(self, weight: Tensor, name: str) -> Norm:
+        """weight [..., size], which the checkpoint calls `name`."""
+        spec = self.spec
+        match spec.norm:
+            case "rms":
+                return RMSNorm(weight, spec.norm_eps)
+            case "rms_plus_one":
+                return RMSNorm(weight.float() + 1, spec.norm_eps)
+            case "layer":
+                bias = name.removesuffix("weight") + "bias"
+                size = (weight.shape[-1],)
+                return LayerNorm(
+                    weight, self.weights.tensor(bias, size) if spec.norm_bias else None, spec.norm_eps
+                )
+            case _:
+                raise ValueError(f"unknown norm {spec.norm!r}")
 
     def _embedding(self) -> Embedding:
         spec, own = self.spec, self.shard.vocab(self.spec)
@@ -181,39 +280,72 @@ class _Loader:
 
     def _layer(self, number: int) -> Layer:
         spec, names = self.spec, self.names
-        hidden, ffn = spec.hidden_size, spec.ffn_size
-        heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        heads = spec.num_heads * spec.head_dim
         own_heads = _elements(self.shard.heads(spec), spec.head_dim)
-        own_kv = _elements(self.shard.kv_heads(spec), spec.head_dim)
-        own_ffn = self.shard.ffn(spec)
 
-        def norm(name: str) -> RMSNorm:
-            return RMSNorm(self.weights.tensor(name.format(layer=number), (hidden,)), spec.norm_eps)
-
-        def outputs(bias: bool, *parts: tuple[str, int, range]) -> Linear:
-            """Of the hidden state; those of this rank."""
-            named = [
-                Projection(name.format(layer=number), size, self._part(own)) for name, size, own in parts
-            ]
-            return self.method.load(self.weights, named, hidden, bias=bias)
+        def norm(name: str | None) -> Norm | None:
+            return None if name is None else self._norm(name.format(layer=number))
 
         return Layer(
             attention_norm=norm(names.attention_norm),
-            qkv=outputs(
-                spec.qkv_bias,
-                (names.query, heads, own_heads),
-                (names.key, kv, own_kv),
-                (names.value, kv, own_kv),
-            ),
+            qkv=self._qkv(number),
             qk_norm=self._qk_norm(number) if spec.qk_norm else None,
             output=self._to_hidden(names.output.format(layer=number), heads, own_heads, spec.output_bias),
+            attention_post_norm=norm(names.attention_post_norm),
             mlp_norm=norm(names.mlp_norm),
-            mlp=self._experts(number)
-            or SwiGLU(
-                outputs(spec.mlp_bias, (names.gate, ffn, own_ffn), (names.up, ffn, own_ffn)),
-                self._to_hidden(names.down.format(layer=number), ffn, own_ffn, spec.mlp_bias),
-            ),
+            mlp=self._experts(number) or self._mlp(number),
+            mlp_post_norm=norm(names.mlp_post_norm),
+            sinks=self._sinks(number) if spec.sinks else None,
         )
+
+    def _qkv(self, number: int) -> Linear:
+        spec, names = self.spec, self.names
+        heads, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        own_heads = _elements(self.shard.heads(spec), spec.head_dim)
+        own_kv = _elements(self.shard.kv_heads(spec), spec.head_dim)
+        if spec.qkv_by_head:
+            own = _elements(self.shard.heads(spec), 3 * spec.head_dim)
+            return self._from_hidden(number, spec.qkv_bias, (names.query, 3 * heads, own))
+        return self._from_hidden(
+            number,
+            spec.qkv_bias,
+            (names.query, heads, own_heads),
+            (names.key, kv, own_kv),
+            (names.value, kv, own_kv),
+        )
+
+    def _mlp(self, number: int) -> FeedForward:
+        spec, names = self.spec, self.names
+        ffn, own, bias = spec.ffn_size, self.shard.ffn(spec), spec.mlp_bias
+        up = (names.up, ffn, own)
+        inner = (
+            self._from_hidden(number, bias, (names.gate, ffn, own), up)
+            if spec.gated
+            else self._from_hidden(number, bias, up)
+        )
+        down = self._to_hidden(names.down.format(layer=number), ffn, own, bias)
+        return (GatedMLP if spec.gated else PlainMLP)(inner, down, spec.activation)
+
+    def _from_hidden(self, number: int, bias: bool, *parts: tuple[str, int, range]) -> Linear:
+        """Projections of the hidden state: (name, all outputs, those of this rank). Of one name: stretches of
+        one tensor, one below the other."""
+        names, sizes, owns = zip(*parts)
+        if len(parts) > 1 and len(set(names)) == 1:
+            starts = itertools.accumulate(sizes, initial=0)
+            total = sum(sizes)
+            named = [
+                Projection(names[0].format(layer=number), total, range(start + own.start, start + own.stop))
+                for start, own in zip(starts, owns)
+            ]
+        else:
+            named = [
+                Projection(name.format(layer=number), size, self._part(own)) for name, size, own in parts
+            ]
+        return self.method.load(self.weights, named, self.spec.hidden_size, bias=bias)
+
+    def _sinks(self, number: int) -> Tensor:
+        name, own = self.names.sinks.format(layer=number), self.shard.heads(self.spec)
+        return self.weights.tensor(name, (self.spec.num_heads,), self._part(own)).float()
 
     def _experts(self, number: int) -> Experts | None:
         experts = self.spec.experts
@@ -233,17 +365,30 @@ class _Loader:
         part = self.method.load(self.weights, parts, inputs, bias=False, own=own)
         return Summed(part, added, self.group)
 
-    def _qk_norm(self, number: int) -> RMSNorm:
+    def _qk_norm(self, number: int) -> Norm:
         """One norm for query and key heads side by side: weight [heads + kv_heads, head_dim]."""
         spec, names, shard = self.spec, self.names, self.shard
-        weights = [
-            self.weights.tensor(name.format(layer=number), (spec.head_dim,)).expand(len(heads), -1)
-            for name, heads in (
-                (names.query_norm, shard.heads(spec)),
-                (names.key_norm, shard.kv_heads(spec)),
-            )
-        ]
-        return RMSNorm(torch.cat(weights), spec.norm_eps)
+        weights = []
+        for name, count, heads in (
+            (names.query_norm, spec.num_heads, shard.heads(spec)),
+            (names.key_norm, spec.num_kv_heads, shard.kv_heads(spec)),
+        ):
+            name = name.format(layer=number)
+            own = slice(heads.start, heads.stop)
+            match spec.qk_norm_over:
+                case "head":
+                    weight = self.weights.tensor(name, (spec.head_dim,)).expand(len(heads), -1)
+                case "each_head":
+                    weight = self.weights.tensor(name, (count, spec.head_dim))[own]
+                case "heads":
+                    flat = self.weights.tensor(name, (count * spec.head_dim,))
+                    weight = flat.view(count, spec.head_dim)[own]
+                case _:
+                    raise ValueError(f"unknown kind of norm {spec.qk_norm_over!r}")
+            weights.append(weight)
+        if spec.qk_norm_over == "heads":
+            return AllHeadsNorm(torch.cat(weights), len(shard.heads(spec)), spec.norm_eps, self.group)
+        return self._norm_of(torch.cat(weights), names.query_norm)
 
 
 def _elements(heads: range, head_dim: int) -> range:

@@ -7,7 +7,7 @@ Knows layers and the order they come in; which of its numbers become a vector is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,29 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config.encoder import ENCODERS, EncoderFamily, EncoderSpec, Head
+from runtime.layers.activation import ACTIVATION, Activation
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.norm import LayerNorm
 from runtime.layers.weights import Checkpoint, Weights
-
-Activation = Callable[[Tensor], Tensor]
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _quick_gelu(x: Tensor) -> Tensor:
-    return x * torch.sigmoid(1.702 * x)
-
-
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": F.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "quick_gelu": _quick_gelu,
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +130,7 @@ class Encoder:
     ) -> None:
         self.spec, self.classifier = spec, classifier
         self._tables, self._layers = tables, layers
-        self._activation = _ACTIVATIONS[spec.activation]
+        self._activation = ACTIVATION[spec.activation]
 
     @property
     def device(self) -> torch.device:
@@ -238,7 +219,7 @@ class _Loader:
         hidden = self.spec.hidden_size
         return Classifier(
             self._linear(hidden, hidden, head.dense),
-            _ACTIVATIONS[head.activation],
+            ACTIVATION[head.activation],
             self._linear(hidden, self.spec.labels, head.out),
         )
 

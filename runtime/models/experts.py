@@ -10,7 +10,7 @@ from torch import Tensor
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.config.shards import Shard
 from runtime.layers.linear import LinearMethod, Projection
-from runtime.layers.mlp import SwiGLU
+from runtime.layers.mlp import GatedMLP
 from runtime.layers.moe import Experts, Router, SharedExpert
 from runtime.layers.weights import Weights
 from runtime.parallel import Group
@@ -67,12 +67,12 @@ class ExpertsLoader:
             mlp, self._exact(f"{names.shared_router.format(layer=number)}.weight", 1, self.hidden)
         )
 
-    def _mlp(self, gate: str, up: str, down: str, width: int) -> SwiGLU:
+    def _mlp(self, gate: str, up: str, down: str, width: int) -> GatedMLP:
         """The part of this rank, whose results are not yet added up."""
         own = self.shard.part(width) if self.group.size > 1 else None
         into = (Projection(gate, width, own), Projection(up, width, own))
         back = (Projection(down, self.hidden),)
-        return SwiGLU(
+        return GatedMLP(
             self.method.load(self.weights, into, self.hidden, bias=False),
             self.method.load(self.weights, back, width, bias=False, own=own),
         )

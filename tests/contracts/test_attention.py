@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
-from runtime.attention.base import ATTENTION, Attention
+from runtime.attention.base import ATTENTION, PLAIN, Attention, Scoring
 from runtime.attention.pool import KVPool, KVShape
 from runtime.attention.reference import Reference
 from runtime.plan import Row, Run, Segment, StepPlan
@@ -84,6 +85,7 @@ def compare(
     tolerance: float = 2e-5,
     across: bool = False,
     kept: torch.dtype | None = None,
+    scoring: Scoring = PLAIN,
 ) -> None:
     """`across`: the new tokens' numbers lie side by side in memory, as some products give them. kept: what
     the pool's numbers are; None: as the new tokens'."""
@@ -93,7 +95,7 @@ def compare(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     shape = KVShape(len(windows), kv_heads, dim, kept or dtype, torch.device("cpu"))
-    tested, reference = (one(shape, SLOTS, heads, windows) for one in (kind, Reference))
+    tested, reference = (one(shape, SLOTS, heads, windows, scoring) for one in (kind, Reference))
     filled = noise(SLOTS, len(windows), 2 * kv_heads, dim).to(shape.dtype).float()
     # Slots that no segment names must not matter, even if they hold no numbers.
     named = torch.zeros(SLOTS, dtype=torch.bool)
@@ -216,6 +218,36 @@ def test_a_row_without_finite_numbers_harms_no_other(name: str) -> None:
     attention.pool.kv[bad, :, :2] = torch.nan
     out = attention.begin(plan)(0, torch.randn(6, 8, 16))
     assert torch.isfinite(out).all(-1).tolist() == [True, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("what", ["scale", "softcap", "sinks", "all"])
+@pytest.mark.parametrize("shape", PLANS)
+def test_scales_caps_and_sinks(name: str, what: str, shape: str) -> None:
+    rows, lengths = PLANS[shape]
+    sinks = tuple(torch.tensor([-2.0, 0.5, 1.0, 3.0]) * sign for sign in (1, -1))
+    whole = {"scale": 0.7, "softcap": 2.0, "sinks": sinks}
+    chosen = whole if what == "all" else {what: whole[what]}
+    kind, plan = ATTENTION.load(name), plan_of(rows, lengths, 1, seed=4)
+    compare(kind, plan, windows=(None, 50), scoring=Scoring(**chosen))
+
+
+@pytest.mark.parametrize(
+    "scoring", [Scoring(scale=0.7), Scoring(softcap=0.5), Scoring(sinks=(torch.ones(2),))]
+)
+def test_the_reference_follows_the_definition(scoring: Scoring) -> None:
+    """One query of each head over three keys, by hand."""
+    shape = KVShape(1, 1, 4, torch.float32, torch.device("cpu"))
+    attention = Reference(shape, 8, 2, (None,), scoring)
+    step = attention.begin(StepPlan((Row(1, (0,) * 3, 0, (Run(0, 3),), SamplingParams()),), ()))
+    qkv = torch.randn(3, 4, 4, generator=torch.Generator().manual_seed(3))
+    got = step(0, qkv)[-1].view(2, 4)
+    for head in range(2):
+        scores = qkv[:, 2] @ qkv[-1, head] * (scoring.scale or 0.5)
+        if scoring.softcap:
+            scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+        total = scores.exp().sum() + (math.e if scoring.sinks else 0.0)
+        torch.testing.assert_close(got[head], (scores.exp() / total) @ qkv[:, 3])
 
 
 @pytest.mark.parametrize("name", list(ATTENTION))

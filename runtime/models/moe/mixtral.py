@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.config.family import Family, Names, Traits
+from runtime.config.family import Family, Names, Rope, Traits
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertNames, RouterSpec, experts_spec
 
@@ -31,4 +31,4 @@ NAMES = Names(
         down=f"{_EXPERT}.w2",
     )
 )
-FAMILY = Family(_traits, NAMES, rope_theta_default=10000.0)
+FAMILY = Family(_traits, NAMES, rope=Rope(theta=10000.0))

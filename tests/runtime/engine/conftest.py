@@ -15,6 +15,7 @@ import transformers
 
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
 from runtime.protocol.sampling import SamplingParams
+from tests.runtime.engine.families import CLASSES, CONFIGS, FAMILIES, LEFT_OUT
 
 GREEDY = SamplingParams(temperature=0.0)
 BASE = {
@@ -111,17 +112,18 @@ def _one_thread() -> Iterator[None]:
 
 
 def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save: Any) -> Tiny:
-    family, changes = {**CASES, **EXPERT_CASES}[case]
-    config = getattr(transformers, f"{family}Config")(**{**BASE, **changes})
+    family, changes = {**CASES, **EXPERT_CASES, **FAMILIES}[case]
+    given = {name: value for name, value in {**BASE, **changes}.items() if value is not LEFT_OUT}
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**given)
     config._attn_implementation = "eager"
     torch.manual_seed(len(case))
-    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    model = getattr(transformers, CLASSES.get(family, f"{family}ForCausalLM"))(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
                 weight.normal_(std=1.0 if "embed" in name else 0.2)
             else:
-                weight.normal_(mean=1.0 if "norm" in name else 0.0, std=0.2)
+                weight.normal_(mean=1.0 if "norm" in name or "ln_" in name else 0.0, std=0.2)
     model.to(dtype)
     model.save_pretrained(path, **save)
     if (

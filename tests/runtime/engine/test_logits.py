@@ -33,7 +33,8 @@ class AllLogits:
         self.decoder = Decoder.load(path, self.spec, torch.float32, cpu, method or Dense(pack=True))
         spec = self.spec
         shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, torch.float32, cpu)
-        self.attention = choose(attention, cpu)(shape, slots, spec.num_heads, spec.windows)
+        scoring = self.decoder.scoring
+        self.attention = choose(attention, cpu)(shape, slots, spec.num_heads, spec.windows, scoring)
         self.attention.pool.kv.fill_(torch.nan)  # what was never written must never matter
         self.slots, self.vocab_size = slots, spec.vocab_size
         self.seen: torch.Tensor | None = None
@@ -144,9 +145,9 @@ class Rounded(LinearMethod):
 
     def load(self, weights: Weights, parts: Sequence[Projection], inputs: int, *, bias: bool) -> Linear:
         self.asked.append(tuple(part.name.split(".")[-1] for part in parts))
-        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,)) for part in parts if bias]
-        shapes = {f"{part.name}.weight": (part.outputs, inputs) for part in parts}
-        return Apart([weights.tensor(name, shape) for name, shape in shapes.items()], biases, self.most)
+        biases = [weights.tensor(f"{part.name}.bias", (part.outputs,), part.own) for part in parts if bias]
+        matrices = [weights.tensor(f"{part.name}.weight", (part.outputs, inputs), part.own) for part in parts]
+        return Apart(matrices, biases, self.most)
 
     def shared(self, table: torch.Tensor) -> Linear:
         self.asked.append(("shared",))

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from runtime.config.model import RopeSpec
 from runtime.layers import dense
 from runtime.layers.dense import DenseLinear, size_of
-from runtime.layers.mlp import SwiGLU
-from runtime.layers.norm import RMSNorm
+from runtime.layers.mlp import GatedMLP, PlainMLP
+from runtime.layers.norm import AllHeadsNorm, RMSNorm
 from runtime.layers.rope import Rotary, inverse_frequencies
+from runtime.parallel import ALONE, Group
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 8, 33, 64, 65, 200])
@@ -124,11 +125,51 @@ def test_norm(dtype: torch.dtype) -> None:
         )
 
 
-def test_swiglu() -> None:
+def test_gated_and_plain_mlp() -> None:
     torch.manual_seed(0)
     gate, up, down, x = torch.randn(12, 8), torch.randn(12, 8), torch.randn(8, 12), torch.randn(5, 8)
     right = (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
-    torch.testing.assert_close(SwiGLU(DenseLinear(torch.cat((gate, up))), DenseLinear(down))(x), right)
+    torch.testing.assert_close(GatedMLP(DenseLinear(torch.cat((gate, up))), DenseLinear(down))(x), right)
+    right = F.gelu(x @ up.T) @ down.T
+    torch.testing.assert_close(PlainMLP(DenseLinear(up), DenseLinear(down), "gelu")(x), right)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_norm_over_all_heads(ranks: int) -> None:
+    """With two ranks each has half of the heads, and the other's sum of squares."""
+    torch.manual_seed(1)
+    x, weight = torch.randn(5, 6, 8), torch.randn(6, 8)
+    wide = x.double()
+
+    def normalised(part: torch.Tensor) -> torch.Tensor:
+        return part / (part.pow(2).mean((1, 2), keepdim=True) + 1e-5).sqrt()
+
+    right = (torch.cat((normalised(wide[:, :4]), normalised(wide[:, 4:])), 1) * weight).float()
+    if ranks == 1:
+        torch.testing.assert_close(AllHeadsNorm(weight, 4, 1e-5, ALONE)(x), right)
+        return
+
+    class Half(Group):
+        def sum_(self, x: torch.Tensor) -> torch.Tensor:
+            return whole
+
+    squares = x.square().sum(-1)
+    whole = torch.stack((squares[:, :4].sum(-1), squares[:, 4:].sum(-1)), -1)
+    own = [0, 1, 4]
+    made = AllHeadsNorm(weight[own], 2, 1e-5, Half(0, 2))(x[:, own])
+    torch.testing.assert_close(made, right[:, own])
+
+
+@pytest.mark.parametrize("pairs", ["halves", "neighbours"])
+def test_part_of_a_head_is_turned(pairs: str) -> None:
+    rotary = Rotary(RopeSpec(10000.0, dims=8, pairs=pairs), 16, torch.device("cpu"))
+    x = torch.randn(1, 2, 16)
+    turned = rotary.turn_(x.clone(), *rotary.angles(torch.tensor([3]), torch.float32))
+    assert torch.equal(turned[..., 8:], x[..., 8:])
+    other, angle = (4 if pairs == "halves" else 1), torch.tensor(3.0)  # of the first pair
+    first = x[..., 0] * angle.cos() - x[..., other] * angle.sin()
+    second = x[..., other] * angle.cos() + x[..., 0] * angle.sin()
+    torch.testing.assert_close((turned[..., 0], turned[..., other]), (first, second))
 
 
 def test_rotary_depends_on_distances_only_and_keeps_lengths() -> None:
@@ -137,7 +178,7 @@ def test_rotary_depends_on_distances_only_and_keeps_lengths() -> None:
     q, k = torch.randn(1, 2, 16), torch.randn(1, 2, 16)
 
     def turned(x: torch.Tensor, position: int) -> torch.Tensor:
-        return Rotary.turn_(x.clone(), *rotary.angles(torch.tensor([position]), torch.float32))
+        return rotary.turn_(x.clone(), *rotary.angles(torch.tensor([position]), torch.float32))
 
     near, far = turned(q, 5) * turned(k, 2), turned(q, 1005) * turned(k, 1002)
     torch.testing.assert_close(near.sum(-1), far.sum(-1), atol=1e-3, rtol=1e-3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.config.family import Family, Traits, full_attention
+from runtime.config.family import Family, Rope, Traits, full_attention
 from runtime.config.fields import Fields
 
 
@@ -17,4 +17,4 @@ def _traits(fields: Fields, layers: int) -> Traits:
 
 
 # The first Llama's configurations have neither num_key_value_heads nor rope_theta.
-FAMILY = Family(_traits, kv_heads_default=True, rope_theta_default=10000.0)
+FAMILY = Family(_traits, kv_heads_default=True, rope=Rope(theta=10000.0))

@@ -1,0 +1,41 @@
+"""Mistral 7B and its successors: Llama's shape with, in the first version, a sliding window. Ministral 8B has
+windows in some layers; Ministral 3 (the text part of Mistral 3) lets queries grow with their position. Data
+only."""
+
+from __future__ import annotations
+
+from runtime.config.family import Family, QueryGrowth, Rope, Traits, layer_types, windows_of
+from runtime.config.fields import Fields
+
+
+def _mistral(fields: Fields, layers: int) -> Traits:
+    # The published format says null for "no window"; a missing field would leave it open, so it is refused.
+    if "sliding_window" not in fields.values:
+        raise fields.fail(
+            "the field 'sliding_window' is missing", hint="null means attention without a window"
+        )
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    return Traits(windows=(window,) * layers)
+
+
+def _ministral(fields: Fields, layers: int) -> Traits:
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    # Without layer_types every layer has the window, if there is one.
+    kinds = layer_types(fields, layers, layers + 1)
+    return Traits(windows=windows_of(kinds, window))
+
+
+def _ministral3(fields: Fields, layers: int) -> Traits:
+    window = fields.integer("sliding_window") if fields.has("sliding_window") else None
+    rope, growth = fields.child("rope_parameters"), None
+    if rope.has("llama_4_scaling_beta"):
+        growth = QueryGrowth(
+            beta=rope.number("llama_4_scaling_beta"),
+            every=rope.integer("original_max_position_embeddings"),
+        )
+    return Traits(windows=(window,) * layers, query_growth=growth)
+
+
+MISTRAL = Family(_mistral, rope=Rope(theta=10000.0))
+MINISTRAL = Family(_ministral, rope=Rope(theta=10000.0), kv_heads_default=True)
+MINISTRAL3 = Family(_ministral3, rope=Rope(theta=1e6), kv_heads_default=True)

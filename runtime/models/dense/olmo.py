@@ -1,0 +1,48 @@
+"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after each half of a layer instead of before it, and over all
+query heads and all key heads at once. OLMo 3 has windows, and stretches positions in the other layers only.
+Data only."""
+
+from __future__ import annotations
+
+from runtime.config.family import Family, Names, Rope, Traits, full_attention, layer_types, windows_of
+from runtime.config.fields import Fields
+
+
+def _with(fields: Fields, windows: tuple[int | None, ...]) -> Traits:
+    bias = fields.flag("attention_bias", False)
+    return Traits(
+        windows=windows,
+        qkv_bias=bias,
+        output_bias=bias,
+        qk_norm=True,
+        qk_norm_over="heads",
+    )
+
+
+def _olmo2(fields: Fields, layers: int) -> Traits:
+    return _with(fields, full_attention(layers))
+
+
+def _kinds(fields: Fields, layers: int) -> tuple[str, ...]:
+    return layer_types(fields, layers, 4)
+
+
+def _olmo3(fields: Fields, layers: int) -> Traits:
+    return _with(fields, windows_of(_kinds(fields, layers), fields.integer("sliding_window", 4096)))
+
+
+_NAMES = Names(
+    attention_norm=None,
+    attention_post_norm="model.layers.{layer}.post_attention_layernorm.weight",
+    mlp_norm=None,
+    mlp_post_norm="model.layers.{layer}.post_feedforward_layernorm.weight",
+)
+_THETA = 500000.0
+
+OLMO2 = Family(_olmo2, _NAMES, rope=Rope(theta=_THETA), kv_heads_default=True)
+OLMO3 = Family(
+    _olmo3,
+    _NAMES,
+    rope=Rope(theta=_THETA, kinds=_kinds, local=("rope_theta", _THETA)),
+    kv_heads_default=True,
+)

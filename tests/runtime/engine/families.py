@@ -1,0 +1,88 @@
+"""Cases beside those in conftest.py: families whose layers differ from Llama's, each in small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+LEFT_OUT = object()
+"""A field that the family does not know."""
+OLD = {"head_dim": LEFT_OUT, "num_key_value_heads": LEFT_OUT}
+
+
+def _kinds_of_rope(local: float, **full: Any) -> dict[str, Any]:
+    return {
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        "full_attention": {"rope_type": "default", "rope_theta": 10000.0, **full},
+    }
+
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("Gemma", {}),
+    "gemma2": ("Gemma2", {"sliding_window": 37, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0}),
+    "gemma2, nothing capped": (
+        "Gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "layer_types": KINDS},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            "sliding_window": 37,
+            "layer_types": KINDS,
+            "rope_parameters": _kinds_of_rope(100.0, rope_type="linear", factor=4.0),
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 37}),
+    "phi3, part of the head turned": (
+        "Phi3",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    ),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 37,
+            "layer_types": KINDS,
+            "rope_parameters": _kinds_of_rope(
+                10000.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=64
+            ),
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 1.5,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.7,
+            "attention_multiplier": 0.3,
+        },
+    ),
+    "glm": ("Glm", {}),
+    "glm4": ("Glm4", {}),
+    "cohere": ("Cohere", {"logit_scale": 0.5}),
+    "cohere, normalised heads": ("Cohere", {"use_qk_norm": True, "logit_scale": 0.5}),
+    "cohere2": ("Cohere2", {"sliding_window": 37, "layer_types": KINDS, "hidden_size": 64}),
+    "ministral": ("Ministral", {"sliding_window": 37, "layer_types": KINDS}),
+    "ministral3": (
+        "Ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.3,
+            }
+        },
+    ),
+    "gpt2": ("GPT2", {**OLD, "intermediate_size": LEFT_OUT}),
+    "gpt_neox": ("GPTNeoX", {**OLD, "hidden_size": 64}),
+    "gpt_neox, one after the other": ("GPTNeoX", {**OLD, "hidden_size": 64, "use_parallel_residual": False}),
+}
+CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3": "Gemma3ForCausalLM"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}

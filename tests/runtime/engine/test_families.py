@@ -1,0 +1,68 @@
+"""Every family's logits and greedy tokens equal transformers': in chunks, token by token, in batches with a
+shared prefix, on ranks, and in the whole engine."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.config.runner import RunnerConfig
+from tests.runtime.engine.families import FAMILIES
+from tests.runtime.engine.ranks_here import RanksHere
+from tests.runtime.engine.test_logits import AllLogits
+
+TOLERANCE = 1e-4
+
+
+def close(got: torch.Tensor, right: torch.Tensor) -> None:
+    assert right.std() > 0.2  # or the comparison would say little
+    assert (got - right).abs().max() < TOLERANCE * max(1.0, float(right.std()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
+    """A prefix longer than the windows in two chunks; then three rows below it, extended by several tokens,
+    then by one; beside them a row of its own."""
+    case, shared = tiny(name), prompt(60, seed=1)
+    driver = drive(AllLogits(case.path), page=4, seed=1)
+    root, seen = driver.new(), []
+    for part in (shared[:41], shared[41:]):
+        driver.step([driver.ask(root, part)])
+        seen.append(driver.runner.seen)
+    close(torch.cat(seen), case.logits(shared))
+    ends = [prompt(length, seed=length) for length in (1, 7, 20)]
+    rows = [driver.fork(root) for _ in ends]
+    other, alone = driver.new(), prompt(9, seed=2)
+    driver.step([*(driver.ask(row, end) for row, end in zip(rows, ends)), driver.ask(other, alone)])
+    right = [case.logits([*shared, *end])[60:] for end in ends]
+    close(driver.runner.seen, torch.cat([*right, case.logits(alone)]))
+    driver.step([driver.ask(row, [9]) for row in rows])
+    close(driver.runner.seen, torch.stack([case.logits([*shared, *end, 9])[-1] for end in ends]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_token_by_token(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
+    case, ids = tiny(name), prompt(70, seed=3)
+    driver = drive(AllLogits(case.path), page=1, seed=3)
+    seq, seen = driver.new(), []
+    for token in ids:
+        driver.step([driver.ask(seq, [token])])
+        seen.append(driver.runner.seen)
+    close(torch.cat(seen), case.logits(ids))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_ranks_give_the_models_greedy_tokens(
+    name: str, size: int, tiny: Any, drive: Any, prompt: Any
+) -> None:
+    case, prompts = tiny(name), [prompt(length, seed=length) for length in (1, 50)]
+    right = [case.greedy(ids, 12) for ids in prompts]
+    config = RunnerConfig(max_total_tokens=1024, dtype="float32", device="cpu", threads=1, tp_size=size)
+    with contextlib.closing(RanksHere(case.path, size, config)) as ranks:
+        assert drive(ranks, page=1, seed=1).generate(prompts, 12, chunk=17) == right
