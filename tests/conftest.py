@@ -5,12 +5,16 @@ try the same examples each time; EXPLORE=NUMBER in the environment draws others,
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.exploring import EXPLORE, EXPLORING
+
+if not os.path.exists("/dev/nvidiactl"):  # where there is no GPU, kernels run in Triton's interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile(
     "suite",

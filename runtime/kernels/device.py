@@ -1,0 +1,27 @@
+"""Where kernels can run, and what the interpreter needs otherwise. Imports no Triton."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Triton decides it, too, when a kernel is defined. Then a dot product of bfloat16 is wrong: operands are
+widened first (constexpr WIDEN)."""
+
+
+def compiled(device: torch.device) -> bool:
+    """Whether kernels run on this device as machine code."""
+    return device.type == "cuda" and not INTERPRETED and importlib.util.find_spec("triton") is not None
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below `number`, which is at least 1."""
+    return 1 << (number - 1).bit_length()
+
+
+def warps(block: int) -> int:
+    """How many warps share a row of so many elements: some eight elements for each of their threads."""
+    return min(16, max(1, block // 256))

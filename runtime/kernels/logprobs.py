@@ -1,0 +1,56 @@
+"""Log-probabilities of single ids, without the [rows, vocab] table of all of them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.device import power_of_two
+
+BLOCK = 4096
+
+
+def gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """logits [rows, vocab] float32, a row's numbers side by side; ids [rows, wanted] -> log p of each id
+    [rows, wanted], and log-sum-exp [rows], float32; NaN where a row has NaN or infinity."""
+    rows, vocab = logits.shape
+    wanted = ids.shape[1]
+    out = torch.empty(rows, wanted, dtype=torch.float32, device=logits.device)
+    total = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    _gather[(rows,)](
+        logits, ids.contiguous(), out, total, logits.stride(0), vocab, wanted,
+        BLOCK=min(BLOCK, power_of_two(vocab)), WANTED=power_of_two(max(1, wanted)), num_warps=8,
+    )  # fmt: skip
+    return out, total
+
+
+def plain_gather_logprobs(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    total = torch.where(logits.sum(-1).isfinite(), logits.logsumexp(-1), torch.nan)
+    return logits.gather(1, ids.long()) - total[:, None], total
+
+
+@triton.jit
+def _gather(logits, ids, out, totals, stride, vocab, wanted, BLOCK: tl.constexpr, WANTED: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    logits += row * stride
+    lane = tl.arange(0, BLOCK)
+    most = tl.full([BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    finite = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, vocab, BLOCK):
+        at = first + lane
+        found = tl.load(logits + at, mask=at < vocab, other=-float("inf"))
+        finite += tl.where(at < vocab, found * 0.0, 0.0)
+        now = tl.maximum(most, found)
+        base = tl.where(now == -float("inf"), 0.0, now)
+        total = total * tl.exp(most - base) + tl.exp(found - base)
+        most = now
+    best = tl.max(most, 0)
+    whole = best + tl.log(tl.sum(total * tl.exp(most - best), 0)) + tl.sum(finite, 0)
+    place = tl.arange(0, WANTED)
+    token = tl.load(ids + row * wanted + place, mask=place < wanted, other=0)
+    picked = tl.load(logits + token, mask=place < wanted, other=0.0)
+    tl.store(out + row * wanted + place, picked - whole, mask=place < wanted)
+    tl.store(totals + row, whole)

@@ -1,0 +1,187 @@
+"""Attention of tiles: a few queries against a stretch of keys that lie in any slots of the pool.
+
+One kernel for all there is to attend to, because what differs is only which queries meet which keys, and that
+is data, made once per pass (runtime.attention.tiles):
+
+- decoding: a tile is one token against a split of its context (split-KV, as in Flash-Decoding);
+- extending: tokens of one row against its cached context and one another;
+- a shared prefix: tokens of many rows against keys that are the same for all, read once (cascade inference).
+
+The query heads that read one key head are packed into a tile's rows, so that keys are read once for all of
+them. What a token gets from several tiles is merged by log-sum-exp (merge_states.py). Online softmax as in
+FlashAttention (arXiv 2205.14135), in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from runtime.kernels.device import INTERPRETED, power_of_two
+
+FIELDS = 6
+"""Of a tile, int32: first of its queries in Tiles.queries, how many; first of its keys in Tiles.slots, how
+many, the first one's position; the first of the partial results it writes, or -1: it writes the result
+itself."""
+LOG2_E = math.log2(math.e)
+
+
+class Tiles(NamedTuple):
+    """fields [tiles, FIELDS]; queries: indices of tokens; positions: of each token; slots: of keys. All
+    int32. A tile of no queries does nothing."""
+
+    fields: Tensor
+    queries: Tensor
+    positions: Tensor
+    slots: Tensor
+
+
+class Form(NamedTuple):
+    """How scores are made: (q k) * scale, then cap * tanh(scores / cap) where a softcap is given; keys that
+    are `window` or more positions back are not seen. sinks: [heads] float32 logits that join each softmax
+    and add nothing; applied here to tiles that write the result itself."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+    sinks: Tensor | None = None
+
+
+class States(NamedTuple):
+    """Partial results [partials, heads, head_dim] and their log-sum-exp, base 2, [partials, heads];
+    float32."""
+
+    values: Tensor
+    sums: Tensor
+
+    @classmethod
+    def empty(cls, partials: int, heads: int, head_dim: int, device: torch.device) -> States:
+        values = torch.empty(partials, heads, head_dim, dtype=torch.float32, device=device)
+        return cls(values, torch.empty(partials, heads, dtype=torch.float32, device=device))
+
+
+def attend_tiles(
+    qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
+) -> None:
+    """qkv [tokens, heads + 2 * kv_heads, head_dim], query heads first; pool [slots, 2 * kv_heads, head_dim],
+    key heads first; both with a token's numbers side by side. Fills out [tokens, heads, head_dim] or
+    `states`, as each tile says. rows: of a tile, a power of two; holds its queries times the query heads of
+    a key head."""
+    kv_heads, dim = pool.shape[1] // 2, pool.shape[2]
+    heads = qkv.shape[1] - 2 * kv_heads
+    wide = dim > 128
+    _attend[(tiles.fields.shape[0], kv_heads)](
+        qkv, pool, out, states.values, states.sums, form.sinks, *tiles,
+        qkv.stride(0), pool.stride(0), form.scale, form.softcap or 1.0, form.window or 0,
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROWS=max(16, rows), KEYS=32 if wide else 64,
+        BLOCK_D=max(16, power_of_two(dim)), CAPPED=form.softcap is not None, WINDOWED=form.window is not None,
+        SINKS=form.sinks is not None, WIDEN=INTERPRETED or qkv.dtype == torch.float32,
+        num_warps=8 if rows >= 128 else 4, num_stages=2,
+    )  # fmt: skip
+
+
+@triton.jit
+def _attend(
+    qkv, pool, out, values, sums, sinks, fields, queries, positions, slots,
+    qkv_stride, slot_stride, scale, softcap, window,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    BLOCK_D: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SINKS: tl.constexpr,
+    WIDEN: tl.constexpr,
+):  # fmt: skip
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    tile = fields + tl.program_id(0) * 6
+    kv_head = tl.program_id(1)
+    count = tl.load(tile + 1)
+    if count > 0:
+        first_query, first_key, key_count = tl.load(tile), tl.load(tile + 2), tl.load(tile + 3)
+        first_position, target = tl.load(tile + 4), tl.load(tile + 5)
+        row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
+        mine, head = row // GROUP, kv_head * GROUP + row % GROUP
+        real, in_head = mine < count, d < DIM
+        token = tl.load(queries + first_query + mine, mask=real, other=0).to(tl.int64)
+        at = tl.load(positions + token, mask=real, other=0)
+        q_place = qkv + token[:, None] * qkv_stride + (head * DIM)[:, None] + d[None, :]
+        q = tl.load(q_place, mask=real[:, None] & in_head[None, :], other=0.0)
+        if WIDEN:
+            q = q.to(tl.float32)
+        most = tl.full([ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        made = tl.zeros([ROWS, BLOCK_D], tl.float32)
+        for start in range(0, key_count, KEYS):
+            key = start + tl.arange(0, KEYS)
+            there = key < key_count
+            slot = tl.load(slots + first_key + key, mask=there, other=0).to(tl.int64)
+            place = pool + slot * slot_stride + kv_head * DIM
+            k = tl.load(place[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
+            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
+            if CAPPED:
+                # tanh; exact at both ends, where exp gives 0 or infinity.
+                scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
+            of = first_position + key
+            seen = there[None, :] & (of[None, :] <= at[:, None])
+            if WINDOWED:
+                seen = seen & (of[None, :] > at[:, None] - window)
+            scores = tl.where(seen, scores * 1.4426950408889634, -float("inf"))
+            now = tl.maximum(most, tl.max(scores, 1))
+            # Of a row that has seen nothing yet: any finite number serves.
+            base = tl.where(now == -float("inf"), 0.0, now)
+            weights = tl.exp2(scores - base[:, None])
+            kept = tl.exp2(most - base)
+            total = total * kept + tl.sum(weights, 1)
+            v_place = place[:, None] + KV_HEADS * DIM + d[None, :]
+            v = tl.load(v_place, mask=there[:, None] & in_head[None, :], other=0.0)
+            made = made * kept[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+            most = now
+        if SINKS and target < 0:
+            sink = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634
+            now = tl.maximum(most, sink)
+            kept = tl.exp2(most - now)
+            total, made, most = total * kept + tl.exp2(sink - now), made * kept[:, None], now
+        made = made / tl.where(total == 0.0, 1.0, total)[:, None]
+        write = real[:, None] & in_head[None, :]
+        if target < 0:
+            result = out + (token * HEADS + head)[:, None] * DIM + d[None, :]
+            tl.store(result, made.to(out.dtype.element_ty), mask=write)
+        else:
+            state = (target + mine).to(tl.int64) * HEADS + head
+            tl.store(values + state[:, None] * DIM + d[None, :], made, mask=write)
+            tl.store(sums + state, most + tl.log2(total), mask=real)
+
+
+def plain_attend_tiles(
+    qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
+) -> None:
+    """One tile after the other, in float32."""
+    kv_heads = pool.shape[1] // 2
+    heads = qkv.shape[1] - 2 * kv_heads
+    for first, count, first_key, keys, position, target in tiles.fields.tolist():
+        if not count:
+            continue
+        tokens = tiles.queries[first : first + count].long()
+        kv = pool[tiles.slots[first_key : first_key + keys].long()].float()
+        k, v = kv.repeat_interleave(heads // kv_heads, 1).chunk(2, 1)
+        scores = torch.einsum("qhd,khd->qhk", qkv[tokens, :heads].float(), k) * form.scale
+        if form.softcap is not None:
+            scores = form.softcap * torch.tanh(scores / form.softcap)
+        at = tiles.positions[tokens].long()[:, None]
+        of = position + torch.arange(keys, device=qkv.device)[None]
+        seen = of <= at
+        if form.window is not None:
+            seen &= of > at - form.window
+        scores = scores.masked_fill(~seen[:, None], -math.inf)
+        if form.sinks is not None and target < 0:
+            extra = form.sinks[None, :, None].expand(count, -1, 1)
+            total = torch.cat((scores, extra), -1).logsumexp(-1, keepdim=True)
+        else:
+            total = scores.logsumexp(-1, keepdim=True)
+        made = torch.einsum("qhk,khd->qhd", (scores - total).exp().nan_to_num(0.0), v)
+        if target < 0:
+            out[tokens] = made.to(out.dtype)
+        else:
+            states.values[target : target + count] = made
+            states.sums[target : target + count] = total.squeeze(-1) * LOG2_E
