@@ -21,6 +21,7 @@ from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pool
 from runtime.config.runner import RunnerConfig
 from runtime.config.scheduler import SchedulerConfig
 from runtime.config.shards import check_ranks
+from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
 
 PASS_SHARE = 0.8
@@ -133,6 +134,28 @@ class EngineConfig:
     )
     radix_cache: bool = option(True, "keep the KV of prefixes for later requests")
     jump_forward: bool = option(True, "append text that a constraint forces without decoding it")
+    speculative_algorithm: str | None = option(
+        None,
+        "guess tokens and verify several in one pass, which changes no output: NGRAM (what followed the same "
+        "tokens earlier in the request's text), STANDALONE (what a smaller model says) or None",
+    )
+    speculative_draft_model_path: str | None = option(
+        None, "with STANDALONE: the smaller model's checkpoint; it must have the same vocabulary"
+    )
+    speculative_num_draft_tokens: int | None = option(
+        None,
+        "tokens of one sequence that a pass verifies, at most, the certain one included; None: 12 with "
+        "NGRAM, 4 with STANDALONE",
+    )
+    speculative_num_steps: int | None = option(
+        None, "with STANDALONE: passes of the smaller model, one for each token that is guessed"
+    )
+    speculative_ngram_min_match_window_size: int = option(
+        2, "with NGRAM: how many of the last tokens must have come before for a guess"
+    )
+    speculative_ngram_max_match_window_size: int = option(
+        12, "with NGRAM: how many are compared at most; the longest match wins"
+    )
     grammar_backend: str = option(
         "auto", "what keeps constraints: auto (the best one for each kind), or a grammar backend's name"
     )
@@ -335,6 +358,16 @@ class EngineConfig:
             step_timeout_s=PASS_SHARE * self.step_timeout_s,
         )
 
+    def speculation(self) -> SpeculationConfig:
+        return SpeculationConfig.of(
+            self.speculative_algorithm,
+            model=self.speculative_draft_model_path,
+            steps=self.speculative_num_steps,
+            tokens=self.speculative_num_draft_tokens,
+            min_match=self.speculative_ngram_min_match_window_size,
+            max_match=self.speculative_ngram_max_match_window_size,
+        )
+
     def disaggregation(self) -> DisaggregationConfig:
         return DisaggregationConfig(
             mode=self.disaggregation_mode,
@@ -356,6 +389,7 @@ class EngineConfig:
             policy=self.schedule_policy,
             context_length=context_length,
             overlap=overlap,
+            speculation=self.speculation(),
         )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.server_names import SPECULATION
 
-ALGORITHMS = ("NGRAM", "STANDALONE")
+ALGORITHMS = SPECULATION
 DEFAULT_DRAFTS = {"NGRAM": 11, "STANDALONE": 3}
 
 

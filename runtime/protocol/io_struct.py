@@ -362,8 +362,11 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
 
     meta: id; finish_reason ({"type": "stop", "matched": ...}, {"type": "length", "length": ...}; None while
     it goes on); prompt_tokens, completion_tokens, cached_tokens, reasoning_tokens, jumped_tokens,
-    decode_steps, num_retractions; queue_time, first_token_latency, e2e_latency (seconds); weight_version;
-    dp_rank (0: there is one engine). unfinished in finish_reason: see FinishReason.
+    decode_steps, num_retractions; at the end, where tokens were drafted, spec_verify_ct,
+    spec_accept_token_num, spec_draft_token_num, spec_accept_rate, spec_accept_length and
+    spec_accept_histogram (see SpeculativeDecodingMetricsMixin); queue_time, first_token_latency, e2e_latency
+    (seconds); weight_version; dp_rank (0: there is one engine). unfinished in finish_reason: see
+    FinishReason.
     With a constraint, grammar (see GrammarInfo); where the output begins with reasoning, answer_start: how
     many characters of the text are reasoning and its marks, None while it goes on; else, where a
     conversation's prompt begins (true) or ends (false) the reasoning, reasoning_begun.

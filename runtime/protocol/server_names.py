@@ -132,6 +132,13 @@ _FAMILIES: Final = (
     "cuda_graph_", "deepep_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
     "kt_", "mm_", "moe_", "nsa_", "speculative_", "torch_compile_",
 )  # fmt: skip
+SPECULATION: Final = ("NGRAM", "STANDALONE")
+"""Of its ways to guess tokens ahead those that there are; what belongs to others changes no answer."""
+_SPECULATIVE: Final[frozenset[str]] = frozenset({
+    "speculative_algorithm", "speculative_draft_model_path", "speculative_num_draft_tokens",
+    "speculative_num_steps", "speculative_ngram_min_match_window_size",
+    "speculative_ngram_max_match_window_size",
+})  # fmt: skip
 _WHY: Final[Mapping[str, str]] = {
     "tokenizer_path": "a checkpoint's tokenizer is read from its own folder: put its files there",
     "enable_torch_compile": "leave it out",
@@ -153,8 +160,11 @@ def own_options(
     `lenient`: what there is not, too, but another tokenizer. Else it raises NotSupported."""
     made: dict[str, Any] = {}
     idle: list[str] = []
+    guesses = str(given.get("speculative_algorithm") or "").upper() in SPECULATION
     for name, value in given.items():
-        if name in ANYWAY or name == "tokenizer_path":
+        if guesses and name in _SPECULATIVE:
+            made[name] = value
+        elif name in ANYWAY or name == "tokenizer_path":
             if value in ANYWAY.get(name, (None, model)):
                 continue
             if not lenient or name == "tokenizer_path":

@@ -266,6 +266,9 @@ COMMANDS = {
     "--speculative-algorithm EAGLE --speculative-num-steps 3": (
         "", "speculative_algorithm=EAGLE, speculative_num_steps=3",
     ),
+    "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8 --speculative-ngram-capacity 9": (
+        "--speculative-algorithm NGRAM --speculative-num-draft-tokens 8", "speculative_ngram_capacity=9",
+    ),
     "--tool-call-parser qwen25 --chat-template chatml": (
         "--tool-call-parser qwen25 --chat-template chatml", "",
     ),

@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.formats.reasoning.boundary import ReasoningBoundary
 from runtime.formats.reasoning.marks import ReasoningMarks
-from runtime.protocol.io_struct import StrOutput, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import SpecFigures, StrOutput, TokenizedGenerateReqInput, TokenOutput
 
 TokenText = Callable[[int], str]
 """A token id's own text."""
@@ -149,6 +149,7 @@ class OutputAccumulator:
             "num_retractions": last.retractions,
             "queue_time": last.queue_s,
             "first_token_latency": last.first_token_s,
+            **spec_meta(last.spec),
         }
 
     def finish_reason(self) -> dict[str, Any] | None:
@@ -197,3 +198,18 @@ def _last(ids: Sequence[int], count: int) -> list[int | None]:
     """The last `count` ids; None for those that stand before them (what a session contained before)."""
     missing = max(0, count - len(ids))
     return [None] * missing + list(ids[len(ids) - (count - missing) :])
+
+
+def spec_meta(spec: SpecFigures | None) -> dict[str, Any]:
+    """How drafted tokens did, as the field names it; nothing where none were drafted."""
+    if spec is None:
+        return {}
+    steps, accepted, drafted = spec.verify_ct, spec.accepted_tokens, spec.drafted_tokens
+    return {
+        "spec_verify_ct": steps,
+        "spec_accept_token_num": accepted,
+        "spec_draft_token_num": drafted,
+        "spec_accept_rate": accepted / drafted if drafted else 0.0,
+        "spec_accept_length": (accepted + steps) / steps if steps else 0.0,
+        "spec_accept_histogram": spec.acceptance_histogram,
+    }

@@ -56,6 +56,8 @@ _GAUGES = {
     "num_decode_transfer_queue_reqs": "Requests whose KV is coming",
     "num_host_copies": "Retracted requests whose KV is kept in host memory",
     "num_free_metadata_rows": "Requests whose KV could move besides those whose does",
+    "spec_accept_length": "Tokens gained by a step that verified guesses, its own included",
+    "spec_accept_rate": "Share of the guessed tokens so far that were right",
     "new_token_ratio": "Share of their max_new_tokens requests are expected to need",
 }
 _TOTALS = {
@@ -76,6 +78,9 @@ _TOTALS = {
     "num_offloaded_requests_total": "Times a retracted request's KV was kept in host memory",
     "num_restored_requests_total": "Times it was written back",
     "jumped_tokens_total": "Tokens appended without a forward pass",
+    "spec_verify_steps_total": "Steps of requests in which guessed tokens were verified",
+    "spec_drafted_tokens_total": "Tokens guessed",
+    "spec_accepted_tokens_total": "Tokens guessed that were right",
 }
 
 

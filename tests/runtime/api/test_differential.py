@@ -19,6 +19,7 @@ from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 COUNT = 36
 ROOMY = {"device": "cpu", "dtype": "float32", "threads": 1, "max_total_tokens": 8192}
 TIGHT = {"max_total_tokens": 170, "conservativeness": 0.05}
+GUESSING = {"speculative_algorithm": "NGRAM", "speculative_ngram_min_match_window_size": 1}
 STEMS = [
     "Classify the review as positive or negative.\nReview: The soup was cold and the waiter rude.\nLabel:",
     "The capital of France is",
@@ -194,8 +195,9 @@ def alone() -> list[list[GenerateOutput | RuntimeFault]]:
         {"overlap": False, "page_size": 16, "chunked_prefill_size": 16, **TIGHT, "max_total_tokens": 256},
         {"radix_cache": False, "mixed_prefill": False, "schedule_policy": "dfs-weight", **TIGHT},
         {"schedule_policy": "priority", "eviction_policy": "lfu", "chunked_prefill_size": 5, **TIGHT},
+        {"overlap": True, "page_size": 4, **GUESSING, **TIGHT, "max_total_tokens": 256},
     ],
-    ids=["plain", "tight", "pages", "no radix", "chunks"],
+    ids=["plain", "tight", "pages", "no radix", "chunks", "guesses"],
 )
 def test_no_setting_changes_an_answer(alone: list[Any], options: dict[str, Any]) -> None:
     same(alone, run(options, 7))

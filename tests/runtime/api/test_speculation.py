@@ -1,0 +1,78 @@
+"""Guessing tokens ahead: the same answers on a real model, and what is told about the guesses."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import pytest
+
+from runtime.api import Engine
+from runtime.protocol.errors import BadRequest
+from tests.runtime.api.test_differential import GUESSING, ROOMY, answers, mixed, same
+
+REQUESTS = 4 * int(os.environ.get("SLOW_EXAMPLES", "100"))
+TEXT = "one two three four five six seven eight nine ten "
+
+
+def test_what_is_told_of_guesses() -> None:
+    with Engine("pocket", **ROOMY, **GUESSING, speculative_num_draft_tokens=6) as engine:
+        made = engine.generate(
+            TEXT * 3,
+            sampling_params={"temperature": 0, "max_new_tokens": 60, "ignore_eos": True},
+        )
+        meta, state = made["meta_info"], engine.state()
+    steps, accepted = meta["spec_verify_ct"], meta["spec_accept_token_num"]
+    assert 0 < accepted <= meta["spec_draft_token_num"] <= 5 * steps
+    assert len(meta["spec_accept_histogram"]) == 6
+    assert sum(meta["spec_accept_histogram"]) == steps
+    assert meta["spec_accept_rate"] == accepted / meta["spec_draft_token_num"]
+    assert meta["spec_accept_length"] == (accepted + steps) / steps
+    assert meta["completion_tokens"] == meta["decode_steps"] == 60
+    assert state["spec_accepted_tokens_total"] == accepted
+    assert state["steps"] == 60 - accepted
+
+
+def test_nothing_is_told_where_nothing_is_guessed(engine: Engine) -> None:
+    made = engine.generate("one two", sampling_params={"max_new_tokens": 3})
+    assert not [name for name in made["meta_info"] if name.startswith("spec_")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speculative_algorithm": "STANDALONE"}, "speculative-draft-model-path"),
+        ({**GUESSING, "speculative_num_draft_tokens": 1}, "2 to 128"),
+        ({**GUESSING, "speculative_ngram_max_match_window_size": 0}, "max_match_window_size"),
+    ],
+)
+def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        Engine("pocket", **ROOMY, **options)
+
+
+def test_what_another_engine_calls_speculation_changes_nothing() -> None:
+    with (
+        pytest.warns(UserWarning, match="speculative_algorithm=EAGLE, speculative_num_steps=3"),
+        Engine("pocket", **ROOMY, speculative_algorithm="EAGLE", speculative_num_steps=3) as engine,
+    ):
+        assert "spec_accept_rate" not in engine.state()
+
+
+@pytest.mark.slow
+def test_many_requests_of_all_kinds() -> None:
+    """SLOW_EXAMPLES=500 makes 2,000."""
+
+    def come_to(**options: Any) -> tuple[list[Any], int]:
+        with Engine("pocket", **ROOMY, **options) as engine:
+            found: list[Any] = []
+            for seed in range(REQUESTS // 36 + 1):
+                found += asyncio.run(answers(engine, mixed(seed, 36), at_once=True))
+            return found, engine.state().get("spec_accepted_tokens_total", 0)
+
+    expected, _ = come_to()
+    for options in ({"overlap": True}, {"overlap": False, "jump_forward": False}):
+        found, accepted = come_to(**GUESSING, **options)
+        same(expected, found)
+        assert accepted > REQUESTS
