@@ -326,6 +326,8 @@ class EngineConfig:
         that do not fit the model."""
         path = find_checkpoint(self.model)
         spec = read_spec(path)
+        if isinstance(spec, ModelSpec):
+            spec = spec.for_context(self.context_length)
         self.context(spec)
         _check_quantization(spec, self)
         if self.tp_size > 1:

@@ -106,6 +106,16 @@ class Fields:
             raise self.fail(f"{name!r} must be a token id or a list of them, got {value!r}")
         return tuple(listed)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of finite numbers above 0; empty when the field is missing."""
+        name = self.name_of(name)
+        value = self._get(name, [])
+        if not isinstance(value, list) or not all(
+            type(item) in (int, float) and 0 < item < math.inf for item in value
+        ):
+            raise self.fail(f"{name!r} must be a list of finite numbers above 0")
+        return tuple(map(float, value))
+
     def names(self, name: str) -> tuple[str, ...]:
         """A list of strings; empty when the field is missing."""
         name = self.name_of(name)

@@ -16,7 +16,8 @@ from runtime.config.parts.quantization import Quantization, read_quantization
 from runtime.protocol.errors import ModelLoadError
 
 DTYPES = ("float32", "bfloat16", "float16")
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_OLD_KINDS = {"su": "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class RopeSpec:
     llama3   Llama 3.1's: low frequencies divided by `factor`, a smooth step between the two wavelengths
     yarn     YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
              `attention_factor`
+    longrope LongRoPE (arXiv 2402.13753): each frequency divided by its own of `factors`, or of `long_factors`
+             in contexts beyond the trained length; cos and sin times `attention_factor`
 
     dims: how many of a head's dimensions are turned, the first ones; 0 = all. pairs: which of them turn
     together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1.
@@ -47,6 +50,8 @@ class RopeSpec:
     truncate: bool = True
     dims: int = 0
     pairs: str = "halves"
+    factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,8 @@ class ModelSpec(Traits):
     embedding), () = all have `rope`.
     activation: of the feed-forward, a value of ACTIVATIONS.
     experts: which layers' feed-forwards are mixtures of experts, and how; `ffn_size` is the others'.
+    max_position_embeddings: tokens of one context, at most; with for_context() up to long_positions, where
+    that is not 0.
     eos_ids: ids that end a generation, from config.json and generation_config.json together.
     dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
     quantization: how its matrices are stored; None: as `dtype`.
@@ -80,6 +87,15 @@ class ModelSpec(Traits):
     quantization: Quantization | None = None
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     activation: str = "silu"
+    long_positions: int = 0
+
+    def for_context(self, length: int | None) -> ModelSpec:
+        """The shape with which contexts of up to `length` tokens are computed. A LongRoPE model has other
+        frequencies in long contexts, from the first token on; the two do not mix, as keys are kept."""
+        if length is None or not self.max_position_embeddings < length <= self.long_positions:
+            return self
+        rope = replace(self.rope, factors=self.rope.long_factors)
+        return replace(self, rope=rope, max_position_embeddings=self.long_positions)
 
     @property
     def ropes(self) -> tuple[RopeSpec | None, ...]:
@@ -161,7 +177,8 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         layer_ropes=layer_ropes,
         activation=_activation(fields, family),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tied_default),
-        max_position_embeddings=positions,
+        max_position_embeddings=rope.original_positions if rope.kind == "longrope" else positions,
+        long_positions=positions if rope.kind == "longrope" else 0,
         eos_ids=tuple(dict.fromkeys(eos)),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
@@ -250,6 +267,7 @@ class _Ropes:
             theta = source.number("rope_theta", *_given(family.theta), above=1.0)
         dims = self._dims(rope)
         kind = rope.text("rope_type", rope.text("type", "default"))
+        kind = _OLD_KINDS.get(kind, kind)
         if kind not in ROPE_KINDS:
             raise rope.fail(f"unknown rope type {kind!r}", f"known: {', '.join(ROPE_KINDS)}")
         original = fields.integer("original_max_position_embeddings", positions)
@@ -282,8 +300,27 @@ class _Ropes:
                     attention_factor=rope.number("attention_factor", _yarn_attention_factor(rope, factor)),
                     truncate=rope.flag("truncate", True),
                 )
+            case "longrope":
+                return self._longrope(rope, replace(plain, original_positions=original))
             case _:
                 return plain
+
+    def _longrope(self, rope: Fields, plain: RopeSpec) -> RopeSpec:
+        pairs, original = (plain.dims or self.head_dim) // 2, plain.original_positions
+        factors, long_factors = rope.numbers("short_factor"), rope.numbers("long_factor")
+        for name, given in (("short_factor", factors), ("long_factor", long_factors)):
+            if len(given) != pairs:
+                raise rope.fail(f"{name!r} has {len(given)} entries for {pairs} pairs of dimensions")
+        # The model's paper and code take the two lengths, where no factor is given.
+        factor = rope.number("factor", self.positions / original)
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+        return replace(
+            plain,
+            factor=factor,
+            factors=factors,
+            long_factors=long_factors,
+            attention_factor=rope.number("attention_factor", scale),
+        )
 
     def _dims(self, rope: Fields) -> int:
         """How many dimensions are turned; 0 = all."""

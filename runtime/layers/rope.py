@@ -26,6 +26,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
             return _llama3(plain, rope)
         case "yarn":
             return _yarn(plain, rope, head_dim)
+        case "longrope":
+            return plain / torch.tensor(rope.factors, dtype=torch.float32)
         case _:
             raise ValueError(f"unknown rope kind {rope.kind!r}")
 

@@ -17,6 +17,12 @@ def _kinds_of_rope(local: float, **full: Any) -> dict[str, Any]:
     }
 
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("Gemma", {}),
     "gemma2": ("Gemma2", {"sliding_window": 37, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0}),
@@ -36,6 +42,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3, part of the head turned": (
         "Phi3",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}},
+    ),
+    "phi3, longrope": (
+        "Phi3",
+        {"original_max_position_embeddings": 96, "rope_parameters": LONGROPE, "hidden_size": 64},
     ),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
     "olmo2": ("Olmo2", {}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from tests.runtime.engine.families import FAMILIES
 from tests.runtime.engine.ranks_here import RanksHere
@@ -41,6 +42,25 @@ def test_logits(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
     close(driver.runner.seen, torch.cat([*right, case.logits(alone)]))
     driver.step([driver.ask(row, [9]) for row in rows])
     close(driver.runner.seen, torch.stack([case.logits([*shared, *end, 9])[-1] for end in ends]))
+
+
+def test_long_contexts_of_longrope(tiny: Any, drive: Any, prompt: Any) -> None:
+    """Beyond the trained length all positions have the other frequencies, in transformers too."""
+    case, ids = tiny("phi3, longrope"), prompt(120, seed=5)
+    short = ModelSpec.from_dir(case.path)
+    assert (short.max_position_embeddings, short.for_context(96), short.for_context(513)) == (
+        96,
+        short,
+        short,
+    )
+    spec = short.for_context(200)
+    assert spec.max_position_embeddings == 512
+    driver = drive(AllLogits(case.path, spec=spec))
+    seq, seen = driver.new(), []
+    for part in (ids[:50], ids[50:]):
+        driver.step([driver.ask(seq, part)])
+        seen.append(driver.runner.seen)
+    close(torch.cat(seen), case.logits(ids))
 
 
 @pytest.mark.slow

@@ -26,9 +26,14 @@ class AllLogits:
     """A runner that keeps the logits of all tokens of a step."""
 
     def __init__(
-        self, path: Any, slots: int = 1024, attention: str = "auto", method: LinearMethod | None = None
+        self,
+        path: Any,
+        slots: int = 1024,
+        attention: str = "auto",
+        method: LinearMethod | None = None,
+        spec: ModelSpec | None = None,
     ) -> None:
-        self.spec = ModelSpec.from_dir(path)
+        self.spec = spec or ModelSpec.from_dir(path)
         cpu = torch.device("cpu")
         self.decoder = Decoder.load(path, self.spec, torch.float32, cpu, method or Dense(pack=True))
         spec = self.spec
