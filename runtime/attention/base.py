@@ -17,7 +17,9 @@ from torch import Tensor
 
 from runtime.attention.pool import KVPool, KVShape
 from runtime.attention.table import ATTENTION, AUTO
+from runtime.kernels.device import INTERPRETED, compiled
 from runtime.plan import StepPlan
+from runtime.protocol.errors import ModelLoadError
 
 P = TypeVar("P", bound=KVPool)
 
@@ -53,6 +55,18 @@ class Scoring:
 PLAIN = Scoring()
 
 
+class FixedStep(Protocol):
+    """A pass of one token a row whose tables lie at a fixed place, for a CUDA graph: what `step` does is
+    recorded once, and then repeated for every plan that load() took."""
+
+    step: AttentionStep
+
+    def load(self, plan: StepPlan) -> bool:
+        """Prepare the next pass; rows behind the plan's do nothing. False, and nothing is prepared, for a
+        plan that does not fit."""
+        ...
+
+
 class Attention(ABC, Generic[P]):
     """windows: per layer, how many tokens back a query sees, itself included; None = all."""
 
@@ -81,15 +95,26 @@ class Attention(ABC, Generic[P]):
         for."""
         return 2 * shape.layers * shape.kv_heads * shape.head_dim * shape.dtype.itemsize
 
+    def fixed(self, rows: int) -> FixedStep | None:
+        """For passes of at most so many rows of one token; None: there is none. The same implementation's
+        are used one at a time, and those of most rows are asked for first."""
+        return None
+
     @abstractmethod
     def begin(self, plan: StepPlan) -> AttentionStep:
         """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
 
 
 def choose(name: str, device: torch.device) -> type[Attention[KVPool]]:
-    """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName."""
-    automatic = {"cpu": "torch_views", "cuda": "torch_views"}
-    found: type[Attention[KVPool]] = ATTENTION.load(
-        automatic.get(device.type, "torch_views") if name == AUTO else name
-    )
+    """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName;
+    ModelLoadError for one that cannot run on it."""
+    if name == AUTO:
+        name = "triton" if compiled(device) else "torch_views"
+    elif name == "triton" and not (INTERPRETED or compiled(device)):
+        raise ModelLoadError(
+            f"attention 'triton' cannot run on {device.type}: it needs a CUDA device and the package triton",
+            where="attention",
+            hint="take 'auto', or install sglang-dsl[kernels]; TRITON_INTERPRET=1 interprets it, for tests",
+        )
+    found: type[Attention[KVPool]] = ATTENTION.load(name)
     return found

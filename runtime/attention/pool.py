@@ -86,6 +86,16 @@ class HeadMajorPool(KVPool):
             data.index_copy_(1, place, new)
 
 
+class LayerMajorPool(KVPool):
+    """data: [layers, slots, 2 * kv_heads, head_dim]. A token's numbers of one layer lie side by side, and
+    those of neighbouring slots one behind the other: for kernels that read one layer through a table of
+    slots."""
+
+    def __init__(self, shape: KVShape, slots: int) -> None:
+        self.data = shape.zeros(shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
+        super().__init__(self.data.transpose(0, 1))
+
+
 class PageMajorPool(KVPool):
     """`kv` lies in memory as it is: a run of slots, and so a page of any size, is one piece with all its
     layers. For transfers, and for kernels, which read a layer's pages through a page table: kv[:, layer]."""

@@ -13,6 +13,7 @@ ATTENTION: Registry[Any] = Registry(
     {
         "torch_views": "runtime.attention.torch_views:TorchViews",
         "torch_plain": "runtime.attention.torch_views:TorchPlain",
+        "triton": "runtime.attention.triton_tiles:TritonTiles",
         "reference": "runtime.attention.reference:Reference",
     },
 )

@@ -15,7 +15,11 @@ from runtime.attention.reference import Reference
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.sampling import SamplingParams
 
-IMPLEMENTATIONS = [name for name in ATTENTION if name != "reference"]
+# Without a GPU, kernels are interpreted, which is far too slow for this; see tests/runtime/attention.
+ON_GPU = {"triton"}
+IMPLEMENTATIONS = [
+    name for name in ATTENTION if name != "reference" and (name not in ON_GPU or torch.cuda.is_available())
+]
 SLOTS = 2048
 FLOAT = KVShape(1, 2, 16, torch.float32, torch.device("cpu"))
 
@@ -74,6 +78,12 @@ def plan_of(
     return StepPlan(tuple(made), segments)
 
 
+def device_of(kind: type[Attention[KVPool]]) -> torch.device:
+    """Where it is tested."""
+    on_gpu = torch.cuda.is_available() and any(ATTENTION.load(name) is kind for name in ON_GPU)
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
 def compare(
     kind: type[Attention[KVPool]],
     plan: StepPlan,
@@ -92,9 +102,10 @@ def compare(
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype)
+        return torch.randn(*shape, generator=generator).to(device, dtype)
 
-    shape = KVShape(len(windows), kv_heads, dim, kept or dtype, torch.device("cpu"))
+    device = device_of(kind)
+    shape = KVShape(len(windows), kv_heads, dim, kept or dtype, device)
     tested, reference = (one(shape, SLOTS, heads, windows, scoring) for one in (kind, Reference))
     filled = noise(SLOTS, len(windows), 2 * kv_heads, dim).to(shape.dtype).float()
     # Slots that no segment names must not matter, even if they hold no numbers.
@@ -212,11 +223,12 @@ def test_random_trees(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_row_without_finite_numbers_harms_no_other(name: str) -> None:
     plan = plan_of([([0, 1], 1), ([0, 2], 1), ([0], 4)], [80, 10, 12], 1, seed=8)
-    attention = ATTENTION.load(name)(FLOAT, SLOTS, 4, (None,))
+    kind = ATTENTION.load(name)
+    attention = kind(FLOAT._replace(device=device_of(kind)), SLOTS, 4, (None,))
     attention.pool.kv.normal_()
     bad = next(segment for segment in plan.segments if segment.rows == (1,)).runs[0].start
     attention.pool.kv[bad, :, :2] = torch.nan
-    out = attention.begin(plan)(0, torch.randn(6, 8, 16))
+    out = attention.begin(plan)(0, torch.randn(6, 8, 16, device=device_of(kind)))
     assert torch.isfinite(out).all(-1).tolist() == [True, False, True, True, True, True]
 
 
@@ -250,20 +262,22 @@ def test_the_reference_follows_the_definition(scoring: Scoring) -> None:
         torch.testing.assert_close(got[head], (scores.exp() / total) @ qkv[:, 3])
 
 
-@pytest.mark.parametrize("name", list(ATTENTION))
+@pytest.mark.parametrize("name", ["reference", *IMPLEMENTATIONS])
 @pytest.mark.parametrize("seed", range(5))
 def test_whole_tokens_are_copied_whatever_the_layout(name: str, seed: int) -> None:
     """By the numbers that attention itself wrote, and between runs that overlap too."""
     chance = random.Random(seed)
     windows = (None, 9)
-    attention = ATTENTION.load(name)(FLOAT._replace(layers=2), 64, 4, windows)
+    kind = ATTENTION.load(name)
+    device = device_of(kind)
+    attention = kind(FLOAT._replace(layers=2, device=device), 64, 4, windows)
     attention.pool.kv.fill_(0.0)
     slots = Run(chance.randrange(30), 20)
     step = attention.begin(StepPlan((Row(1, (0,) * 20, 0, (slots,), SamplingParams()),), ()))
-    kept = torch.randn(2, 20, 4, 16)
+    kept = torch.randn(2, 20, 4, 16, device=device)
     for layer in range(2):
-        step(layer, torch.cat((torch.randn(20, 4, 16), kept[layer]), 1))
-    right = torch.zeros(64, 2, 4, 16)
+        step(layer, torch.cat((torch.randn(20, 4, 16, device=device), kept[layer]), 1))
+    right = torch.zeros(64, 2, 4, 16, device=device)
     right[slots.start : slots.start + 20] = kept.transpose(0, 1)
     for _ in range(8):
         length = chance.randint(1, 25)

@@ -44,6 +44,8 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         for rows in (16, 64):
             attend_tiles(qkv, pool, tiles, form, out, states, rows)
         merge_states(states, ints, ints, out, form.sinks)
+    eight = torch.zeros(pool.shape, dtype=torch.float8_e4m3fn)  # a pool of fewer bits
+    attend_tiles(qkv, eight, tiles, Form(0.1), out, states, 16)
     experts = torch.zeros(2, 2, dtype=torch.int64)
     fused_experts(
         hidden, torch.zeros(4, 256, 4096, dtype=dtype), torch.zeros(4, 4096, 128, dtype=dtype), experts,

@@ -1,0 +1,236 @@
+"""TritonTiles: attention in a few kernels, whatever the plan looks like; for CUDA GPUs.
+
+Keys that many rows share are read once for all of them, long contexts are split among programs, the query
+heads of a key head go together, and a pass asks nothing back from the device: all tables are made on the
+host from the plan, and copied at once. `fixed` gives the same with tables of a fixed size at a fixed place,
+for a CUDA graph.
+
+On a CPU it runs in Triton's interpreter alone, for tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from runtime.attention.base import PLAIN, Attention, AttentionStep, FixedStep, Scoring
+from runtime.attention.float8 import TYPES, rounded
+from runtime.attention.pool import KVShape, LayerMajorPool
+from runtime.attention.tiles import Cut, Ints, Tables, cut, tables_of
+from runtime.kernels.device import compiled, power_of_two
+from runtime.kernels.kv_store import store_kv
+from runtime.kernels.merge_states import merge_states
+from runtime.kernels.paged_attention import FIELDS, Form, States, Tiles, attend_tiles
+from runtime.plan import StepPlan
+
+ROWS_WIDE = 64
+PROGRAMS_PER_UNIT = 4  # of the GPU's processors: what is split is split for so many
+Windows: TypeAlias = dict[int | None, Cut]
+
+
+class _Window(NamedTuple):
+    """On the device, int32; the tables of one window."""
+
+    narrow: Tensor
+    wide: Tensor
+    of: Tensor
+    ends: Tensor
+
+
+class _Prepared(NamedTuple):
+    """On the device, int32; states: room for the partial results of any window."""
+
+    places: Tensor
+    positions: Tensor
+    queries: Tensor
+    slots: Tensor
+    windows: dict[int | None, _Window]
+    states: States
+
+
+class Capacity(NamedTuple):
+    """Of tables of fixed size: queries, tiles of each kind, partial results."""
+
+    rows: int
+    queries: int
+    tiles: int
+    partials: int
+
+
+class TritonTiles(Attention[LayerMajorPool]):
+    def __init__(
+        self,
+        shape: KVShape,
+        slots: int,
+        heads: int,
+        windows: Sequence[int | None],
+        scoring: Scoring = PLAIN,
+    ) -> None:
+        super().__init__(shape, slots, heads, windows, scoring)
+        device = shape.device
+        units = torch.cuda.get_device_properties(device).multi_processor_count if compiled(device) else 4
+        self.splits = max(2, PROGRAMS_PER_UNIT * units // shape.kv_heads)
+        self._narrow, self._wide = (max(rows, power_of_two(self.group)) for rows in (16, ROWS_WIDE))
+        self._numbers = torch.arange(slots, dtype=torch.int32, device=device)
+        self._states: States | None = None  # of fixed steps, which never run at once
+        self._forms = [
+            Form(
+                self.scale,
+                self.softcap,
+                window,
+                self.sinks[layer].to(device, torch.float32) if self.sinks else None,
+            )
+            for layer, window in enumerate(self.windows)
+        ]
+
+    def make_pool(self, shape: KVShape, slots: int) -> LayerMajorPool:
+        return LayerMajorPool(shape, slots)
+
+    def begin(self, plan: StepPlan) -> AttentionStep:
+        tables, windows = self._tables(plan)
+        arrays = [tables.places, tables.positions, tables.queries, *_ends(tables)]
+        for one in windows.values():
+            arrays += [one.narrow.ravel(), one.wide.ravel(), one.of, one.ends]
+        parts = iter(self._copied(arrays).split([len(array) for array in arrays]))
+        places, positions, queries, shift, ends = (next(parts) for _ in range(5))
+        slots = self._slots(shift, ends, tables.keys)
+        made = {
+            window: _Window(
+                next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
+            )
+            for window in windows
+        }
+        partials = max(len(one.of) for one in windows.values())
+        states = States.empty(partials, self.heads, self.pool.head_dim, self.pool.device)
+        return self._step(_Prepared(places, positions, queries, slots, made, states))
+
+    def fixed(self, rows: int) -> FixedStep:
+        # Each row has own keys; besides, splits, and prefixes that rows share, some levels deep.
+        tiles = 2 * rows + self.splits
+        capacity = Capacity(rows, 8 * rows, tiles, 8 * rows + self.splits * (self._narrow // self.group))
+        if self._states is None or len(self._states.values) < capacity.partials:
+            self._states = States.empty(capacity.partials, self.heads, self.pool.head_dim, self.pool.device)
+        return _Fixed(self, capacity, self._states)
+
+    def _tables(self, plan: StepPlan, *, direct: bool = True) -> tuple[Tables, Windows]:
+        tables = tables_of(plan, self._narrow // self.group, self._wide // self.group)
+        windows = {
+            window: cut(tables, window, self.splits, direct=direct) for window in dict.fromkeys(self.windows)
+        }
+        return tables, windows
+
+    def _copied(self, arrays: Sequence[Ints]) -> Tensor:
+        """One behind the other on the device, int32, in one copy."""
+        flat = torch.from_numpy(np.concatenate(arrays, dtype=np.int32, casting="unsafe"))
+        if self.pool.device.type == "cuda":
+            flat = flat.pin_memory()
+        return flat.to(self.pool.device, non_blocking=True)
+
+    def _slots(self, shift: Tensor, ends: Tensor, keys: int) -> Tensor:
+        """The slots of `keys` tokens: run r ends before token ends[r], and token t of it lies in slot
+        shift[r] + t."""
+        number = self._numbers[:keys] if keys <= len(self._numbers) else _numbers(keys, self.pool.device)
+        run = torch.searchsorted(ends, number, right=True, out_int32=True)
+        return shift.index_select(0, run).add_(number)
+
+    def _step(self, prepared: _Prepared) -> AttentionStep:
+        pool, heads, forms = self.pool, self.heads, self._forms
+        places, positions, queries, slots, windows, states = prepared
+
+        def attend(layer: int, qkv: Tensor) -> Tensor:
+            if qkv.stride(2) != 1 or qkv.stride(1) != qkv.shape[2]:
+                qkv = qkv.contiguous()
+            kept, form = pool.data[layer], forms[layer]
+            new, target = qkv[:, heads:], kept
+            if kept.dtype != new.dtype:  # rounded as every implementation does
+                new = rounded(new, kept.dtype).contiguous()
+            if kept.dtype in TYPES:  # bytes are copied: not every GPU makes such numbers
+                new, target = new.view(torch.uint8), kept.view(torch.uint8)
+            store_kv(new, target, slots, places)
+            out = torch.empty(len(qkv), heads, pool.head_dim, dtype=qkv.dtype, device=qkv.device)
+            window = windows[form.window]
+            for fields, rows in ((window.narrow, self._narrow), (window.wide, self._wide)):
+                if len(fields):
+                    tiles = Tiles(fields, queries, positions, slots)
+                    attend_tiles(qkv, kept, tiles, form, out, states, rows)
+            if len(window.of):
+                merge_states(states, window.of, window.ends, out, form.sinks)
+            return out.view(len(qkv), heads * pool.head_dim)
+
+        return attend
+
+
+class _Fixed:
+    """FixedStep. The tables of a pass are written where those of the pass before were."""
+
+    def __init__(self, attention: TritonTiles, capacity: Capacity, states: States) -> None:
+        self._attention, self._capacity = attention, capacity
+        rows, queries, tiles, partials = capacity
+        windows = list(dict.fromkeys(attention.windows))
+        sizes = [rows, rows, queries]
+        for _ in windows:
+            sizes += [FIELDS * tiles, FIELDS * tiles, partials, rows + 1]
+        device = attention.pool.device
+        self._sizes = sizes
+        self._tables = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._slots = torch.zeros(attention.pool.slots, dtype=torch.int32, device=device)
+        parts = iter(self._tables.split(sizes))
+        places, positions, queries_ = (next(parts) for _ in range(3))
+        places.fill_(-1)
+        made = {
+            window: _Window(
+                next(parts).view(-1, FIELDS), next(parts).view(-1, FIELDS), next(parts), next(parts)
+            )
+            for window in windows
+        }
+        self.step: AttentionStep = attention._step(
+            _Prepared(places, positions, queries_, self._slots, made, states)
+        )
+
+    def load(self, plan: StepPlan) -> bool:
+        attention, capacity = self._attention, self._capacity
+        tables, windows = attention._tables(plan, direct=False)
+        fits = (
+            len(tables.places) <= capacity.rows
+            and len(tables.queries) <= capacity.queries
+            and tables.keys <= len(self._slots)
+            and all(
+                max(len(one.narrow), len(one.wide)) <= capacity.tiles and len(one.of) <= capacity.partials
+                for one in windows.values()
+            )
+        )
+        if not fits:
+            return False
+        flat = np.zeros(sum(self._sizes), dtype=np.int32)
+        flat[: capacity.rows] = -1  # rows of no token write nowhere
+        arrays = [tables.places, tables.positions, tables.queries]
+        for one in windows.values():
+            arrays += [one.narrow.ravel(), one.wide.ravel(), one.of]
+            # Rows of no token have no parts.
+            arrays.append(np.append(one.ends, np.full(capacity.rows + 1 - len(one.ends), one.ends[-1])))
+        first = 0
+        for size, array in zip(self._sizes, arrays, strict=True):
+            flat[first : first + len(array)] = array
+            first += size
+        shift, ends = _ends(tables)
+        there = attention._copied([flat.astype(np.int64), shift, ends])
+        fixed, shifts, limits = there.split([len(flat), len(shift), len(ends)])
+        self._tables.copy_(fixed)
+        self._slots[: tables.keys] = attention._slots(shifts, limits, tables.keys)
+        return True
+
+
+def _ends(tables: Tables) -> tuple[Ints, Ints]:
+    """Per run: what is added to a token's number in the table of slots to have its slot, and where the run
+    ends."""
+    ends: Ints = tables.lengths.cumsum()
+    shift: Ints = tables.starts - (ends - tables.lengths)
+    return shift, ends
+
+
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)
