@@ -32,11 +32,13 @@ from runtime.protocol.io_struct import (
     GenerateReqInput,
     GetStateReq,
     GrammarInfo,
+    LoadLoRAAdapterReq,
     OutputDelta,
     PauseMode,
     PauseReq,
     PrecompileReq,
     SingleReq,
+    UnloadLoRAAdapterReq,
 )
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
@@ -241,6 +243,18 @@ class Engine:
     def resume(self) -> None:
         """Go on after pause()."""
         self._ask(ContinueReq())
+
+    def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> dict[str, str]:
+        """Load the LoRA adapter in a directory, as peft writes it, under a name for requests' `lora_path`;
+        the directories of all that are loaded then, by name. No step is made meanwhile. pinned: once used, it
+        stays on the device. Raises AdapterError."""
+        asked = LoadLoRAAdapterReq(lora_name=lora_name, lora_path=str(lora_path), pinned=pinned)
+        return dict(self._ask(asked).data["loaded_adapters"])
+
+    def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
+        """Unload it, as soon as no running request has it; new ones do not find it from now on. Those that
+        are left. Raises ModelNotFound."""
+        return dict(self._ask(UnloadLoRAAdapterReq(lora_name=lora_name)).data["loaded_adapters"])
 
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """Ask the scheduler anything of runtime.protocol.control, and wait for its answer."""

@@ -18,7 +18,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
 from runtime.config.parts.quantization import KV_DTYPES, check_wish
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
-from runtime.config.runner import RunnerConfig
+from runtime.config.runner import RunnerConfig, read_adapters
 from runtime.config.scheduler import SchedulerConfig
 from runtime.config.shards import check_ranks
 from runtime.config.speculation import SpeculationConfig
@@ -84,6 +84,22 @@ class EngineConfig:
         "compute the model in a process of its own, so that work for constraints takes no time from it; "
         "None: where there are two CPU cores or more",
     )
+    lora_paths: tuple[str, ...] = option(
+        (),
+        "LoRA adapters to load at the start: NAME=DIRECTORY of each, as peft writes it. Requests name one in "
+        "lora_path, or after the model's name: MODEL:NAME",
+    )
+    enable_lora: bool | None = option(
+        None, "let adapters be loaded while the server runs; None: where lora_paths are given"
+    )
+    max_loras_per_batch: int = option(
+        8, "different adapters in one step, at most; each takes memory beside the weights"
+    )
+    max_loaded_loras: int | None = option(
+        None,
+        "adapters kept in memory, at most; for one more the one used longest ago is unloaded; None: no limit",
+    )
+    max_lora_rank: int | None = option(None, "rank of an adapter, at most; None: no limit")
     attention: str = option("auto", "an attention implementation's name; auto: the best one for the device")
     context_length: int | None = option(
         None, "prompt + new tokens of a request, at most; None: the model's own"
@@ -310,6 +326,14 @@ class EngineConfig:
         for name in ("load_timeout_s", "step_timeout_s", "close_timeout_s", "grammar_timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"must be a positive number, got {getattr(self, name)}", where=name)
+        if self.lora_paths and self.enable_lora is False:
+            raise BadRequest("goes with enable_lora", where="lora_paths")
+        if self.max_loaded_loras is not None and self.max_loaded_loras < max(1, len(self.lora_paths)):
+            raise BadRequest(
+                f"must be at least 1, and hold the {len(self.lora_paths)} of lora_paths, got "
+                f"{self.max_loaded_loras}",
+                where="max_loaded_loras",
+            )
         self.runner().verify()
         if self.tp_size > 1 and self.runner_process is False:
             raise BadRequest(
@@ -332,7 +356,13 @@ class EngineConfig:
         _check_quantization(spec, self)
         if self.tp_size > 1:
             _check_ranks(spec, self.tp_size)
+        if self.takes_adapters and isinstance(spec, EncoderSpec):
+            raise BadRequest("an encoder takes no adapters", where="enable_lora", hint="leave it out")
         return path, spec
+
+    @property
+    def takes_adapters(self) -> bool:
+        return bool(self.lora_paths) if self.enable_lora is None else self.enable_lora
 
     def context(self, spec: AnySpec) -> int:
         """Tokens of one request, at most. Raises BadRequest when more is asked than the model can."""
@@ -356,6 +386,8 @@ class EngineConfig:
         return hand(
             RunnerConfig,
             self,
+            enable_lora=self.takes_adapters,
+            adapters=read_adapters(self.lora_paths),
             shared_kv=self.disaggregation_mode != "null",
             step_timeout_s=PASS_SHARE * self.step_timeout_s,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.config.parts.quantization import KV_DTYPES
@@ -23,6 +24,20 @@ class World:
     size: int = 1
     file: str = ""
     timeout_s: float = 1800.0
+
+
+def read_adapters(paths: Sequence[str]) -> tuple[Adapter, ...]:
+    """NAME=DIRECTORY, or a directory that is its own name; numbered from 1 on. Raises BadRequest."""
+    made: dict[str, Adapter] = {}
+    for number, text in enumerate(paths, 1):
+        name, equals, path = text.partition("=")
+        path = path if equals else name
+        if not name or not path:
+            raise BadRequest(f"must be NAME=DIRECTORY, got {text!r}", where="lora_paths")
+        if name in made:
+            raise BadRequest(f"the name {name!r} is there twice", where="lora_paths")
+        made[name] = Adapter(number, name, path)
+    return tuple(made.values())
 
 
 @dataclass(frozen=True, slots=True)

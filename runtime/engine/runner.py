@@ -50,7 +50,8 @@ from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.parallel import ALONE, Group
 from runtime.plan import Adapter, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
-from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
+from runtime.protocol.adapters import no_adapters
+from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
 NOT_FINITE = "the model's numbers are not finite"
@@ -249,7 +250,7 @@ class TorchRunner:
     def load_adapter(self, adapter: Adapter) -> None:
         """Between two passes: it waits for one that runs."""
         if self._adapters is None:
-            raise BadRequest("the engine was started without adapters", where="enable_lora")
+            raise no_adapters("lora_path")
         self._worker.submit(self._adapters.load, adapter).result()
 
     def unload_adapter(self, number: int) -> None:

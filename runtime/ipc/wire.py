@@ -38,6 +38,8 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.SetStateReq,
     io_struct.PrecompileReq,
     io_struct.ProfileReq,
+    io_struct.LoadLoRAAdapterReq,
+    io_struct.UnloadLoRAAdapterReq,
     io_struct.HealthReq,
     io_struct.GroupFailed,
     io_struct.ControlOutput,

@@ -68,6 +68,21 @@ class SetStateReq(SingleReq):
     values: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class LoadLoRAAdapterReq(SingleReq):
+    """Load the LoRA adapter in the directory `lora_path` under a name by which requests ask for it. pinned:
+    once used, it stays on the device. The adapters loaded then come in data["loaded_adapters"]."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadLoRAAdapterReq(SingleReq):
+    """Unload an adapter: no request finds it any more; those that have it keep it. Answered likewise."""
+
+    lora_name: str
+
+
 class ProfileReq(SingleReq):
     """Start or stop writing a profile into `folder`; steps: stop by itself after so many steps."""
 

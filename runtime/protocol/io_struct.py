@@ -19,12 +19,14 @@ from runtime.protocol.control import (
     GetStateReq,
     GroupFailed,
     HealthReq,
+    LoadLoRAAdapterReq,
     OpenSessionReq,
     PauseMode,
     PauseReq,
     PrecompileReq,
     ProfileReq,
     SetStateReq,
+    UnloadLoRAAdapterReq,
 )
 from runtime.protocol.requests.base import (
     BaseBatchReq,
@@ -60,6 +62,7 @@ __all__ = [
     "GrammarInfo",
     "GroupFailed",
     "HealthReq",
+    "LoadLoRAAdapterReq",
     "OpenSessionReq",
     "OutputDelta",
     "PauseMode",
@@ -74,6 +77,7 @@ __all__ = [
     "TokenOutput",
     "TokenizedEmbeddingReqInput",
     "TokenizedGenerateReqInput",
+    "UnloadLoRAAdapterReq",
     "new_rid",
 ]
 
@@ -91,7 +95,8 @@ class TokenizedGenerateReqInput(SingleReq):
     decoder's rule about leading spaces applies to it. heal: so many of the last ids may be tokenized anew
     with what follows them (see runtime.grammar.healing). require_reasoning: the output begins within the
     model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
-    prompt and output are computed by two engines, of which this is one."""
+    prompt and output are computed by two engines, of which this is one. lora_path: its adapter's name;
+    adapter: the number that the scheduler gives for it, 0 for none."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -113,6 +118,8 @@ class TokenizedGenerateReqInput(SingleReq):
     time_left_s: float | None = None  # as of sending: clocks of two machines differ
     at_start: bool = False
     bootstrap: Bootstrap | None = None
+    lora_path: str | None = None
+    adapter: int = 0
 
 
 class BatchTokenizedGenerateReqInput(BaseBatchReq):
@@ -126,7 +133,7 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
     token_type_ids: segment of each id, for encoders that read pairs; None: all 0. dimensions: keep so many
     leading numbers of the vector and scale it to length 1 again. cross_encoder: the ids are a pair and the
-    answer is its score, a vector of one or more numbers."""
+    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder."""
 
     input_ids: list[int]
     token_type_ids: list[int] | None = None
@@ -134,6 +141,7 @@ class TokenizedEmbeddingReqInput(SingleReq):
     cross_encoder: bool = False
     priority: int = 0
     extra_key: str | None = None
+    lora_path: str | None = None
     time_left_s: float | None = None  # as of sending: clocks of two machines differ
 
 

@@ -14,6 +14,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length           prompt and output of one request together, at most
     max_prompt_length        the same for its prompt: less than the context where the KV pool is small
     max_total_tokens         size of the KV pool
+    takes_adapters           LoRA adapters can be loaded, and named by requests
     template_source, template_name, template_reason  which chat template is used, and why
     force_reasoning          every reply begins inside the model's reasoning
     tool_parser, reasoning_parser  names of the formats in which the model writes calls and thoughts
@@ -34,6 +35,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_prompt_length: int = 0
     max_total_tokens: int = 0
     max_running_requests: int = 0
+    takes_adapters: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     template_source: str = "none"

@@ -85,9 +85,7 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "stream_interval": (1,),
     "constrained_json_whitespace_pattern": (None,),
     "default_chat_template_kwargs": (None, {}),
-    "enable_lora": (None, False),
     "json_model_override_args": (None, "", "{}"),
-    "lora_paths": (None, [], ()),
     "modelopt_quant": (None,),
     "preferred_sampling_params": (None, ""),
     "quantization_param_path": (None,),
@@ -116,7 +114,7 @@ IDLE: Final[frozenset[str]] = frozenset({
     "keep_mm_feature_on_device", "kv_events_config", "load_balance_method",
     "log_level_http", "log_requests", "log_requests_format", "log_requests_level", "log_requests_target",
     "lora_backend", "lora_eviction_policy", "lora_target_modules", "mamba_ssm_dtype",
-    "max_loaded_loras", "max_lora_rank", "max_loras_per_batch", "max_mamba_cache_size",
+    "max_mamba_cache_size",
     "max_micro_batch_size", "max_torch_compile_bs", "mm_attention_backend",
     "moe_a2a_backend", "moe_dense_tp_size", "moe_runner_backend", "multi_item_scoring_delimiter",
     "nccl_port", "num_continuous_decode_steps", "otlp_traces_endpoint",
@@ -177,6 +175,8 @@ def own_options(
         elif is_idle(name) or value in _LEFT.get(name, ()):
             if value is not None and value is not False:
                 idle.append(f"{name}={value}")
+        elif name == "lora_paths":
+            made[name] = _adapters(value)
         elif name in SWITCHES:
             if value:
                 option, chosen = SWITCHES[name]
@@ -193,6 +193,31 @@ def own_options(
         else:
             tell(said)
     return made
+
+
+def _adapters(given: Any) -> Any:
+    """lora_paths as NAME=DIRECTORY each; they may come by name, or as objects. Raises NotSupported."""
+    match given:
+        case None:
+            return ()
+        case str():
+            return (given,)
+        case dict():
+            return tuple(f"{name}={path}" for name, path in given.items())
+        case list() | tuple():
+            return tuple(_adapter(one) if isinstance(one, Mapping) else one for one in given)
+        case _:
+            return given  # refused where types are checked
+
+
+def _adapter(given: Mapping[str, Any]) -> str:
+    if given.get("pinned"):
+        raise NotSupported(
+            "an adapter is pinned when it is loaded later",
+            where="lora_paths",
+            hint="load_lora_adapter(name, path, pinned=True)",
+        )
+    return f"{given.get('lora_name', '')}={given.get('lora_path', '')}"
 
 
 def known(name: str) -> bool:

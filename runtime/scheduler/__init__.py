@@ -23,6 +23,8 @@ needs. Outputs are the same either way.
 - What the cache forgets (`cache/eviction.py`): unlocked leaves, in the order of the eviction policy.
   There is one tree per `extra_key` (a `cache_salt` is part of it), so requests with different ones share
   nothing.
+- Adapters (`requests/adapters.py`): each has a number, which is part of its requests' key. Running
+  requests have at most `max_loras_per_batch` different ones; who waited OVERDUE_TICKS for a place is next.
 - Sessions (`sessions.py`): a tree of turns by name; a request that names one becomes a whole prompt
   here, and the cache makes it cheap. A streaming session also keeps its last turn locked while there is
   room.

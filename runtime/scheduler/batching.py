@@ -95,7 +95,11 @@ class Batcher:
             elif request.plain and not request.reads_output and end == len(tokens) == start + 1:
                 slots = lease.take(1)
                 token = (tokens[start],)
-                rows.append(Row(request.seq, token, start, slots, request.params, True, step, logprob=False))
+                params, adapter = request.params, request.adapter
+                row = Row(
+                    request.seq, token, start, slots, params, True, step, logprob=False, adapter=adapter
+                )
+                rows.append(row)
             else:
                 rows.append(_row(request, lease, start, end))
             requests.append(request)
@@ -151,6 +155,7 @@ def _row(
         hidden="none" if request.hidden == "none" else request.hidden_of(end),
         logprob=logprobs is not None and logprobs.returned,
         start=request.prompt_len,
+        adapter=request.adapter,
         masked=sample and (request.guide is not None or request.heal is not None),
         drafts=len(drafts),
         guesses=guesses,

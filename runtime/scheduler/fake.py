@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from runtime.plan import Row, RowResult, Run, Sample, Segment, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Row, RowResult, Run, Sample, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
 
 START = 0x9E3779B97F4A7C15  # the hash of no tokens
 HIDDEN = 3  # width of its hidden states
 _MASK = (1 << 64) - 1
+
+
+def begin(adapter: int) -> int:
+    """The hash of no tokens with this adapter: what follows is another history than without it."""
+    return START if not adapter else follow(START, (-adapter,))
 
 
 def follow(history: int, tokens: Iterable[int]) -> int:
@@ -50,7 +55,7 @@ def draw(history: int, vocab_size: int, mask: TokenMask | None = None) -> int:
 
 
 class FakeRunner:
-    """Implements runtime.plan.Runner. launch() raises InternalFault, naming the row, when
+    """Implements runtime.plan.AdaptedRunner. launch() raises InternalFault, naming the row, when
 
     * the segments of a row do not cover its positions 0 .. position-1 exactly, or not with one and the same
     history; * that history is not the one which the sequence had before;
@@ -65,6 +70,7 @@ class FakeRunner:
         self._touched = [0] * slots  # number of the last step that read or wrote it
         self._known: dict[int, tuple[int, int]] = {}  # seq -> (tokens computed, hash after them)
         self._step: tuple[StepPlan, list[list[int]]] | None = None
+        self.adapters: dict[int, Adapter] = {}
         self.steps = 0
         self.tokens = 0
         self.over: Callable[[], bool] = lambda: False
@@ -119,6 +125,12 @@ class FakeRunner:
             here, there = slice(*_ends(source)), slice(*_ends(target))
             self._before[there], self._after[there] = self._before[here], self._after[here]
 
+    def load_adapter(self, adapter: Adapter) -> None:
+        self.adapters[adapter.number] = adapter
+
+    def unload_adapter(self, number: int) -> None:
+        self.adapters.pop(number, None)
+
     def close(self) -> None:
         self._known.clear()
 
@@ -132,7 +144,7 @@ class FakeRunner:
         histories: list[int] = []
         for row, found in zip(plan.rows, parts):
             found.sort()
-            position, history = 0, START
+            position, history = 0, begin(row.adapter)
             for at, length, first, last in found:
                 if at != position or first != history:
                     raise _wrong(row, f"the segment at {at} does not continue the {position} tokens before")
@@ -165,8 +177,10 @@ class FakeRunner:
         slots = [slot for run in row.slots for slot in range(*_ends(run))]
         if len(slots) != len(row.tokens) or not slots:
             raise _wrong(row, f"{len(slots)} slots for {len(row.tokens)} tokens")
-        if not 0 <= row.drafts < len(row.tokens) or row.adapter or row.media:
-            raise _wrong(row, f"{row.drafts} drafts, adapter {row.adapter}, {len(row.media)} media")
+        if not 0 <= row.drafts < len(row.tokens) or row.media:
+            raise _wrong(row, f"{row.drafts} drafts, {len(row.media)} media")
+        if row.adapter and row.adapter not in self.adapters:
+            raise _wrong(row, f"the adapter {row.adapter} is not loaded")
         seen: list[int] = []
         for slot, token in zip(slots, row.tokens):
             if not 0 <= slot < self._slots or self._touched[slot] == self.steps:

@@ -13,6 +13,7 @@ from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, grow
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.stages.base import Stage
 
@@ -39,9 +40,11 @@ class RunningBatch:
         *,
         yields: Callable[[], bool],
         fail: Fail,
+        adapters: AdapterRegistry,
     ) -> None:
         self._config, self._manager, self._waiting, self._counters = config, manager, waiting, counters
         self._stage, self._clock, self._yields, self._fail = stage, clock, yields, fail
+        self._adapters = adapters
         self._preempts = config.policy == "priority" and config.preemption_threshold is not None
         self._blocked_until = 0  # admission waits for this tick, or for slots to come free
         self.running: list[Request] = []
@@ -120,10 +123,15 @@ class RunningBatch:
     def _let_in(self, tick: int, room: int) -> None:
         adder = self._adder()
         deferred = admitted = full = False
-        for request in self._waiting.order(self._manager.cache, tick):
+        waiting = self._waiting.order(self._manager.cache, tick)
+        places = self._adapters.places(self.running, waiting, tick)
+        for request in waiting:
             if room <= 0:
                 break
             if not self._may_begin(request) or (full and request.lease is None):
+                continue
+            if places is not None and not places.has(request):
+                deferred = True
                 continue
             verdict = adder.add(request)
             while verdict is Verdict.FULL and self._yields():
@@ -132,6 +140,8 @@ class RunningBatch:
                 room -= 1
                 admitted = True  # counted in full in this tick, as expected from the next on
                 self._enter(request)
+                if places is not None:
+                    places.take(request)
             elif verdict is Verdict.LATER:
                 deferred = True
             elif not self.running and not self._manager.transfers:
@@ -163,7 +173,8 @@ class RunningBatch:
             )
             if not candidates:
                 return
-            if not self._may_begin(request):
+            places = self._adapters.places(self.running, (), tick)
+            if not self._may_begin(request) or not (places is None or places.has(request)):
                 continue
             victims = self._adder().places(request, candidates)
             if not victims:

@@ -30,6 +30,7 @@ from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.expiry import Deadlines
 from runtime.scheduler.requests.request import Request, defect, failure, named
 from runtime.scheduler.running_batch import RunningBatch
@@ -48,7 +49,8 @@ class Scheduler:
     """`slots`: size of the KV pool. `encode`: text -> ids without special tokens, for jump-forward.
     `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
-    model ends its reasoning; None where that is not known. `stage`: makes the stage (see there)."""
+    model ends its reasoning; None where that is not known. `stage`: makes the stage (see there).
+    `adapters`: None refuses requests that name one."""
 
     def __init__(
         self,
@@ -62,6 +64,7 @@ class Scheduler:
         verify_params: Callable[[SamplingParams], None] | None = None,
         reasoning: Reasoning | None = None,
         stage: Callable[[CacheManager, Counters, Deadlines, Sessions], Stage] = Unified,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self.config = config
         self.manager = CacheManager(
@@ -76,13 +79,14 @@ class Scheduler:
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
+        self.adapters = (adapters or AdapterRegistry()).following(self._live)
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
         self._sessions = Sessions(self.manager, config.max_sessions)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
         self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
         self._batch = RunningBatch(
             config, self.manager, self._waiting, self._counters, self._stage, clock,
-            yields=self._sessions.give_up, fail=self._fail,
+            yields=self._sessions.give_up, fail=self._fail, adapters=self.adapters,
         )  # fmt: skip
         self._outbox = Outbox(clock)
         self._commit = Commit(
@@ -91,15 +95,14 @@ class Scheduler:
         self._validator = RequestValidator(
             self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
             cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
-            verify_params=verify_params,
+            verify_params=verify_params, adapters=self.adapters,
         )  # fmt: skip
         self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq
         self._paused: PauseMode | None = None
         self._retracts = False  # pause("retract") is to be carried out once no step is under way
         self._released: list[int] = []
-        self._tick = self._arrivals = 0
-        self._faults = 0  # plans in a row that could not be made
+        self._tick = self._arrivals = self._faults = 0  # faults: plans in a row that could not be made
 
     # -- requests come and go --------------------------------------------------------------------------------
 
@@ -235,6 +238,7 @@ class Scheduler:
             **self.guided.state(),
             **self._stage.state(),
             **self._speculation.state(self._live.values()),
+            **self.adapters.state(),
             **totals(self._counters, produced, sum([one.jumped for one in self._live.values()])),
         }
 
@@ -250,6 +254,7 @@ class Scheduler:
         if self._under_way is not None:
             raise InternalFault("plan() before the last plan was committed", where="scheduler")
         self._tick += 1
+        self.adapters.sweep()
         # Whose grammar got ready since prepare() waits a step; nobody waits for its first tokens.
         self._look_around(begin=not (self.guided.overlapped and self._batch.running))
         if self._batch.damaged or not self._live or self._tick % AUDIT_TICKS == 0:
@@ -274,13 +279,11 @@ class Scheduler:
         if not batch.running:
             self.guided.idle()
             return None
-        running, released = batch.running, tuple(self._released)
-        only_free = self.guided.skips(running)
-        plan, requests = self._batcher.build(running, released, only_free=only_free)
+        running, only_free = batch.running, self.guided.skips(batch.running)
+        plan, requests = self._batcher.build(running, tuple(self._released), only_free=only_free)
         if not requests:
             return None
-        self._released = []
-        self._under_way = Flight(requests, plan.rows, len(running))
+        self._released, self._under_way = [], Flight(requests, plan.rows, len(running))
         return plan
 
     def _admit(self, *, preempt: bool) -> bool:

@@ -1,10 +1,12 @@
 """Request validator: what a request must get past before it lives: its id, its session, its numbers, the
-queue's length. Starts nothing.
+queue's length, its adapter. Starts nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
+
+import msgspec
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
@@ -12,6 +14,7 @@ from runtime.protocol.errors import BadRequest, QueueFull
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.queues import WaitingQueue
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.checks import verify
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import Fail
@@ -33,19 +36,25 @@ class RequestValidator:
         *,
         cancel: Callable[[str], object],
         fail: Fail,
+        adapters: AdapterRegistry,
         verify_params: Callable[[SamplingParams], None] | None = None,
     ) -> None:
         self._manager, self._vocab_size, self._live = manager, vocab_size, live
         self._waiting, self._compiling, self._sessions = waiting, compiling, sessions
         self._cancel, self._fail, self._verify_params = cancel, fail, verify_params
+        self._adapters = adapters
 
     def accept(
         self, req: TokenizedGenerateReqInput, config: SchedulerConfig, now: float
     ) -> TokenizedGenerateReqInput:
-        """The request with its whole prompt. Raises BadRequest for what makes it impossible, whatever else
-        runs, and QueueFull."""
+        """The request with its whole prompt, its adapter's number and the key that goes with it. Raises
+        BadRequest for what makes it impossible, whatever else runs, ModelNotFound for an adapter that is not
+        loaded, and QueueFull."""
         if req.rid in self._live:
             raise BadRequest("a request with this id is live already", where="rid", hint="use a new id")
+        if req.lora_path is not None:
+            number, key = self._adapters.key_of(req.lora_path, req.extra_key)
+            req = msgspec.structs.replace(req, adapter=number, extra_key=key)
         dropped: list[str] = []
         whole = req
         if req.session_params is not None:

@@ -261,7 +261,7 @@ COMMANDS = {
         "", "attention_backend=flashinfer, sampling_backend=pytorch",
     ),
     "--cuda-graph-bs 1 2 4 --lora-paths a=b c=d --enable-metrics": (
-        "--enable-metrics", "cuda_graph_bs=1 2 4, lora_paths=a=b c=d",
+        "--lora-paths a=b c=d --enable-metrics", "cuda_graph_bs=1 2 4",
     ),
     "--speculative-algorithm EAGLE --speculative-num-steps 3": (
         "", "speculative_algorithm=EAGLE, speculative_num_steps=3",
@@ -318,14 +318,23 @@ def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine(
 
 
 def test_what_changes_answers_is_refused_by_a_runtime_and_an_engine_and_named_by_a_command() -> None:
-    with pytest.raises(NotSupported, match="lora_paths"):
-        server_names.own_options({"lora_paths": ["a=b"]})
+    with pytest.raises(NotSupported, match="modelopt_quant"):
+        server_names.own_options({"modelopt_quant": "fp8"})
     with pytest.raises(Unsupported, match="json_model_override_args"):
         own_options({"json_model_override_args": '{"rope_theta": 1}'})
-    assert own_options({"lora_paths": None, "enable_lora": False, "json_model_override_args": "{}"}) == {}
+    assert own_options({"modelopt_quant": None, "json_model_override_args": "{}"}) == {}
     told: list[str] = []
-    assert own_flags(["--lora-paths", "a=b", "c=d", "--port", "1"], told.append) == ["--port", "1"]
-    assert told == ["without effect on the bundled runtime: lora_paths=a=b c=d"]
+    assert own_flags(["--modelopt-quant", "a", "b", "--port", "1"], told.append) == ["--port", "1"]
+    assert told == ["without effect on the bundled runtime: modelopt_quant=a b"]
+
+
+def test_adapters_are_named_as_in_programs_for_it() -> None:
+    objects = [{"lora_name": "a", "lora_path": "b"}, "c=d"]
+    for named in ({"a": "b", "c": "d"}, ["a=b", "c=d"], objects):
+        assert server_names.own_options({"lora_paths": named}) == {"lora_paths": ("a=b", "c=d")}
+    assert server_names.own_options({"lora_paths": None}) == {"lora_paths": ()}
+    with pytest.raises(NotSupported, match="pinned"):
+        server_names.own_options({"lora_paths": [{"lora_name": "a", "lora_path": "b", "pinned": True}]})
 
 
 def test_a_server_is_started_by_the_command_that_programs_have(capfd: pytest.CaptureFixture[str]) -> None:

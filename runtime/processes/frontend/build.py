@@ -47,6 +47,7 @@ def build_tokenizer_manager(
         bootstrap_port=(
             None if config.disaggregation_mode == "null" else config.disaggregation_bootstrap_port
         ),
+        adapters=config.takes_adapters,
     )
     marks = model_reasoning(config, model) if isinstance(model.spec, ModelSpec) else None
     preparer = Preparer(
@@ -78,6 +79,7 @@ def describe(config: EngineConfig, model: Model, limits: Limits, served_name: st
         max_prompt_length=limits.prompt,
         max_total_tokens=limits.slots,
         max_running_requests=config.max_running_requests,
+        takes_adapters=limits.adapters,
         bos_id=model.tokenizer.bos,
         eos_ids=tuple(sorted(model.tokenizer.eos)),
         template_source=choice.source,

@@ -19,6 +19,7 @@ from runtime.processes.frontend.observe import NOBODY, Begun, Observer
 from runtime.processes.frontend.prepare import RID_END, Limits, Preparer
 from runtime.processes.frontend.request_state import GRACE_S, again
 from runtime.processes.frontend.waiting import Waiter
+from runtime.protocol.adapters import check_name, no_adapters
 from runtime.protocol.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -43,8 +44,7 @@ _UNSERVED = (
     ("image_data", "the model reads text only"),
     ("video_data", "the model reads text only"),
     ("audio_data", "the model reads text only"),
-    ("lora_path", "this engine serves the model as it is, without adapters"),
-    ("lora_id", "this engine serves the model as it is, without adapters"),
+    ("lora_id", "an adapter is named by lora_path"),
 )
 
 
@@ -60,6 +60,10 @@ def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> Tokeniz
         raise BadRequest(f"must be a positive number of seconds, got {request.timeout_s}", where="timeout_s")
     if not isinstance(request.rid, str) or not request.rid or RID_END in request.rid:
         raise BadRequest(f"must be a text that is not empty, got {request.rid!r}", where="rid")
+    if request.lora_path is not None:
+        check_name(request.lora_path)
+        if not preparer.limits.adapters:
+            raise no_adapters("lora_path")
     ids, kinds = _ids(preparer, request)
     limits = preparer.limits
     if len(ids) > limits.context and limits.auto_truncate:
@@ -79,6 +83,7 @@ def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> Tokeniz
         cross_encoder=request.is_cross_encoder_request,
         priority=request.priority,
         extra_key=request.extra_key if isinstance(request.extra_key, str) else None,
+        lora_path=request.lora_path if isinstance(request.lora_path, str) else None,
         time_left_s=request.timeout_s,
     )
 

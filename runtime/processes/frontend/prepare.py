@@ -19,6 +19,7 @@ from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
 from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
 from runtime.processes.frontend.prompt import Prompt, PromptReader
+from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest, PromptTooLong
 from runtime.protocol.io_struct import Bootstrap, GenerateReqInput, TokenizedGenerateReqInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve
@@ -39,7 +40,7 @@ class Limits:
     top_logprobs, token_ids_logprob: how many a request may ask for at each position.
     auto_truncate: a prompt that is too long loses its end, and an output that cannot fit is shortened, where
     otherwise the request is refused. bootstrap_port: the usual one of prompt servers, where prompts and
-    outputs are computed by two engines; None: they are computed here."""
+    outputs are computed by two engines; None: they are computed here. adapters: may a request name one?"""
 
     vocab_size: int
     context: int
@@ -48,6 +49,7 @@ class Limits:
     top_logprobs: int = 32
     token_ids_logprob: int = 64
     bootstrap_port: int | None = None
+    adapters: bool = False
 
     @property
     def prompt(self) -> int:
@@ -122,6 +124,8 @@ class Preparer:
         constraint = request.constraint
         if constraint is not None:
             constraint.verify()
+        if request.lora_path is not None and not self._limits.adapters:
+            raise no_adapters("lora_path")
         if not request.rid:
             raise BadRequest("is empty", where="rid")
         if RID_END in request.rid:
@@ -163,6 +167,7 @@ class Preparer:
                     extra_key=request.extra_key,
                     at_start=constraint is None and self._textless(ids),
                     bootstrap=self._bootstrap(request),
+                    lora_path=request.lora_path,
                 ),
             ),
             media=prompt.media,
@@ -432,6 +437,7 @@ class Preparer:
                     logprob_start_len=first,
                     priority=request.priority,
                     extra_key=request.extra_key,
+                    lora_path=request.lora_path,
                 )
             )
             return index

@@ -20,7 +20,7 @@ from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
-from runtime.plan import Runner, TextRunner
+from runtime.plan import AdaptedRunner, AdapterStore, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import model_reasoning
 from runtime.processes.pipeline.loading import Loaded
@@ -28,6 +28,7 @@ from runtime.processes.pipeline.scheduler import SchedulerProcess
 from runtime.processes.pipeline.vectors import Vectors
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler
 
 
@@ -86,7 +87,7 @@ def _generating(
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
-    runner = cast(Runner, loaded.runner)
+    runner = cast(AdaptedRunner, loaded.runner)
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
     options = {
@@ -119,12 +120,21 @@ def _generating(
             verify_params=runner.verify,
             reasoning=None if marks is None else _reasoning(model, marks),
             stage=stage_of(pairing, peers),
+            adapters=_adapters(config, runner),
         )
         made = SchedulerProcess(
             scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers
         )
         unless_made.pop_all()
     return made, runner.slots
+
+
+def _adapters(config: EngineConfig, store: AdapterStore) -> AdapterRegistry | None:
+    if not config.takes_adapters:
+        return None
+    return AdapterRegistry(
+        store, config.runner().adapters, per_batch=config.max_loras_per_batch, at_most=config.max_loaded_loras
+    )
 
 
 def _reasoning(model: Model, marks: ReasoningMarks) -> Reasoning:

@@ -19,6 +19,7 @@ from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
+from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
@@ -34,6 +35,7 @@ from runtime.protocol.io_struct import (
     FlushCacheReq,
     GetStateReq,
     HealthReq,
+    LoadLoRAAdapterReq,
     OpenSessionReq,
     PauseReq,
     PrecompileReq,
@@ -45,8 +47,10 @@ from runtime.protocol.io_struct import (
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenOutput,
+    UnloadLoRAAdapterReq,
 )
 from runtime.scheduler.embedding import EmbeddingScheduler
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 
@@ -203,6 +207,10 @@ class SchedulerProcess:
                 self._precompile(item)
             case ProfileReq():
                 self._answer(item, lambda: self._profile(item))
+            case LoadLoRAAdapterReq():
+                self._answer(item, lambda: self._load_adapter(item))
+            case UnloadLoRAAdapterReq():
+                self._answer(item, lambda: self._unload_adapter(item))
             case HealthReq():
                 self._answer(item, lambda: (True, "", {"live": len(self._live)}))
             case SingleReq():
@@ -412,6 +420,24 @@ class SchedulerProcess:
     def _close_session(self, item: CloseSessionReq) -> Answer:
         self._scheduler.close_session(item.session_id)
         return True, "", {"session_id": item.session_id}
+
+    def _load_adapter(self, item: LoadLoRAAdapterReq) -> Answer:
+        """No step is made meanwhile."""
+        adapters = self._adapters()
+        adapters.load(item.lora_name, item.lora_path, pinned=item.pinned)
+        return True, "", {"loaded_adapters": adapters.loaded}
+
+    def _unload_adapter(self, item: UnloadLoRAAdapterReq) -> Answer:
+        adapters = self._adapters()
+        adapters.unload(item.lora_name)
+        return True, "", {"loaded_adapters": adapters.loaded}
+
+    def _adapters(self) -> AdapterRegistry:
+        match self._scheduler:
+            case Scheduler(adapters=adapters):
+                return adapters
+            case EmbeddingScheduler():
+                raise no_adapters("lora_name")
 
     def _profile(self, item: ProfileReq) -> Answer:
         if self._profiler is None:

@@ -44,6 +44,7 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         its end; it must come to an end. None: where the prompt opens the reasoning, or the chat template
         leaves it on. False: the constraint holds from the first token. max_thinking_tokens: after so many
         tokens of reasoning its end must follow; with a constraint or without.
+    lora_path: the name of a loaded adapter, by which the model is changed; None: the model as it is.
     no_logs, log_metrics, custom_labels: what observers of the frontend are told.
     data_parallel_rank: another name of routed_dp_rank.
     bootstrap_host, bootstrap_port, bootstrap_room: where prompt and output are computed by two servers, the

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from runtime.protocol.adapters import check_name
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
 from runtime.protocol.messages import Message
@@ -56,6 +57,7 @@ class SingleGenerateReq(SingleReq):
     log_metrics: bool = True
     no_logs: bool = False
     custom_labels: dict[str, str] | None = None
+    lora_path: str | None = None
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
@@ -65,15 +67,13 @@ _MADE = (
     "rid", "sampling_params", "constraint", "extra_key", "session_params", "input_ids", "cumulative",
 )  # fmt: skip
 _COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
-_NO_ADAPTERS = "this engine serves the model as it is, without adapters"
 _NO_MEDIA = "the model reads text only"
 _UNSERVED = (
     ("input_embeds", "prompts are taken as text, input_ids or messages"),
     ("image_data", _NO_MEDIA),
     ("video_data", _NO_MEDIA),
     ("audio_data", _NO_MEDIA),
-    ("lora_path", _NO_ADAPTERS),
-    ("lora_id", _NO_ADAPTERS),
+    ("lora_id", "an adapter is named by lora_path"),
     ("bootstrap_pair_key", "a pair is named by bootstrap_host, bootstrap_port and bootstrap_room"),
     ("return_bytes", "answers hold text and ids"),
     ("return_entropy", "use return_logprob"),
@@ -102,6 +102,8 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
     made = _typed(fields)
     if made.top_logprobs_num or made.token_ids_logprob:
         made.return_logprob = True
+    if made.lora_path is not None:
+        check_name(made.lora_path)
     _check_bootstrap(made)
     made.rid = new_rid() if one.rid is None else _id(one.rid)
     made.sampling_params = params

@@ -31,6 +31,7 @@ class Request:
     """`seq` is its handle in plans. `arrival` counts requests. A core that everything goes by, and components
     (see there), two of which only some requests have.
 
+    adapter     number of the adapter that it is computed with; 0: none
     ending      why it will finish, once `goal` tokens are computed; None while it generates
     limit       how many tokens it can come to have
     publish_to  chunks ending up to here go to the prefix cache at once
@@ -48,10 +49,11 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide", "heal",
-        "hidden", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions", "prompt_len",
-        "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rid", "rule", "seen",
-        "sent", "seq", "skip", "source", "states", "stream", "timing", "tokens", "vocabulary",
+        "adapter", "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide",
+        "heal", "hidden", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions",
+        "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rid",
+        "rule", "seen", "sent", "seq", "skip", "source", "states", "stream", "timing", "tokens",
+        "vocabulary",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +69,7 @@ class Request:
             self.params = msgspec.structs.replace(self.params, seed=secrets.randbits(63))
         self.rule = StopRule.of(self.params, vocabulary)
         self.stream = source.stream
+        self.adapter = source.adapter
         self.hidden: Hidden = _hidden(source)
         processed = self.params.custom_logit_processor is not None
         self.reads_prompt = processed or self.params.repetition_penalty != 1.0

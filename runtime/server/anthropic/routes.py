@@ -192,8 +192,10 @@ def _prompt(
 ) -> tuple[dict[str, Any], ToolUse]:
     """The conversation's fields of a GenerateReqInput, and what it says of tools. A last assistant message is
     continued. asked: the request's words of sampling."""
-    check_model(ctx, body.model)
+    adapter = check_model(ctx, body.model)
     made, switch = _thinking(ctx, body.thinking)
+    if adapter is not None:
+        made["lora_path"] = adapter
     tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
     begun = messages[-1].role == "assistant" and not messages[-1].tool_calls

@@ -1,6 +1,6 @@
 """The native routes that give orders to the engine: cache, requests, pause, sessions, profile, settings.
 
-Weight updates, adapters and what else the field's servers have and this one has not are answered with 501 and
+Weight updates and what else the field's servers have and this one has not are answered with 501 and
 the reason.
 """
 
@@ -22,12 +22,14 @@ from runtime.protocol.control import (
     ContinueReq,
     ControlOutput,
     FlushCacheReq,
+    LoadLoRAAdapterReq,
     OpenSessionReq,
     PauseMode,
     PauseReq,
     PrecompileReq,
     ProfileReq,
     SetStateReq,
+    UnloadLoRAAdapterReq,
 )
 from runtime.protocol.errors import BadRequest, from_dict
 from runtime.protocol.io_struct import SingleReq
@@ -48,10 +50,6 @@ NOT_HERE: dict[str, str] = {
             "/release_memory_occupation", "/resume_memory_occupation",
         ),
         "the weights of a running server cannot be changed; start a server with the other checkpoint",
-    ),
-    **dict.fromkeys(
-        ("/load_lora_adapter", "/unload_lora_adapter"),
-        "adapters are not supported; merge the adapter into a checkpoint and serve that",
     ),
     **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
 }  # fmt: skip
@@ -131,6 +129,26 @@ class AllPrecompiled(msgspec.Struct):
     constraints: list[Precompiled]
 
 
+class LoadLora(msgspec.Struct, forbid_unknown_fields=True):
+    """lora_name: by which requests name it; lora_path: a directory of this machine with an adapter as peft
+    writes it; pinned: once used, it stays on the device."""
+
+    lora_name: str
+    lora_path: str
+    pinned: bool = False
+
+
+class UnloadLora(msgspec.Struct, forbid_unknown_fields=True):
+    lora_name: str
+
+
+class LoadedLoras(msgspec.Struct):
+    """The directories of all adapters that are loaded now, by name."""
+
+    loaded_adapters: dict[str, str]
+    success: bool = True
+
+
 class SetInternalState(msgspec.Struct, forbid_unknown_fields=True):
     """server_args: settings of the scheduler and their new values."""
 
@@ -165,6 +183,12 @@ OPENAPI: dict[str, Operation] = {
     "POST /precompile": Operation(
         "Compile constraints ahead of their use", request=Precompile, response=AllPrecompiled, errors=(504,)
     ),
+    "POST /load_lora_adapter": Operation(
+        "Load a LoRA adapter", request=LoadLora, response=LoadedLoras, errors=(504,)
+    ),
+    "POST /unload_lora_adapter": Operation(
+        "Unload a LoRA adapter", request=UnloadLora, response=LoadedLoras, errors=(404, 504)
+    ),
     "POST /set_internal_state": Operation(
         "Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)
     ),
@@ -185,6 +209,8 @@ def routes(ctx: ServerContext) -> list[Route]:
         "/stop_profile": control.stop_profile,
         "/configure_logging": control.configure_logging,
         "/precompile": control.precompile,
+        "/load_lora_adapter": control.load_lora,
+        "/unload_lora_adapter": control.unload_lora,
         "/set_internal_state": control.set_state,
     }
     return [
@@ -295,6 +321,21 @@ class Control:
             if not one["ok"]:
                 one["error"] = error_body(from_dict(one["error"]))["error"]
         return json_response(answer.data)
+
+    async def load_lora(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, LoadLora)
+        return await self._lora(
+            LoadLoRAAdapterReq(lora_name=asked.lora_name, lora_path=asked.lora_path, pinned=asked.pinned)
+        )
+
+    async def unload_lora(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, UnloadLora)
+        return await self._lora(UnloadLoRAAdapterReq(lora_name=asked.lora_name))
+
+    async def _lora(self, order: SingleReq) -> Response:
+        answer = await self._ask(order)
+        raise_if_refused(answer)
+        return json_response(LoadedLoras(answer.data["loaded_adapters"]))
 
     async def not_here(self, request: Request) -> Response:
         raise NoSuchService(NOT_HERE[request.url.path], where=request.url.path)

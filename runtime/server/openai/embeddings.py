@@ -79,11 +79,13 @@ def routes(ctx: ServerContext) -> list[Route]:
 
 
 async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
-    check_model(ctx, body.model)
+    adapter = check_model(ctx, body.model)
     fields = {name: value for name in ("dimensions", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
     with mapped_errors(_WORDS):
-        made = ctx.with_deadline(EmbeddingReqInput(**prompts_of(body.input, "input"), **fields))
+        made = ctx.with_deadline(
+            EmbeddingReqInput(**prompts_of(body.input, "input"), lora_path=adapter, **fields)
+        )
         made.normalize_batch_and_arguments()
         check_items(made, ctx)
         outputs = [_whole(outcome) for outcome in await ctx.manager.embed(made)]

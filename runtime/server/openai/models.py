@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/models/{id}: the one model that is served."""
+"""GET /v1/models and /v1/models/{id}: the one model that is served, and with its adapters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from runtime.protocol.control import GetStateReq
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import ModelNotFound, json_response
 from runtime.server.http.openapi import Operation
 
 
 class ModelCard(msgspec.Struct):
-    """max_model_len: prompt and reply together, in tokens."""
+    """max_model_len: prompt and reply together, in tokens. parent: of a model with an adapter, the model."""
 
     id: str
     created: int
@@ -32,25 +33,43 @@ class ModelList(msgspec.Struct):
 
 
 OPENAPI = {
-    "GET /v1/models": Operation("the model that is served", response=ModelList, tag="openai"),
-    "GET /v1/models/{model}": Operation("one model's card", response=ModelCard, tag="openai"),
+    "GET /v1/models": Operation(
+        "the model that is served, alone and with each adapter",
+        response=ModelList,
+        tag="openai",
+        errors=(504,),
+    ),
+    "GET /v1/models/{model}": Operation("one model's card", response=ModelCard, tag="openai", errors=(504,)),
 }
 
 
 def routes(ctx: ServerContext) -> list[Route]:
     created = int(ctx.clock())
 
-    def card() -> ModelCard:
-        return ModelCard(ctx.served_name, created, ctx.model.path, ctx.model.context_length)
+    async def cards() -> list[ModelCard]:
+        name, length = ctx.served_name, ctx.model.context_length
+        adapters: dict[str, str] = {}
+        if ctx.model.takes_adapters:
+            answer = await ctx.manager.control_async(GetStateReq(), ctx.config.control_timeout_s)
+            adapters = answer.data["lora_adapters"]
+        return [
+            ModelCard(name, created, ctx.model.path, length),
+            *(
+                ModelCard(f"{name}:{one}", created, path, length, parent=name)
+                for one, path in adapters.items()
+            ),
+        ]
 
     async def models(_: Request) -> Response:
-        return json_response(ModelList([card()]))
+        return json_response(ModelList(await cards()))
 
     async def model(request: Request) -> Response:
         name: Any = request.path_params["model"]
-        if name not in (ctx.served_name, ctx.model.path):
+        found = {one.id: one for one in await cards()}
+        found[ctx.model.path] = found[ctx.served_name]
+        if name not in found:
             raise ModelNotFound(f"the model {name[:200]!r} does not exist", where="model")
-        return json_response(card())
+        return json_response(found[name])
 
     return [
         Route("/v1/models", models, methods=["GET"]),

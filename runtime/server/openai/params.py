@@ -32,7 +32,6 @@ NAMES = {
 """What the runtime's fields are called here, where they have another name."""
 _REFUSED = {
     "moderation": "there is no moderation",
-    "lora_path": "adapters cannot be loaded",
     "bootstrap_pair_key": "a pair is named by bootstrap_host, bootstrap_port and bootstrap_room",
 }
 
@@ -127,18 +126,24 @@ _FIELDS = (
     "custom_logit_processor", "session_params", "session_id", "rid", "extra_key", "cache_salt", "priority",
     "jump_forward", "return_hidden_states", "return_prompt_token_ids", "custom_labels", "no_logs",
     "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s", "require_reasoning",
-    "max_thinking_tokens", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    "max_thinking_tokens", "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room",
 )  # fmt: skip
 
 
-def check_model(ctx: ServerContext, name: str) -> None:
-    """Raise ModelNotFound unless `name` is the served model: its name, its path, "default", or nothing."""
-    if name not in (ctx.served_name, ctx.model.path, DEFAULT_MODEL, ""):
-        raise ModelNotFound(
-            f"the model {name[:200]!r} does not exist",
-            where="model",
-            hint=f"this server has {ctx.served_name!r}",
-        )
+def check_model(ctx: ServerContext, name: str) -> str | None:
+    """The adapter that `name` asks for, in MODEL:ADAPTER; None for the model alone. Raises ModelNotFound
+    unless the model is the served one: its name, its path, "default", or nothing."""
+    known = (ctx.served_name, ctx.model.path, DEFAULT_MODEL)
+    if name in known or not name:
+        return None
+    adapters = [name.removeprefix(f"{model}:") for model in known if name.startswith(f"{model}:")]
+    if adapters and adapters[0] and ctx.model.takes_adapters:
+        return adapters[0]
+    raise ModelNotFound(
+        f"the model {name[:200]!r} does not exist",
+        where="model",
+        hint=f"this server has {ctx.served_name!r}",
+    )
 
 
 def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str, Any]:
@@ -147,7 +152,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     What the checkpoint's generation_config says comes before this server's defaults. Raises BadRequest,
     NotSupported.
     """
-    check_model(ctx, body.model)
+    adapter = check_model(ctx, body.model)
     for name, why in _REFUSED.items():
         if says_something(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
@@ -161,6 +166,12 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
         sampling["min_new_tokens"] = body.min_tokens
     sampling |= asked(body).sampling
     fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
+    if body.lora_path == "":
+        del fields["lora_path"]
+    elif adapter is not None and body.lora_path not in (None, adapter):
+        raise BadRequest(f"is {body.lora_path!r}, and the model asks for {adapter!r}", where="lora_path")
+    if adapter is not None:
+        fields["lora_path"] = adapter
     return {"sampling_params": sampling, **fields}
 
 

@@ -331,7 +331,7 @@ def test_to_ask_for_some_log_probabilities_is_to_ask_for_log_probabilities(
         ({"text": "a", "image_data": "x"}, "image_data"),
         ({"text": "a", "video_data": ["x"]}, "video_data"),
         ({"text": "a", "audio_data": "x"}, "audio_data"),
-        ({"text": "a", "lora_path": "x"}, "lora_path"),
+        ({"text": "a", "lora_path": ""}, "lora_path"),
         ({"text": "a", "lora_id": "x"}, "lora_id"),
         ({"text": "a", "bootstrap_host": "x"}, "bootstrap_host"),
         ({"text": "a", "bootstrap_port": 1}, "bootstrap_port"),

@@ -22,6 +22,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import Loop, step
+from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.stages.unified import Unified
 
@@ -143,9 +144,18 @@ class Bench:
     """A scheduler on a FakeRunner, the news it gave, and an exact account of its slots."""
 
     def __init__(
-        self, config: dict[str, Any], slots: int, grammar: Any, clock: Callable[[], float], stage: Any
+        self,
+        config: dict[str, Any],
+        slots: int,
+        grammar: Any,
+        clock: Callable[[], float],
+        stage: Any,
+        adapters: dict[str, Any] | None,
     ) -> None:
+        """adapters: numbers of an AdapterRegistry; None: there is none."""
         self.vocabulary = VOCABULARY
+        self.runner = FakeRunner(slots, len(TOKENS))
+        self.adapters = None if adapters is None else AdapterRegistry(self.runner, (), **adapters)
         self.scheduler = Scheduler(
             SchedulerConfig(**config),
             slots=slots,
@@ -155,8 +165,8 @@ class Bench:
             clock=clock,
             verify_params=FakeRunner(1, len(TOKENS)).verify,
             stage=stage,
+            adapters=self.adapters,
         )
-        self.runner = FakeRunner(slots, len(TOKENS))
         self.overlapped = config.get("overlap", False)
         self._loop: Loop | None = None
         self.news: dict[str, list[TokenOutput]] = {}
@@ -261,9 +271,10 @@ def make_bench() -> Callable[..., Bench]:
         grammar: Any = None,
         clock: Callable[[], float] = lambda: 0.0,
         stage: Any = Unified,
+        adapters: dict[str, Any] | None = None,
         **config: Any,
     ):
-        return Bench(config, slots, grammar, clock, stage)
+        return Bench(config, slots, grammar, clock, stage, adapters)
 
     return make
 

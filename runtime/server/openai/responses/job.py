@@ -61,7 +61,7 @@ _NAMES = {
 class Job:
     def __init__(self, ctx: ServerContext, body: ResponsesRequest, store: Store) -> None:
         self._ctx, self._body, self._store = ctx, body, store
-        check_model(ctx, body.model)
+        self._adapter = check_model(ctx, body.model)
         self._check()
         messages: list[Message] = []
         if body.previous_response_id is not None:
@@ -136,6 +136,7 @@ class Job:
         made = GenerateReqInput(
             require_reasoning=None,
             messages=conversation(self._messages),
+            lora_path=self._adapter,
             stream=bool(body.stream),
             sampling_params=sampling,
             **fields,
