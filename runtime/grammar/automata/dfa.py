@@ -58,12 +58,13 @@ class ByteDfa(ByteAutomaton):
     @cached_property
     def _patterns(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
         allowed = self.delta >= 0
-        _, firsts, pattern_of = np.unique(
-            np.packbits(allowed, axis=1), axis=0, return_index=True, return_inverse=True
-        )
-        rows = allowed[firsts]
+        numbers: dict[bytes, int] = {}
+        packed = np.packbits(allowed, axis=1)
+        pattern_of = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in packed])
+        rows = np.zeros((len(numbers), allowed.shape[1]), dtype=np.float32)
+        rows[pattern_of] = allowed
         below = _nodes_below(self.utf8, self.delta.shape[1])
-        return (rows.astype(np.float32) @ below.T.astype(np.float32)) > 0, pattern_of.reshape(-1)
+        return (rows @ below.T.astype(np.float32)) > 0, pattern_of
 
     @cached_property
     def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
@@ -135,7 +136,11 @@ class ByteDfa(ByteAutomaton):
         """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
         characters lead on. The states of a long repeat are alike up to its end."""
         width = self.delta.shape[1]
-        weights = np.random.default_rng(0).integers(1 << 63, size=width, dtype=np.uint64) | np.uint64(1)
+        # Not of numpy.random, whose import takes longer than all of this.
+        weights = np.arange(1, width + 1, dtype=np.uint64) * _MIX
+        for shift in (30, 27, 31):
+            weights = (weights ^ (weights >> np.uint64(shift))) * _MIX
+        weights |= np.uint64(1)
         digests = np.ones(len(self.delta) + 1, dtype=np.uint64)
         digests[-1] = 0  # of DEAD, which is -1
         for _ in range(min(steps, len(self.delta))):
