@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
+from runtime.config.parts.latent import LatentNames, LatentSpec
 from runtime.protocol.registry import Registry
 
 ACTIVATIONS = {
@@ -23,11 +24,14 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryGrowth:
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor(p / every)), so that attention stays
-    sharp in long contexts (Llama 4, Ministral 3)."""
+    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + shift) / every)), so that
+    attention stays sharp in long contexts (Llama 4, Ministral 3). turned: also in layers with a rotary
+    embedding."""
 
     beta: float
     every: int
+    shift: int = 0
+    turned: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,8 @@ class Traits:
     qk_norm            queries and keys are normalised before the rotary embedding
     qk_norm_over       what one such norm covers: head: each head, all with the same weight; each_head: the
                        same with a weight for every head; heads: all query heads at once, all key heads at
-                       once (OLMo 2)
+                       once (OLMo 2); turned_head: each head without any weight, in layers with a rotary
+                       embedding (Llama 4)
     gated              the feed-forward is down(activation(gate) * up), else down(activation(up))
     parallel           attention and feed-forward both start from the layer's input
     learned_positions  a table of positions is added to the embedding; there is no rotary embedding
@@ -55,6 +60,10 @@ class Traits:
     logit_softcap      None = logits are not capped
     qkv_by_head        the one matrix of queries, keys and values holds them head by head (GPT-NeoX)
     experts            where feed-forwards are mixtures of experts
+    latent             attention to latents; None = to keys and values. There is one key head then, of the
+                       latent's length and that of the key beside it
+    longest            context that is computed as the model was made to; None = max_position_embeddings
+    further_layers     behind the last, that predict tokens after the next one; they are not loaded
     """
 
     windows: tuple[int | None, ...]
@@ -78,6 +87,9 @@ class Traits:
     logit_softcap: float | None = None
     qkv_by_head: bool = False
     experts: ExpertsSpec | None = None
+    latent: LatentSpec | None = None
+    longest: int | None = None
+    further_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +100,7 @@ class Names:
     that holds them one below the other.
 
     prefix: stands before each name that the checkpoint does not have as it is.
+    further: begin of names of layers behind the last.
     transposed: ends of names of tensors that are stored as [inputs, outputs].
     ignored: ends of names of tensors that hold nothing to load.
     """
@@ -111,6 +124,8 @@ class Names:
     up: str = "model.layers.{layer}.mlp.up_proj"
     down: str = "model.layers.{layer}.mlp.down_proj"
     experts: ExpertNames = field(default_factory=ExpertNames)
+    latent: LatentNames = field(default_factory=LatentNames)
+    further: str = "model.layers.{layer}."
     prefix: str = ""
     transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
@@ -201,6 +216,8 @@ ARCHITECTURES: Registry[Family] = Registry(
     {
         "CohereForCausalLM": "runtime.models.dense.cohere:COHERE",
         "Cohere2ForCausalLM": "runtime.models.dense.cohere:COHERE2",
+        "DeepseekV2ForCausalLM": "runtime.models.moe.deepseek_v2:FAMILY",
+        "DeepseekV3ForCausalLM": "runtime.models.moe.deepseek_v3:FAMILY",
         "GPT2LMHeadModel": "runtime.models.dense.gpt2:FAMILY",
         "GPTNeoXForCausalLM": "runtime.models.dense.gpt_neox:FAMILY",
         "GemmaForCausalLM": "runtime.models.dense.gemma:GEMMA",
@@ -208,14 +225,18 @@ ARCHITECTURES: Registry[Family] = Registry(
         "Gemma3ForCausalLM": "runtime.models.dense.gemma:GEMMA3",
         "GlmForCausalLM": "runtime.models.dense.glm:GLM",
         "Glm4ForCausalLM": "runtime.models.dense.glm:GLM4",
+        "Glm4MoeForCausalLM": "runtime.models.moe.glm4:FAMILY",
+        "GptOssForCausalLM": "runtime.models.moe.gpt_oss:FAMILY",
         "GraniteForCausalLM": "runtime.models.dense.granite:FAMILY",
         "LlamaForCausalLM": "runtime.models.dense.llama:FAMILY",
+        "Llama4ForCausalLM": "runtime.models.moe.llama4:FAMILY",
         "MinistralForCausalLM": "runtime.models.dense.mistral:MINISTRAL",
         "Ministral3ForCausalLM": "runtime.models.dense.mistral:MINISTRAL3",
         "MistralForCausalLM": "runtime.models.dense.mistral:MISTRAL",
         "MixtralForCausalLM": "runtime.models.moe.mixtral:FAMILY",
         "Olmo2ForCausalLM": "runtime.models.dense.olmo:OLMO2",
         "Olmo3ForCausalLM": "runtime.models.dense.olmo:OLMO3",
+        "OlmoeForCausalLM": "runtime.models.moe.olmoe:FAMILY",
         "Phi3ForCausalLM": "runtime.models.dense.phi3:FAMILY",
         "Qwen2ForCausalLM": "runtime.models.dense.qwen2:FAMILY",
         "Qwen2MoeForCausalLM": "runtime.models.moe.qwen2:FAMILY",

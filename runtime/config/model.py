@@ -160,6 +160,9 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
     traits = family.traits(fields, layers)
     ropes = _Ropes(fields, family, head_dim, positions)
     rope, layer_ropes = ropes.of_layers(layers)
+    if (latent := traits.latent) is not None:
+        kv_heads, head_dim, rope = 1, latent.kept, replace(rope, dims=latent.turned)
+    reach = rope.original_positions if rope.kind == "longrope" else positions
     eos = _special(fields, vocab, "eos_token_id") + _special(generation, vocab, "eos_token_id")
     bos = _special(fields, vocab, "bos_token_id")
     return ModelSpec(
@@ -177,7 +180,7 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         layer_ropes=layer_ropes,
         activation=_activation(fields, family),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tied_default),
-        max_position_embeddings=rope.original_positions if rope.kind == "longrope" else positions,
+        max_position_embeddings=min(reach, traits.longest or reach),
         long_positions=positions if rope.kind == "longrope" else 0,
         eos_ids=tuple(dict.fromkeys(eos)),
         bos_id=bos[0] if bos else None,

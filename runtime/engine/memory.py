@@ -52,6 +52,11 @@ def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -
     """All matrices of the model, whatever ranks hold them (norms and biases are negligible). bits: of one
     code of the layers' matrices; None: they are kept as `dtype`."""
     attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
+    if (latent := spec.latent) is not None:
+        queries, up = spec.num_heads * latent.query, spec.num_heads * (latent.plain + latent.value)
+        first, rank = latent.query_rank or queries, latent.query_rank or 0
+        attention = spec.hidden_size * (first + latent.kept + spec.num_heads * latent.value)
+        attention += rank * queries + latent.rank * up
     widths = spec.num_layers * spec.ffn_size
     if spec.experts is not None:
         each = spec.experts.count * spec.experts.width + spec.experts.shared_width

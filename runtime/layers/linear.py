@@ -60,6 +60,10 @@ class LinearMethod(ABC):
         """Projections of the same input as one Linear. own: which of the inputs it gets; None: all. Raises
         ModelLoadError."""
 
+    def of_some_tokens(self) -> LinearMethod:
+        """The method for matrices that are given only some of a pass's tokens, as experts' are."""
+        return self
+
     @abstractmethod
     def shared(self, table: Tensor) -> Linear:
         """A Linear over the embedding's [outputs, inputs], which stays the model's: a tied head."""

@@ -7,16 +7,16 @@ proportional to the experts that a pass uses, not to its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.config.parts.experts import RouterSpec
+from runtime.config.parts.experts import Clamp, RouterSpec
+from runtime.layers.linear import Linear
+from runtime.layers.mlp import FeedForward
 from runtime.parallel import Group
-
-FeedForward = Callable[[Tensor], Tensor]  # [tokens, hidden] -> [tokens, hidden]
 
 
 class Router:
@@ -55,6 +55,20 @@ class Router:
         kept = torch.zeros_like(best, dtype=torch.bool)
         kept.scatter_(-1, best.topk(spec.groups_chosen, -1).indices, True)
         return grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
+
+
+class ClampedMLP:
+    """A gated feed-forward whose factors are clamped: see Clamp. `gate_up`: both projections, gate first."""
+
+    __slots__ = ("_clamp", "down", "gate_up")
+
+    def __init__(self, gate_up: Linear, down: Linear, clamp: Clamp) -> None:
+        self.gate_up, self.down, self._clamp = gate_up, down, clamp
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        gate, up = gate.clamp(max=self._clamp.limit), up.clamp(-self._clamp.limit, self._clamp.limit)
+        return self.down((gate * self._clamp.gain).sigmoid_().mul_(gate).mul_(up + 1))
 
 
 class SharedExpert:

@@ -147,24 +147,40 @@ class Checkpoint:
         """The tensor `name`, on the CPU, in the checkpoint's type; `rows`, `columns`: only those of it are
         read (None: all). Raises ModelLoadError: missing, another shape than `shape`, a type that is none of
         `types` (plain floating point), unreadable."""
-        file = self._where.get(name)
+        if rows is None and columns is None:
+            return self._read(name, shape, None, types)
+        places = (rows,) if columns is None else (rows, columns)
+        return self._read(name, shape, tuple(map(_slice, places)), types)
+
+    def entry(
+        self,
+        name: str,
+        shape: Sequence[int],
+        entry: int,
+        rows: range | None = None,
+        columns: range | None = None,
+        types: Sequence[torch.dtype] = LOADABLE,
+    ) -> Tensor:
+        """One entry of the first dimension of the tensor `name`, which has this shape, as take() gives one:
+        [rows, columns, all of further dimensions]."""
+        places = tuple(_slice(place) for place in (rows, columns))[: len(shape) - 1]
+        return self._read(name, shape, (slice(entry, entry + 1), *places), types)[0]
+
+    def _read(
+        self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
+    ) -> Tensor:
+        """part: what of it, by dimension; None: all."""
+        file, path = self._where.get(name), self.path_of(name)
         if file is None:
             raise ModelLoadError(f"the tensor {name!r} is missing", where=str(self.directory))
-        path = str(self.directory / file)
         try:
-            part = self._files[file].get_slice(name)
-            found = tuple(part.get_shape())
+            stored = self._files[file].get_slice(name)
+            found = tuple(stored.get_shape())
             if found != tuple(shape):
                 raise ModelLoadError(
                     f"{name!r} has shape {list(found)}, config.json implies {list(shape)}", where=path
                 )
-            tensor: Tensor
-            if rows is None and columns is None:
-                tensor = self._files[file].get_tensor(name)
-            elif columns is None:
-                tensor = part[_slice(rows)]
-            else:
-                tensor = part[_slice(rows), _slice(columns)]
+            tensor: Tensor = self._files[file].get_tensor(name) if part is None else stored[part]
         except SafetensorError as error:
             raise ModelLoadError(f"{name!r} cannot be read: {error}", where=path) from error
         if tensor.dtype not in types:
@@ -172,13 +188,17 @@ class Checkpoint:
         self._taken.add(name)
         self.bytes_taken += tensor.nbytes
         if self._bar is not None:
-            self._bar.update(tensor.numel() * tensor.element_size())
+            self._bar.update(tensor.nbytes)
         return tensor
 
-    def finish(self, ignored: tuple[str, ...]) -> None:
-        """Raise ModelLoadError if tensors were left that end in none of `ignored`: another model's
-        weights."""
-        left = sorted(name for name in self._where if name not in self._taken and not name.endswith(ignored))
+    def finish(self, ignored: tuple[str, ...], beyond: tuple[str, ...] = ()) -> None:
+        """Raise ModelLoadError if tensors were left that end in none of `ignored` and begin with none of
+        `beyond`: another model's weights."""
+        left = sorted(
+            name
+            for name in self._where
+            if name not in self._taken and not name.endswith(ignored) and not name.startswith(beyond)
+        )
         if left:
             some = ", ".join(repr(name) for name in left[:3]) + (" ..." if len(left) > 3 else "")
             raise ModelLoadError(
@@ -231,6 +251,18 @@ class Weights:
         """They are not needed, if they are there."""
         for name in names:
             self._checkpoint.skip(self._named(name))
+
+    def entry(
+        self,
+        name: str,
+        shape: Sequence[int],
+        entry: int,
+        rows: range | None = None,
+        columns: range | None = None,
+        types: Sequence[torch.dtype] = LOADABLE,
+    ) -> Tensor:
+        """As stored: see Checkpoint.entry."""
+        return self._checkpoint.entry(self._named(name), shape, entry, rows, columns, types)
 
     def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
         """A copy of its own. Raises ModelLoadError as take() does."""

@@ -18,6 +18,7 @@ from runtime.attention.base import AttentionStep, Scoring
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
 from runtime.config.shards import Shard
+from runtime.layers.latent import LatentHeads, LatentOutput
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import FeedForward, GatedMLP, PlainMLP
 from runtime.layers.moe import Experts
@@ -26,6 +27,7 @@ from runtime.layers.rope import Rotary
 from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.layers.weights import Checkpoint, Weights
 from runtime.models.experts import ExpertsLoader
+from runtime.models.latent import LatentLoader
 from runtime.parallel import ALONE, Group
 from runtime.protocol.errors import ModelLoadError
 
@@ -36,9 +38,9 @@ class Layer:
     [own heads] float32."""
 
     attention_norm: Norm | None
-    qkv: Linear
+    qkv: Linear | LatentHeads
     qk_norm: Norm | None
-    output: Linear
+    output: Linear | LatentOutput
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: FeedForward
@@ -71,6 +73,7 @@ class Decoder:
         numbers = {rope: number for number, rope in enumerate(ropes)}
         self._rotary_of = [None if rope is None else numbers[rope] for rope in spec.ropes]
         self._heads, self._kv_heads = len(shard.heads(spec)), len(shard.kv_heads(spec))
+        self._grows_turned = spec.query_growth is not None and spec.query_growth.turned
         # Heads that the rotary embedding turns.
         self._turned = self._heads + self._kv_heads
         # Rounded as the embedding is, as the families do that have a scale.
@@ -130,7 +133,8 @@ class Decoder:
         growth = self.spec.query_growth
         if growth is None:
             return None
-        factors = 1 + growth.beta * torch.log1p(torch.floor(positions.float() / growth.every))
+        places = torch.floor((positions.float() + growth.shift) / growth.every)
+        factors = 1 + growth.beta * torch.log1p(places)
         return factors.to(self.dtype)[:, None, None]
 
     def _attention(self, index: int, layer: Layer, x: Tensor, step: _Step) -> Tensor:
@@ -147,7 +151,7 @@ class Decoder:
         number = self._rotary_of[index]
         if number is not None:
             self._rotaries[number].turn_(turned, *step.angles[number])
-        if step.query_growth is not None:
+        if step.query_growth is not None and (number is None or self._grows_turned):
             qkv[:, : self._heads].mul_(step.query_growth)
         return step.attend(index, qkv)
 
@@ -184,7 +188,8 @@ class Decoder:
             shard = Shard(group.rank, group.size)
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)
             decoder = _Loader(weights, spec, names, method, group, shard).decoder()
-            checkpoint.finish(names.ignored)
+            behind = range(spec.num_layers, spec.num_layers + spec.further_layers)
+            checkpoint.finish(names.ignored, tuple(names.further.format(layer=layer) for layer in behind))
         return decoder
 
 
@@ -280,23 +285,45 @@ class _Loader:
 
     def _layer(self, number: int) -> Layer:
         spec, names = self.spec, self.names
-        heads = spec.num_heads * spec.head_dim
-        own_heads = _elements(self.shard.heads(spec), spec.head_dim)
+        qkv, output = self._around_attention(number)
 
         def norm(name: str | None) -> Norm | None:
             return None if name is None else self._norm(name.format(layer=number))
 
         return Layer(
             attention_norm=norm(names.attention_norm),
-            qkv=self._qkv(number),
+            qkv=qkv,
             qk_norm=self._qk_norm(number) if spec.qk_norm else None,
-            output=self._to_hidden(names.output.format(layer=number), heads, own_heads, spec.output_bias),
+            output=output,
             attention_post_norm=norm(names.attention_post_norm),
             mlp_norm=norm(names.mlp_norm),
             mlp=self._experts(number) or self._mlp(number),
             mlp_post_norm=norm(names.mlp_post_norm),
             sinks=self._sinks(number) if spec.sinks else None,
         )
+
+    def _around_attention(self, number: int) -> tuple[Linear | LatentHeads, Linear | LatentOutput]:
+        """What stands before it and behind it."""
+        spec, names, own = self.spec, self.names, self.shard.heads(self.spec)
+        output, latent = names.output.format(layer=number), spec.latent
+        if latent is None:
+            size = spec.head_dim
+            last = self._to_hidden(output, spec.num_heads * size, _elements(own, size), spec.output_bias)
+            return self._qkv(number), last
+        loader = LatentLoader(
+            self.weights,
+            latent,
+            names.latent,
+            names.query,
+            spec.hidden_size,
+            spec.num_heads,
+            own,
+            self.method,
+        )
+        heads, values = loader.layer(number)
+        size = latent.value
+        last = self._to_hidden(output, spec.num_heads * size, _elements(own, size), spec.output_bias)
+        return heads, LatentOutput(latent, values, last)
 
     def _qkv(self, number: int) -> Linear:
         spec, names = self.spec, self.names
@@ -352,9 +379,10 @@ class _Loader:
         if experts is None or not experts.layers[number]:
             return None
         names, hidden = self.names.experts, self.spec.hidden_size
-        return ExpertsLoader(self.weights, experts, names, hidden, self.method, self.group, self.shard).layer(
-            number
+        loader = ExpertsLoader(
+            self.weights, experts, names, hidden, self.spec.activation, self.method, self.group, self.shard
         )
+        return loader.layer(number)
 
     def _to_hidden(self, name: str, inputs: int, own: range, bias: bool) -> Linear:
         """A projection of `inputs` of which this rank has its own: the ranks' results are added up."""
@@ -365,9 +393,12 @@ class _Loader:
         part = self.method.load(self.weights, parts, inputs, bias=False, own=own)
         return Summed(part, added, self.group)
 
-    def _qk_norm(self, number: int) -> Norm:
+    def _qk_norm(self, number: int) -> Norm | None:
         """One norm for query and key heads side by side: weight [heads + kv_heads, head_dim]."""
         spec, names, shard = self.spec, self.names, self.shard
+        if spec.qk_norm_over == "turned_head":
+            weight = torch.ones(spec.head_dim, dtype=self.weights.dtype, device=self.weights.device)
+            return None if spec.ropes[number] is None else RMSNorm(weight, spec.norm_eps)
         weights = []
         for name, count, heads in (
             (names.query_norm, spec.num_heads, shard.heads(spec)),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.config.shards import Shard
-from runtime.layers.linear import LinearMethod, Projection
-from runtime.layers.mlp import GatedMLP
-from runtime.layers.moe import Experts, Router, SharedExpert
+from runtime.layers.linear import Linear, LinearMethod, Projection
+from runtime.layers.mlp import FeedForward, GatedMLP
+from runtime.layers.moe import ClampedMLP, Experts, Router, SharedExpert
+from runtime.layers.stacked import Place, StackedExperts, Which
 from runtime.layers.weights import Weights
 from runtime.parallel import Group
 
@@ -25,21 +27,19 @@ class ExpertsLoader:
     spec: ExpertsSpec
     names: ExpertNames
     hidden: int
+    activation: str
     method: LinearMethod
     group: Group
     shard: Shard
 
     def layer(self, number: int) -> Experts:
         spec, names = self.spec, self.names
-        experts = [
-            self._mlp(
-                names.gate.format(layer=number, expert=expert),
-                names.up.format(layer=number, expert=expert),
-                names.down.format(layer=number, expert=expert),
-                spec.width,
-            )
+        named = [
+            [name.format(layer=number, expert=expert) for name in (names.gate, names.up, names.down)]
             for expert in range(spec.count)
         ]
+        weights = self._stacked(number, named)
+        experts = [self._expert(weights, *three) for three in named]
         shared = self._shared(number) if spec.shared_width else None
         weighs_inputs = spec.router.weighs_inputs
         return Experts(self._router(number), experts, shared, self.group, weighs_inputs=weighs_inputs)
@@ -55,27 +55,57 @@ class ExpertsLoader:
 
     def _shared(self, number: int) -> SharedExpert:
         names = self.names
-        mlp = self._mlp(
-            names.shared_gate.format(layer=number),
-            names.shared_up.format(layer=number),
-            names.shared_down.format(layer=number),
-            self.spec.shared_width,
-        )
+        three = [
+            name.format(layer=number) for name in (names.shared_gate, names.shared_up, names.shared_down)
+        ]
+        both = self._projections(self.weights, self.method, three, self.spec.shared_width)
+        mlp = GatedMLP(*both, self.activation)
         if not self.spec.shared_gate:
             return SharedExpert(mlp, None)
         return SharedExpert(
             mlp, self._exact(f"{names.shared_router.format(layer=number)}.weight", 1, self.hidden)
         )
 
-    def _mlp(self, gate: str, up: str, down: str, width: int) -> GatedMLP:
-        """The part of this rank, whose results are not yet added up."""
-        own = self.shard.part(width) if self.group.size > 1 else None
-        into = (Projection(gate, width, own), Projection(up, width, own))
-        back = (Projection(down, self.hidden),)
-        return GatedMLP(
-            self.method.load(self.weights, into, self.hidden, bias=False),
-            self.method.load(self.weights, back, width, bias=False, own=own),
+    def _stacked(self, number: int, named: Sequence[Sequence[str]]) -> Weights:
+        """Of a checkpoint that has the experts in one tensor, the weights as if each had its own."""
+        stack = self.names.stack
+        if stack is None:
+            return self.weights
+        names = replace(
+            stack, gate_up=stack.gate_up.format(layer=number), down=stack.down.format(layer=number)
         )
+        kept = [f"{name}{end}" for name in (names.gate_up, names.down) for end in ("", "_blocks")]
+        if not any(name in self.weights for name in kept):
+            return self.weights
+        whose: tuple[Which, ...] = ("gate", "up", "down")
+        places = {
+            name: Place(expert, which)
+            for expert, three in enumerate(named)
+            for name, which in zip(three, whose, strict=True)
+        }
+        return StackedExperts(self.weights, names, places, self.spec.count)
+
+    def _expert(self, weights: Weights, gate: str, up: str, down: str) -> FeedForward:
+        method, spec = self.method.of_some_tokens(), self.spec
+        gate_up, back = self._projections(weights, method, (gate, up, down), spec.width, bias=spec.bias)
+        if spec.clamp is not None:
+            return ClampedMLP(gate_up, back, spec.clamp)
+        return GatedMLP(gate_up, back, self.activation)
+
+    def _projections(
+        self, weights: Weights, method: LinearMethod, names: Sequence[str], width: int, *, bias: bool = False
+    ) -> tuple[Linear, Linear]:
+        """The part of this rank; the ranks' results are not added up here. One rank alone adds the bias of
+        their sum."""
+        own = self.shard.part(width) if self.group.size > 1 else None
+        gate, up, down = names
+        into = (Projection(gate, width, own), Projection(up, width, own))
+        gate_up = method.load(weights, into, self.hidden, bias=bias)
+        first = self.group.rank == 0
+        if bias and not first:
+            weights.take(f"{down}.bias", (self.hidden,))
+        back = (Projection(down, self.hidden),)
+        return gate_up, method.load(weights, back, width, bias=bias and first, own=own)
 
     def _exact(self, name: str, *shape: int) -> Tensor:
         return self.weights.take(name, shape).to(self.weights.device, torch.float32, copy=True)

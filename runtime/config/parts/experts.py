@@ -46,11 +46,21 @@ class RouterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp:
+    """gpt-oss's feed-forward: down((up + 1) * gate * sigmoid(gain * gate)), where the gate is at most `limit`
+    and what is multiplied with it between -limit and limit."""
+
+    gain: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsSpec:
     """layers: one for each layer of the model; whether its feed-forward is experts.
     count: experts in such a layer. width: of one expert's feed-forward.
     shared_width: of the expert that all tokens go through besides; 0: there is none. shared_gate: what it
     gives is multiplied with the sigmoid of a product of its own.
+    bias: the projections of experts have biases. clamp: how their activation differs from others'.
     """
 
     layers: tuple[bool, ...]
@@ -59,6 +69,8 @@ class ExpertsSpec:
     router: RouterSpec
     shared_width: int = 0
     shared_gate: bool = False
+    bias: bool = False
+    clamp: Clamp | None = None
 
     @property
     def layer_count(self) -> int:
@@ -66,9 +78,24 @@ class ExpertsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class StackNames:
+    """Of a layer's experts in one tensor: gate_up [experts, inputs, 2 * width] and down [experts, width,
+    outputs]. With biases at `<name>_bias`; instead of numbers there may be MXFP4 codes, `<name>_blocks`
+    [experts, outputs, inputs / 32, 16] and `<name>_scales` [experts, outputs, inputs / 32].
+
+    alternate: gate and up take turns in gate_up; else the gate's are the first half.
+    """
+
+    gate_up: str
+    down: str
+    alternate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertNames:
     """Names of tensors; `{layer}` and `{expert}` are numbers. Projections are given without their `.weight`
-    or `.bias`."""
+    or `.bias`. stack: where the experts of a layer lie in one tensor; gate, up and down then only name them
+    in errors."""
 
     router: str = "model.layers.{layer}.mlp.gate"
     correction: str = "model.layers.{layer}.mlp.gate.e_score_correction_bias"
@@ -79,19 +106,13 @@ class ExpertNames:
     shared_up: str = "model.layers.{layer}.mlp.shared_expert.up_proj"
     shared_down: str = "model.layers.{layer}.mlp.shared_expert.down_proj"
     shared_router: str = "model.layers.{layer}.mlp.shared_expert_gate"
+    stack: StackNames | None = None
 
 
-def experts_spec(
-    fields: Fields,
-    layers: tuple[bool, ...],
-    count: int,
-    width: int,
-    router: RouterSpec,
-    shared_width: int = 0,
-    shared_gate: bool = False,
-) -> ExpertsSpec | None:
-    """Checked; None where no layer has experts. Raises ModelLoadError."""
-    if not any(layers):
+def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
+    """None where no layer has experts. Raises ModelLoadError where its numbers cannot be."""
+    router, count = spec.router, spec.count
+    if not spec.layer_count:
         return None
     if router.chosen > count:
         raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than the {count} experts")
@@ -105,7 +126,7 @@ def experts_spec(
         raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than {few}")
     if router.group_score == "two best" and each < 2:
         raise fields.fail(f"groups of {each} expert are too small: they count as their two best")
-    return ExpertsSpec(layers, count, width, router, shared_width, shared_gate)
+    return spec
 
 
 def expert_count(fields: Fields) -> int:
@@ -126,3 +147,40 @@ def layers_after(fields: Fields, layers: int) -> tuple[bool, ...]:
     """DeepSeek's word: first_k_dense_replace (so many layers at the bottom have no experts)."""
     first = fields.integer("first_k_dense_replace", 0, minimum=0)
     return tuple(layer >= first for layer in range(layers))
+
+
+_SHARED = "model.layers.{layer}.mlp.shared_experts"
+SHARED_EXPERTS = ExpertNames(
+    shared_gate=f"{_SHARED}.gate_proj", shared_up=f"{_SHARED}.up_proj", shared_down=f"{_SHARED}.down_proj"
+)
+"""DeepSeek's names: shared experts lie side by side as one."""
+
+
+def shared_width(fields: Fields) -> int:
+    """DeepSeek's words: n_shared_experts, each as wide as the others."""
+    return fields.integer("n_shared_experts", 0, minimum=0) * fields.integer("moe_intermediate_size")
+
+
+def sigmoid_experts(fields: Fields, layers: int) -> ExpertsSpec | None:
+    """DeepSeek-V3's experts and router (arXiv 2412.19437, section 2.1.2)."""
+    if (scores := fields.text("scoring_func", "sigmoid")) != "sigmoid":
+        raise fields.fail(f"'scoring_func' {scores!r} is not supported; known: sigmoid")
+    router = RouterSpec(
+        fields.integer("num_experts_per_tok"),
+        scores="sigmoid",
+        renormalise=fields.flag("norm_topk_prob", True),
+        floor=1e-20,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        groups=fields.integer("n_group", 1),
+        groups_chosen=fields.integer("topk_group", 1),
+        group_score="two best",
+        correction=True,
+    )
+    spec = ExpertsSpec(
+        layers_after(fields, layers),
+        count=expert_count(fields),
+        width=fields.integer("moe_intermediate_size"),
+        router=router,
+        shared_width=shared_width(fields),
+    )
+    return checked(fields, spec)

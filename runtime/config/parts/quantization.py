@@ -66,6 +66,8 @@ def read_quantization(config: Fields) -> Quantization | None:
         return None
     fields = config.child(name)
     method = fields.text("quant_method", "")
+    if method == "mxfp4":
+        return None  # of experts in one tensor; their numbers are made while they are read: layers/stacked.py
     if method not in _READERS:
         raise fields.fail(
             f"the quantisation {method!r} is not supported; known: {', '.join(_READERS)}",

@@ -195,6 +195,10 @@ class Adapted(LinearMethod):
         self.linears.append(AdaptedLinear(made, parts, inputs, own, self.active, like))
         return self.linears[-1]
 
+    def of_some_tokens(self) -> LinearMethod:
+        """Without adapters: which token has which is known for all of a pass's tokens in their order."""
+        return self._method
+
     def shared(self, table: Tensor) -> Linear:
         return self._method.shared(table)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.config.family import Family, Names, Rope, Traits
 from runtime.config.fields import Fields
-from runtime.config.parts.experts import ExpertNames, RouterSpec, experts_spec
+from runtime.config.parts.experts import ExpertNames, ExpertsSpec, RouterSpec, checked
 
 
 def _traits(fields: Fields, layers: int) -> Traits:
@@ -12,12 +12,14 @@ def _traits(fields: Fields, layers: int) -> Traits:
     window = fields.integer("sliding_window") if fields.has("sliding_window") else None
     return Traits(
         windows=(window,) * layers,
-        experts=experts_spec(
+        experts=checked(
             fields,
-            (True,) * layers,
-            count=fields.integer("num_local_experts"),
-            width=fields.integer("intermediate_size"),
-            router=RouterSpec(fields.integer("num_experts_per_tok"), renormalise=True),
+            ExpertsSpec(
+                (True,) * layers,
+                count=fields.integer("num_local_experts"),
+                width=fields.integer("intermediate_size"),
+                router=RouterSpec(fields.integer("num_experts_per_tok"), renormalise=True),
+            ),
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.config.family import Family, Traits
 from runtime.config.fields import Fields
-from runtime.config.parts.experts import RouterSpec, expert_count, experts_spec, sparse_layers
+from runtime.config.parts.experts import ExpertsSpec, RouterSpec, checked, expert_count, sparse_layers
 
 
 def _traits(fields: Fields, layers: int) -> Traits:
@@ -16,13 +16,15 @@ def _traits(fields: Fields, layers: int) -> Traits:
         qkv_bias=bias,
         output_bias=bias,
         qk_norm=True,
-        experts=experts_spec(
+        experts=checked(
             fields,
-            sparse_layers(fields, layers),
-            count=expert_count(fields),
-            width=fields.integer("moe_intermediate_size"),
-            router=RouterSpec(
-                fields.integer("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob", False)
+            ExpertsSpec(
+                sparse_layers(fields, layers),
+                count=expert_count(fields),
+                width=fields.integer("moe_intermediate_size"),
+                router=RouterSpec(
+                    fields.integer("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob", False)
+                ),
             ),
         ),
     )

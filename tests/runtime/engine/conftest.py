@@ -15,6 +15,7 @@ import transformers
 
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
 from runtime.protocol.sampling import SamplingParams
+from tests.runtime.engine.expert_families import EXPERTS
 from tests.runtime.engine.families import CLASSES, CONFIGS, FAMILIES, LEFT_OUT
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -62,25 +63,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def _experts(family: str, **changes: Any) -> tuple[str, dict[str, Any]]:
-    return family, {"num_experts_per_tok": 2, **changes}
-
-
-# Mixtures of experts; test_experts.py runs them.
-EXPERT_CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": _experts("Mixtral", num_local_experts=5),
-    "mixtral, window": _experts("Mixtral", num_local_experts=4, sliding_window=37),
-    "qwen2 moe": _experts(
-        "Qwen2Moe", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
-        shared_expert_intermediate_size=40, decoder_sparse_step=2,
-    ),
-    "qwen3 moe": _experts(
-        "Qwen3Moe", num_experts=8, num_experts_per_tok=4, moe_intermediate_size=24, norm_topk_prob=True,
-        mlp_only_layers=[1],
-    ),
-}  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Tiny:
     path: Path
@@ -112,7 +94,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save: Any) -> Tiny:
-    family, changes = {**CASES, **EXPERT_CASES, **FAMILIES}[case]
+    family, changes = {**CASES, **EXPERTS, **FAMILIES}[case]
     given = {name: value for name, value in {**BASE, **changes}.items() if value is not LEFT_OUT}
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**given)
     config._attn_implementation = "eager"
@@ -124,6 +106,9 @@ def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save:
                 weight.normal_(std=1.0 if "embed" in name else 0.2)
             else:
                 weight.normal_(mean=1.0 if "norm" in name or "ln_" in name else 0.0, std=0.2)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.normal_(std=0.2)
     model.to(dtype)
     model.save_pretrained(path, **save)
     if (
@@ -149,12 +134,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny]) -> Tiny:
     """Every case in turn."""
-    return tiny(request.param)
-
-
-@pytest.fixture(params=EXPERT_CASES)
-def expert_case(request: pytest.FixtureRequest, tiny: Callable[[str], Tiny]) -> Tiny:
-    """Every case of experts in turn."""
     return tiny(request.param)
 
 

@@ -94,5 +94,5 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {**OLD, "hidden_size": 64}),
     "gpt_neox, one after the other": ("GPTNeoX", {**OLD, "hidden_size": 64, "use_parallel_residual": False}),
 }
-CLASSES = {"GPT2": "GPT2LMHeadModel", "Gemma3": "Gemma3ForCausalLM"}
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CLASSES = {"GPT2": "GPT2LMHeadModel"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from runtime.config.model import ModelSpec
+from runtime.layers.dense import Dense
+from runtime.layers.lora.linear import Adapted
+from runtime.plan import Row, Run, StepPlan
+from runtime.protocol.errors import ModelLoadError
+from runtime.protocol.sampling import SamplingParams
+from tests.runtime.engine.expert_families import EXPERTS
 from tests.runtime.engine.test_logits import AllLogits
+from tests.runtime.engine.test_runners import ask
 from tests.runtime.engine.test_tensor_parallel import ranks
 
 TOLERANCE = 2e-4
@@ -17,27 +30,128 @@ def _close(got: torch.Tensor, right: torch.Tensor) -> None:
     assert (got - right).abs().max() < TOLERANCE
 
 
-def test_logits(expert_case: Any, prompt: Any, drive: Any) -> None:
+@pytest.mark.parametrize("name", EXPERTS)
+def test_logits(name: str, tiny: Any, prompt: Any, drive: Any) -> None:
     """A prompt in chunks of odd sizes, rows that share it in one batch, and a step of all of them."""
-    ids, ends = prompt(90, seed=1), [prompt(n, seed=4 + n) for n in (1, 3, 20)]
-    driver = drive(AllLogits(expert_case.path), page=4, seed=2)
+    case, ids, ends = tiny(name), prompt(90, seed=1), [prompt(n, seed=4 + n) for n in (1, 3, 20)]
+    driver = drive(AllLogits(case.path), page=4, seed=2)
     root, seen, first = driver.new(), [], 0
     for size in (1, 7, 50, 32):
         driver.step([driver.ask(root, ids[first : first + size])])
         seen.append(driver.runner.seen)
         first += size
-    right = expert_case.logits(ids)
+    right = case.logits(ids)
     assert right.std() > 0.5  # or the comparison would say little
     _close(torch.cat(seen), right)
     leaves = [driver.fork(root) for _ in ends]
     driver.step([driver.ask(leaf, end) for leaf, end in zip(leaves, ends)])
-    _close(driver.runner.seen, torch.cat([expert_case.logits([*ids, *end])[90:] for end in ends]))
+    _close(driver.runner.seen, torch.cat([case.logits([*ids, *end])[90:] for end in ends]))
     driver.step([driver.ask(leaf, [9]) for leaf in leaves])
-    _close(driver.runner.seen, torch.stack([expert_case.logits([*ids, *end, 9])[-1] for end in ends]))
+    _close(driver.runner.seen, torch.stack([case.logits([*ids, *end, 9])[-1] for end in ends]))
 
 
-def test_greedy_text_of_two_ranks_is_the_models(expert_case: Any, drive: Any, prompt: Any) -> None:
-    prompts = [prompt(length, seed=length) for length in (1, 40)]
-    right = [expert_case.greedy(ids, 8) for ids in prompts]
-    with ranks(expert_case.path, 2) as made:
+@pytest.mark.parametrize("name", EXPERTS)
+def test_greedy_text_of_two_ranks_is_the_models(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
+    case, prompts = tiny(name), [prompt(length, seed=length) for length in (1, 40)]
+    right = [case.greedy(ids, 8) for ids in prompts]
+    with ranks(case.path, 2) as made:
         assert drive(made, page=1, seed=1).generate(prompts, 8, chunk=17) == right
+
+
+def test_codes_of_four_bits_are_the_numbers_they_stand_for(
+    tmp_path: Path, make: Any, prompt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gpt-oss as it is published, beside the same with plain weights; on one rank and on two, whose parts of
+    the width do not end where codes do that share a scale."""
+    family, fields = EXPERTS["gpt oss"]
+    monkeypatch.setitem(EXPERTS, "wide", (family, {**fields, "hidden_size": 64, "intermediate_size": 96}))
+    plain, codes = tmp_path / "plain", tmp_path / "codes"
+    make(plain, "wide")
+    data, random = load_file(plain / "model.safetensors"), torch.Generator().manual_seed(3)
+    coded = dict(data)
+    for name in [name for name in data if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = data[name].shape
+        shape = (count, outputs, inputs // 32)
+        blocks = torch.randint(0, 256, (*shape, 16), generator=random, dtype=torch.uint8)
+        scales = torch.randint(122, 126, shape, generator=random, dtype=torch.uint8)
+        coded |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        del coded[name]
+        data[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    codes.mkdir()
+    save_file(data, plain / "model.safetensors")
+    save_file(coded, codes / "model.safetensors")
+    config = json.loads((plain / "config.json").read_text())
+    (codes / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}})
+    )
+    ids, found = prompt(20), []
+    for path, size in ((plain, 1), (codes, 1), (codes, 2)):
+        with ranks(path, size) as made:
+            row = Row(
+                1, tuple(ids), 0, (Run(0, 20),), SamplingParams(), scores=tuple((at, 7) for at in range(20))
+            )
+            (result,) = ask(made, StepPlan((row,), ()))
+            found.append(result.scores)
+    assert found[0] == found[1] == pytest.approx(found[2], abs=1e-4)
+    assert len({round(score, 3) for score in found[0]}) > 10
+
+
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, make: Any) -> None:
+    case = make(tmp_path, "deepseek v3")
+    data = load_file(tmp_path / "model.safetensors")
+    save_file({**data, "model.layers.3.eh_proj.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    AllLogits(case.path)
+    save_file({**data, "model.layers.4.eh_proj.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"no place for: 'model.layers.4.eh_proj.weight'"):
+        AllLogits(case.path)
+
+
+def test_the_pool_keeps_latents_alone(tiny: Any) -> None:
+    runner = AllLogits(tiny("deepseek v3").path)
+    assert runner.attention.pool.kv.shape[1:] == (3, 2, 28)  # latent 20 and turned key 8, for 4 heads
+
+
+@pytest.mark.parametrize("name", ["qwen2 moe", "llama4", "deepseek v2"])
+def test_adapters_are_for_matrices_that_all_tokens_go_through(name: str, tiny: Any) -> None:
+    method = Adapted(Dense())
+    AllLogits(tiny(name).path, method=method)
+    names = {part.name for linear in method.linears for part in linear.parts}
+    assert not any(".experts." in name for name in names)
+    assert any(".shared_expert" in name for name in names)
+    assert any(name.endswith("self_attn.o_proj") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "told"),
+    [
+        ("olmoe", {"clip_qkv": 8.0}, "'clip_qkv' is not supported"),
+        ("deepseek v2", {"topk_method": "noisy"}, "'topk_method' 'noisy' is not supported; known: greedy"),
+        ("deepseek v2", {"norm_topk_prob": True}, "'norm_topk_prob' true is not supported"),
+        ("deepseek v2", {"attention_bias": True}, "'attention_bias' true is not supported"),
+        ("deepseek v2", {"qk_rope_head_dim": 7}, "'qk_rope_head_dim' must be even"),
+        ("deepseek v3", {"rope_interleave": False}, "'rope_interleave' false is not supported"),
+        (
+            "deepseek v3",
+            {"topk_method": "greedy"},
+            "'topk_method' 'greedy' is not supported; known: noaux_tc",
+        ),
+        ("deepseek v3", {"scoring_func": "softmax"}, "'scoring_func' 'softmax' is not supported"),
+        ("llama4", {"no_rope_layers": [1]}, "'no_rope_layers' has 1 entries for 3 layers"),
+        ("mixtral", {"num_experts_per_tok": 6}, r"\(6\) is more than the 5 experts"),
+        ("mixtral", {"quantization_config": {"quant_method": "mxfp5"}}, "'mxfp5' is not supported"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    name: str, fields: dict[str, Any], told: str, tiny: Any, tmp_path: Path
+) -> None:
+    config = json.loads((tiny(name).path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
+    with pytest.raises(ModelLoadError, match=told):
+        ModelSpec.from_dir(tmp_path)
+
+
+def test_contexts_of_llama_4_end_with_the_first_chunk(tiny: Any, tmp_path: Path) -> None:
+    config = json.loads((tiny("llama4").path / "config.json").read_text())
+    for chunk, longest in ((100, 100), (9000, 512), (None, 512)):
+        (tmp_path / "config.json").write_text(json.dumps({**config, "attention_chunk_size": chunk}))
+        assert ModelSpec.from_dir(tmp_path).max_position_embeddings == longest

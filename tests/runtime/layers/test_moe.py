@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from runtime.config.fields import Fields
-from runtime.config.parts.experts import RouterSpec, expert_count, experts_spec, layers_after, sparse_layers
+from runtime.config.parts.experts import (
+    ExpertsSpec,
+    RouterSpec,
+    checked,
+    expert_count,
+    layers_after,
+    sparse_layers,
+)
 from runtime.layers.moe import Experts, Router, SharedExpert
 from runtime.parallel import ALONE
 from runtime.protocol.errors import ModelLoadError
@@ -109,7 +116,7 @@ def test_each_token_goes_through_its_experts(spec: RouterSpec, tokens: int) -> N
 )
 def test_a_router_that_cannot_be_is_refused(router: RouterSpec, told: str) -> None:
     with pytest.raises(ModelLoadError, match=told):
-        experts_spec(Fields({}, "config.json"), (True,), COUNT, 4, router)
+        checked(Fields({}, "config.json"), ExpertsSpec((True,), COUNT, 4, router))
 
 
 def test_which_layers_have_experts() -> None:
@@ -122,7 +129,7 @@ def test_which_layers_have_experts() -> None:
     )  # fmt: skip
     assert layers_after(fields(first_k_dense_replace=2), 4) == (False, False, True, True)
     assert layers_after(fields(first_k_dense_replace=0), 2) == (True, True)
-    assert experts_spec(fields(), (False,) * 3, COUNT, 4, RouterSpec(2)) is None
+    assert checked(fields(), ExpertsSpec((False,) * 3, COUNT, 4, RouterSpec(2))) is None
     assert expert_count(fields(num_experts=5)) == expert_count(fields(n_routed_experts=5)) == 5
     with pytest.raises(ModelLoadError, match="'num_experts' is missing"):
         expert_count(fields())

@@ -1,0 +1,75 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434), computed on the latents themselves.
+
+A key head is K c and a value head V c of a token's latent c. Instead of making them, q (K c) is computed as
+(q K) c, and the sum of w V c over tokens as V times the sum of w c. So to attention it is one key head, the
+latent beside the turned key, which many query heads read, and that is all the KV pool keeps.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.config.parts.latent import LatentSpec
+from runtime.layers.linear import Linear
+from runtime.layers.norm import RMSNorm
+
+NORM_EPS = 1e-6  # of the norms of latents, whatever the model's others have
+
+
+class LatentHeads:
+    """What stands before attention, of the rank's query heads.
+
+    down: the hidden state -> latent and turned key [rank + turned], behind the query's latent where there is
+    one, else behind the queries themselves [heads * query].
+    query_norm, query_up: the query's latent -> [heads * query], or None.
+    keys: [heads, plain, rank].
+    """
+
+    __slots__ = ("_down", "_keys", "_norm", "_query_norm", "_query_up", "_spec")
+
+    def __init__(
+        self,
+        spec: LatentSpec,
+        down: Linear,
+        norm: RMSNorm,
+        query_norm: RMSNorm | None,
+        query_up: Linear | None,
+        keys: Tensor,
+    ) -> None:
+        self._spec, self._down, self._norm, self._keys = spec, down, norm, keys
+        self._query_norm, self._query_up = query_norm, query_up
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] -> [tokens, (heads + 2) * (turned + rank)]: queries, one key and one value, as
+        attention takes them. The first `turned` numbers of queries and keys are not turned yet; those of the
+        value are zeros."""
+        spec = self._spec
+        given = self._down(x)
+        queries, latent, turned = given.split(
+            (given.shape[-1] - spec.rank - spec.turned, spec.rank, spec.turned), -1
+        )
+        if self._query_norm is not None and self._query_up is not None:
+            queries = self._query_up(self._query_norm(queries))
+        queries = queries.unflatten(-1, (self._keys.shape[0], spec.query))
+        plain = torch.bmm(queries[..., : spec.plain].transpose(0, 1), self._keys).transpose(0, 1)
+        latent = self._norm(latent)[:, None]
+        key, value = torch.cat((turned[:, None], latent), -1), F.pad(latent, (spec.turned, 0))
+        heads = torch.cat((queries[..., spec.plain :], plain), -1)
+        return torch.cat((heads, key, value), 1).flatten(1)
+
+
+class LatentOutput:
+    """What stands behind attention. values: [heads, rank, value]. output: [heads * value] -> hidden."""
+
+    __slots__ = ("_output", "_spec", "_values")
+
+    def __init__(self, spec: LatentSpec, values: Tensor, output: Linear) -> None:
+        self._spec, self._values, self._output = spec, values, output
+
+    def __call__(self, attended: Tensor) -> Tensor:
+        """attended [tokens, heads * (turned + rank)] -> [tokens, hidden]."""
+        heads = attended.unflatten(-1, (self._values.shape[0], self._spec.kept))
+        summed = heads[..., self._spec.turned :].transpose(0, 1)
+        return self._output(torch.bmm(summed, self._values).transpose(0, 1).flatten(1))

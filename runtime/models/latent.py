@@ -1,0 +1,58 @@
+"""LatentLoader: fills a layer's latent attention from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.config.parts.latent import LatentNames, LatentSpec
+from runtime.layers.latent import NORM_EPS, LatentHeads
+from runtime.layers.linear import LinearMethod, Projection
+from runtime.layers.norm import RMSNorm
+from runtime.layers.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class LatentLoader:
+    """heads: of the model. own: those of this rank; every rank has the latents. query: name of the projection
+    of queries where they have no latent."""
+
+    weights: Weights
+    spec: LatentSpec
+    names: LatentNames
+    query: str
+    hidden: int
+    heads: int
+    own: range
+    method: LinearMethod
+
+    def layer(self, number: int) -> tuple[LatentHeads, Tensor]:
+        """What stands before attention, and the matrices [own heads, rank, value] of what stands behind."""
+        spec, names = self.spec, self.names
+        query_norm, query_up = None, None
+        if spec.query_rank is None:
+            first = self._queries(self.query.format(layer=number))
+        else:
+            first = Projection(names.query_down.format(layer=number), spec.query_rank)
+            query_norm = self._norm(names.query_norm.format(layer=number), spec.query_rank)
+            second = self._queries(names.query_up.format(layer=number))
+            query_up = self.method.load(self.weights, (second,), spec.query_rank, bias=False)
+        latent = Projection(names.down.format(layer=number), spec.rank + spec.turned)
+        down = self.method.load(self.weights, (first, latent), self.hidden, bias=False)
+        norm = self._norm(names.norm.format(layer=number), spec.rank)
+        each = spec.plain + spec.value
+        rows = range(self.own.start * each, self.own.stop * each)
+        up = self.weights.tensor(
+            f"{names.up.format(layer=number)}.weight", (self.heads * each, spec.rank), rows
+        )
+        keys, values = up.view(len(self.own), each, spec.rank).split((spec.plain, spec.value), 1)
+        heads = LatentHeads(spec, down, norm, query_norm, query_up, keys.contiguous())
+        return heads, values.transpose(1, 2).contiguous()
+
+    def _queries(self, name: str) -> Projection:
+        size = self.spec.query
+        return Projection(name, self.heads * size, range(self.own.start * size, self.own.stop * size))
+
+    def _norm(self, name: str, size: int) -> RMSNorm:
+        return RMSNorm(self.weights.tensor(name, (size,)), NORM_EPS)
