@@ -12,9 +12,12 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 widened first (constexpr WIDEN)."""
 
 
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
 def compiled(device: torch.device) -> bool:
     """Whether kernels run on this device as machine code."""
-    return device.type == "cuda" and not INTERPRETED and importlib.util.find_spec("triton") is not None
+    return device.type == "cuda" and not INTERPRETED and _INSTALLED
 
 
 def power_of_two(number: int) -> int:

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from runtime.kernels.table import kernel
 from runtime.layers.activation import ACTIVATION
 from runtime.layers.linear import Linear
 
@@ -18,13 +19,18 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x)), gate and up in one product. `gate_up`: both projections, gate
     first."""
 
-    __slots__ = ("_activation", "down", "gate_up")
+    __slots__ = ("_activation", "_silu", "down", "gate_up")
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
         self.gate_up, self.down, self._activation = gate_up, down, ACTIVATION[activation]
+        self._silu = activation == "silu"
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
+        both = self.gate_up(x)
+        fused = kernel("silu_mul", both.device) if self._silu else None
+        if fused is not None and both.stride(-1) == 1:
+            return self.down(fused(both))
+        gate, up = both.chunk(2, -1)
         return self.down(self._activation(gate).mul_(up))
 
 

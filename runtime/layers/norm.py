@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.table import kernel
 from runtime.parallel import Group
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
@@ -24,20 +25,37 @@ class RMSNorm:
     Computed as x / hypot(|x|, sqrt(size * eps)) * (weight * sqrt(size)): the same number in fewer operations.
     """
 
-    __slots__ = ("_floor", "_scale", "weight")
+    __slots__ = ("_eps", "_floor", "_kernel", "_scale", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[-1]
-        self.weight = weight
+        self.weight, self._eps = weight, eps
+        self._kernel = kernel("rms_norm", weight.device)
         self._scale = weight * math.sqrt(size) if weight.dtype == torch.float32 else None
         self._floor = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._kernel is not None and x.shape[1:] == self.weight.shape and _together(x):
+            return self._kernel(x, self.weight, self._eps, wide=self._wide(x))
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
         if self._scale is not None:
             return (wide / length).mul_(self._scale).to(x.dtype)
         return (wide / length * math.sqrt(x.shape[-1])).to(x.dtype) * self.weight
+
+    def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
+        """`more` is added to x [tokens, size], in place; the norm of that."""
+        if self._kernel is not None and x.shape[1:] == self.weight.shape and more.stride(-1) == 1:
+            return self._kernel(more, self.weight, self._eps, x, wide=self._wide(x))
+        return self(x.add_(more))
+
+    def _wide(self, x: Tensor) -> bool:
+        return self.weight.dtype == torch.float32 != x.dtype
+
+
+def _together(x: Tensor) -> bool:
+    """Whether a token's numbers lie without gaps."""
+    return x.stride(-1) == 1 and (x.dim() < 3 or x.stride(-2) == x.shape[-1])
 
 
 class LayerNorm:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.config.model import RopeSpec
+from runtime.kernels.table import kernel
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
@@ -57,12 +58,13 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
 class Rotary:
     """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
 
-    __slots__ = ("_dims", "_frequencies", "_neighbours", "_scale")
+    __slots__ = ("_dims", "_frequencies", "_kernel", "_neighbours", "_scale")
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
         self._dims = rope.dims or head_dim
         self._frequencies = inverse_frequencies(rope, self._dims).to(device)
         self._scale, self._neighbours = rope.attention_factor, rope.pairs == "neighbours"
+        self._kernel = None if self._neighbours else kernel("rotate", device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [tokens] -> cos and signed sin, each [tokens, 1, turned dimensions] in `dtype`."""
@@ -76,6 +78,9 @@ class Rotary:
 
     def turn_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """In place, x [tokens, heads, head_dim]: each dimension that is turned with the one it pairs with."""
+        if self._kernel is not None and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+            self._kernel(x, cos, sin)
+            return x
         part = x[..., : self._dims]
         if self._neighbours:
             swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)

@@ -105,28 +105,29 @@ class Decoder:
             self._query_growth(positions),
         )
         last = len(self._layers) - 1
-        for index, layer in enumerate(self._layers):
-            given = x if layer.attention_norm is None else layer.attention_norm(x)
+        behind = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
+        given = _normed(x, self._layers[0].attention_norm)
+        for index, (layer, norm) in enumerate(zip(self._layers, behind, strict=True)):
             attended = self._attention(index, layer, given, step)
             if index == last and wanted is not None:
                 attended, x = attended[wanted], x[wanted]
             added = layer.output(attended)
             if self.spec.parallel:
                 # From x as it is, before what attention gives is added.
-                more = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
-                x = self._add(x, added, layer.attention_post_norm)
-                x = self._add(x, more, layer.mlp_post_norm)
+                more = layer.mlp(_normed(x, layer.mlp_norm))
+                self._added(x, added, layer.attention_post_norm, None)
             else:
-                x = self._add(x, added, layer.attention_post_norm)
-                more = layer.mlp(x if layer.mlp_norm is None else layer.mlp_norm(x))
-                x = self._add(x, more, layer.mlp_post_norm)
-        return self._final_norm(x)
+                more = layer.mlp(self._added(x, added, layer.attention_post_norm, layer.mlp_norm))
+            given = self._added(x, more, layer.mlp_post_norm, norm)
+        return given
 
-    def _add(self, x: Tensor, more: Tensor, norm: Norm | None) -> Tensor:
-        """In place."""
-        if norm is not None:
-            more = norm(more)
-        return x.add_(more, alpha=self.spec.residual_scale)
+    def _added(self, x: Tensor, more: Tensor, post: Norm | None, norm: Norm | None) -> Tensor:
+        """`more`, normalised by `post`, is added to x, in place; gives what `norm` makes of that."""
+        if post is not None:
+            more = post(more)
+        if isinstance(norm, RMSNorm) and self.spec.residual_scale == 1.0:
+            return norm.of_sum(x, more)
+        return _normed(x.add_(more, alpha=self.spec.residual_scale), norm)
 
     def _query_growth(self, positions: Tensor) -> Tensor | None:
         """[tokens, 1, 1]"""
@@ -200,6 +201,10 @@ class _Step:
     attend: AttentionStep
     angles: list[tuple[Tensor, Tensor]]
     query_growth: Tensor | None
+
+
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else norm(x)
 
 
 @dataclass(frozen=True, slots=True)

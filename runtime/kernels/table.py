@@ -1,0 +1,29 @@
+"""The kernels that others may use instead of torch's operations, where they can run. Imports no Triton."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from runtime.kernels.device import compiled
+from runtime.protocol.registry import Registry
+
+KERNELS: Registry[Any] = Registry(
+    "kernel",
+    {
+        "rms_norm": "runtime.kernels.rms_norm:rms_norm",
+        "rotate": "runtime.kernels.rotary:rotate",
+        "silu_mul": "runtime.kernels.silu_mul:silu_mul",
+        "fused_experts": "runtime.kernels.moe:fused_experts",
+    },
+)
+
+
+def kernel(name: str, device: torch.device) -> Callable[..., Any] | None:
+    """The kernel's function; None where it cannot run: then the caller computes in torch."""
+    if not compiled(device):
+        return None
+    found: Callable[..., Any] = KERNELS.load(name)
+    return found
