@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from runtime.config.gguf.directory import SUFFIX, directory_of
 from runtime.protocol.errors import ModelLoadError, NoSuchModel
 
 _RUNTIME = Path(__file__).resolve().parent.parent
@@ -13,7 +14,7 @@ BUNDLED: dict[str, Path] = {"pocket": _RUNTIME / "pocket" / "checkpoint"}
 
 def find_checkpoint(model: str | Path) -> Path:
     """The directory of `model`, absolute. A bundled name means the bundled checkpoint (write ./name for a
-    directory of that name).
+    directory of that name). Of a .gguf file, the directory that is made of it.
 
     Raises ModelLoadError naming the path and the bundled names; whether the directory's contents make sense
     is for those to say who read them.
@@ -28,11 +29,14 @@ def find_checkpoint(model: str | Path) -> Path:
             hint="install sglang-dsl again, or pass the directory of another checkpoint",
         )
     path = Path(model).expanduser()
+    if path.suffix == SUFFIX and path.is_file():
+        return directory_of(path)
     if str(model) and path.is_dir():
         return path.resolve()
     what = "is a file" if path.is_file() else "there is no such directory"
     raise NoSuchModel(
-        f"{what}; a model is a directory with a checkpoint in it, or a bundled name ({', '.join(BUNDLED)})",
+        f"{what}; a model is a directory with a checkpoint in it, a .gguf file or a bundled name "
+        f"({', '.join(BUNDLED)})",
         where=str(model) or "model",
         hint="nothing is ever downloaded: get the checkpoint first, then pass its directory",
     )

@@ -37,7 +37,7 @@ class EngineConfig:
     one there is one line here. Command line, environment and configuration files follow by themselves.
     """
 
-    model: str = option("pocket", "a checkpoint's directory, or the name of a bundled one")
+    model: str = option("pocket", "a checkpoint's directory, a .gguf file, or the name of a bundled model")
     dtype: str = option(
         "auto", "numbers to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
     )

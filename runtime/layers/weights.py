@@ -43,6 +43,7 @@ class Checkpoint:
         self._bar: tqdm | None = None
         try:
             self._open()
+            self._show_progress()
         except BaseException:
             self._stack.close()
             raise
@@ -71,6 +72,8 @@ class Checkpoint:
                 where=str(self.directory),
                 hint="weights are read from safetensors files only; pickled .bin files are refused",
             )
+
+    def _show_progress(self) -> None:
         total = sum((self.directory / file).stat().st_size for file in self._files)
         if self._progress and total >= SHOW_PROGRESS_FROM:
             self._bar = self._stack.enter_context(
@@ -221,10 +224,10 @@ class Weights:
         transposed: tuple[str, ...] = (),
     ) -> None:
         self.dtype, self.device = dtype, device
-        self._checkpoint, self._prefix, self._transposed = checkpoint, prefix, transposed
+        self.checkpoint, self._prefix, self._transposed = checkpoint, prefix, transposed
 
     def __contains__(self, name: str) -> bool:
-        return self._named(name) in self._checkpoint
+        return self._named(name) in self.checkpoint
 
     def take(
         self,
@@ -237,20 +240,20 @@ class Weights:
         """In the type it is stored in: see Checkpoint.take."""
         if name.endswith(self._transposed):
             shape = tuple(shape)[::-1]
-            return self._checkpoint.take(self._named(name), shape, columns, rows, types).t()
-        return self._checkpoint.take(self._named(name), shape, rows, columns, types)
+            return self.checkpoint.take(self._named(name), shape, columns, rows, types).t()
+        return self.checkpoint.take(self._named(name), shape, rows, columns, types)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        return self._checkpoint.shape_of(self._named(name))
+        return self.checkpoint.shape_of(self._named(name))
 
     def taken(self, name: str) -> bool:
         """Whether it was taken, or skipped, before."""
-        return self._checkpoint.taken(self._named(name))
+        return self.checkpoint.taken(self._named(name))
 
     def skip(self, *names: str) -> None:
         """They are not needed, if they are there."""
         for name in names:
-            self._checkpoint.skip(self._named(name))
+            self.checkpoint.skip(self._named(name))
 
     def entry(
         self,
@@ -269,10 +272,10 @@ class Weights:
         return self.take(name, shape, rows).to(self.device, self.dtype, copy=True)
 
     def path_of(self, name: str) -> str:
-        return self._checkpoint.path_of(self._named(name))
+        return self.checkpoint.path_of(self._named(name))
 
     def _named(self, name: str) -> str:
-        return name if name in self._checkpoint else self._prefix + name
+        return name if name in self.checkpoint else self._prefix + name
 
 
 def _slice(places: range | None) -> slice:

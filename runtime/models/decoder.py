@@ -23,9 +23,10 @@ from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import FeedForward, GatedMLP, PlainMLP
 from runtime.layers.moe import Experts
 from runtime.layers.norm import AllHeadsNorm, LayerNorm, Norm, RMSNorm
+from runtime.layers.quantised.choose import open_checkpoint
 from runtime.layers.rope import Rotary
 from runtime.layers.sharded import Embedding, Gathered, Summed
-from runtime.layers.weights import Checkpoint, Weights
+from runtime.layers.weights import Weights
 from runtime.models.experts import ExpertsLoader
 from runtime.models.latent import LatentLoader
 from runtime.parallel import ALONE, Group
@@ -184,7 +185,7 @@ class Decoder:
     ) -> Decoder:
         """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`: those that this
         rank of the group holds. Raises ModelLoadError."""
-        with Checkpoint(directory, progress=group.rank == 0) as checkpoint:
+        with open_checkpoint(directory, spec, progress=group.rank == 0) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
             shard = Shard(group.rank, group.size)
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)

@@ -181,4 +181,5 @@ _READERS: dict[str, Callable[[Fields], Quantization]] = {
     "fbgemm_fp8": _fp8,
     "awq": _awq,
     "gptq": _gptq,
+    "gguf": lambda fields: Quantization("gguf", 8),
 }

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
-from runtime.config.parts.quantization import check_wish
+from runtime.config.parts.quantization import Quantization, check_wish
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8
 from runtime.layers.linear import LinearMethod
-from runtime.layers.quantised.formats import FORMATS, Float8OnLoad
+from runtime.layers.quantised.formats import AWQ, GPTQ, CompressedTensors, Float8, Float8OnLoad, Format
+from runtime.layers.quantised.gguf.checkpoint import GGUF, GGUFCheckpoint
 from runtime.layers.quantised.linear import Quantised
+from runtime.layers.weights import Checkpoint
+
+FORMATS: dict[str, Callable[[Quantization], Format]] = {
+    "compressed-tensors": CompressedTensors,
+    "fp8": Float8,
+    "awq": AWQ,
+    "gptq": GPTQ,
+    "gguf": lambda kept: GGUF(),
+}
+
+
+def open_checkpoint(directory: Path, spec: ModelSpec, *, progress: bool) -> Checkpoint:
+    """Its weights, in whichever kind of file. Raises ModelLoadError."""
+    stored = spec.quantization
+    kind = GGUFCheckpoint if stored is not None and stored.method == "gguf" else Checkpoint
+    return kind(directory, progress=progress)
 
 
 def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: bool) -> LinearMethod:

@@ -7,7 +7,7 @@ Sources: the `compressed-tensors` package's documentation; DeepSeek-V3's README 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -177,14 +177,6 @@ class Float8OnLoad(Format):
         most = torch.finfo(E4M3).max
         scale = plain.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny * most) / most
         return Codes((plain / scale).to(E4M3), scale, inputs)
-
-
-FORMATS: dict[str, Callable[[Quantization], Format]] = {
-    "compressed-tensors": CompressedTensors,
-    "fp8": Float8,
-    "awq": AWQ,
-    "gptq": GPTQ,
-}
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:

@@ -19,7 +19,8 @@ from runtime.config.fields import Fields
 from runtime.config.parts.quantization import Quantization, read_quantization
 from runtime.layers.dense import Dense, DenseLinear
 from runtime.layers.linear import Linear, Projection
-from runtime.layers.quantised.formats import FORMATS, Float8OnLoad
+from runtime.layers.quantised.choose import FORMATS
+from runtime.layers.quantised.formats import Float8OnLoad
 from runtime.layers.quantised.linear import Quantised, QuantisedLinear
 from runtime.layers.weights import Checkpoint, Weights
 from runtime.protocol.errors import ModelLoadError

@@ -1,0 +1,183 @@
+"""The header of a GGUF file (version 2 and 3, github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+Read here, not by the package `gguf`: that one makes several arrays for each token of the vocabulary, some 7 s
+of CPU time for one of 128,000 tokens, in every process that looks into the file.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.config.fields import Fields
+from runtime.protocol.errors import ModelLoadError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_DIMENSIONS_AT_MOST = 4
+
+
+class Kind(NamedTuple):
+    """How numbers are stored: so many of them in a block of so many bytes."""
+
+    name: str
+    numbers: int
+    bytes: int
+
+
+KINDS: Mapping[int, Kind] = {
+    0: Kind("F32", 1, 4),
+    1: Kind("F16", 1, 2),
+    2: Kind("Q4_0", 32, 18),
+    3: Kind("Q4_1", 32, 20),
+    6: Kind("Q5_0", 32, 22),
+    7: Kind("Q5_1", 32, 24),
+    8: Kind("Q8_0", 32, 34),
+    12: Kind("Q4_K", 256, 144),
+    13: Kind("Q5_K", 256, 176),
+    14: Kind("Q6_K", 256, 210),
+    30: Kind("BF16", 1, 2),
+}
+"""By ggml's number of the type."""
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in its file. shape: the rows' number first, what lies side by side last."""
+
+    shape: tuple[int, ...]
+    kind: Kind
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says of itself. values: name -> int, float, bool, str or a list of them."""
+
+    path: Path
+    values: Mapping[str, Any]
+    tensors: Mapping[str, Place]
+
+    @property
+    def fields(self) -> Fields:
+        return Fields(self.values, str(self.path))
+
+
+class _Cursor:
+    """Reads one value after the other. Raises struct.error behind the end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at = data, 0
+
+    def take(self, form: str) -> Any:
+        [value] = struct.unpack_from(f"<{form}", self.data, self.at)
+        self.at += struct.calcsize(f"<{form}")
+        return value
+
+    def text(self) -> str:
+        size = self.take("Q")
+        end = self.at + size
+        if end > len(self.data):
+            raise struct.error("a text ends behind the file")
+        made = self.data[self.at : end].decode("utf-8", "surrogateescape")
+        self.at = end
+        return made
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self.array()
+        if kind not in _SCALARS:
+            raise struct.error(f"a value of the unknown type {kind}")
+        return self.take(_SCALARS[kind])
+
+    def array(self) -> list[Any]:
+        kind, count = self.take("I"), self.take("Q")
+        if kind in _SCALARS:
+            form = f"<{count}{_SCALARS[kind]}"
+            if count > len(self.data):
+                raise struct.error("an array ends behind the file")
+            made = list(struct.unpack_from(form, self.data, self.at))
+            self.at += struct.calcsize(form)
+            return made
+        return [self.value(kind) for _ in range(count)]
+
+
+def read_header(path: Path) -> Header:
+    """Raises ModelLoadError: no GGUF file, another version of the format, cut off, tensors of a type that is
+    not known."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _read(path, data)
+    except (OSError, ValueError) as error:  # mmap says ValueError of an empty file
+        raise ModelLoadError(f"cannot be read: {error}", where=str(path)) from error
+    except struct.error as error:
+        raise ModelLoadError(
+            f"is not a whole GGUF file: {error}", where=str(path), hint="truncated download? fetch it again"
+        ) from error
+
+
+def _read(path: Path, data: mmap.mmap) -> Header:
+    cursor = _Cursor(data)
+    if data[:4] != MAGIC:
+        raise ModelLoadError("is no GGUF file: it does not begin with GGUF", where=str(path))
+    cursor.at = 4
+    version = cursor.take("I")
+    if version not in VERSIONS:
+        raise ModelLoadError(
+            f"has version {version} of the format, or the bytes of another processor's order; known: "
+            f"{', '.join(map(str, VERSIONS))}",
+            where=str(path),
+        )
+    tensor_count, value_count = cursor.take("Q"), cursor.take("Q")
+    values: dict[str, Any] = {}
+    for _ in range(value_count):
+        name = cursor.text()
+        values[name] = cursor.value(cursor.take("I"))
+    found = [(cursor.text(), *_shape_kind_offset(cursor)) for _ in range(tensor_count)]
+    alignment = Fields(values, str(path)).integer("general.alignment", 32)
+    start = -(-cursor.at // alignment) * alignment
+    tensors = {
+        name: _place(path, name, shape, kind, start + offset, len(data))
+        for name, shape, kind, offset in found
+    }
+    return Header(path, values, tensors)
+
+
+def _shape_kind_offset(cursor: _Cursor) -> tuple[tuple[int, ...], int, int]:
+    count = cursor.take("I")
+    if count > _DIMENSIONS_AT_MOST:
+        raise struct.error(f"a tensor of {count} dimensions")
+    sizes = [cursor.take("Q") for _ in range(count)]  # what lies side by side first
+    return tuple(reversed(sizes)), cursor.take("I"), cursor.take("Q")
+
+
+def _place(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, size: int) -> Place:
+    kind = KINDS.get(number)
+    if kind is None:
+        known = ", ".join(one.name for one in KINDS.values())
+        raise ModelLoadError(
+            f"{name!r} is stored in ggml's type {number}, which is not supported; known: {known}",
+            where=str(path),
+            hint="take a file in one of these, such as Q4_K_M, Q5_K_M, Q6_K or Q8_0",
+        )
+    numbers = 1
+    for side in shape:
+        numbers *= side
+    if not shape or shape[-1] % kind.numbers:
+        raise ModelLoadError(
+            f"{name!r} of shape {list(shape)} does not fill blocks of {kind.numbers}", where=str(path)
+        )
+    nbytes = numbers // kind.numbers * kind.bytes
+    if offset + nbytes > size:
+        raise ModelLoadError(
+            f"is cut off within {name!r}", where=str(path), hint="truncated download? fetch it again"
+        )
+    return Place(shape, kind, offset, nbytes)
