@@ -265,7 +265,7 @@ class Weights:
         types: Sequence[torch.dtype] = LOADABLE,
     ) -> Tensor:
         """As stored: see Checkpoint.entry."""
-        return self._checkpoint.entry(self._named(name), shape, entry, rows, columns, types)
+        return self.checkpoint.entry(self._named(name), shape, entry, rows, columns, types)
 
     def tensor(self, name: str, shape: Sequence[int], rows: range | None = None) -> Tensor:
         """A copy of its own. Raises ModelLoadError as take() does."""
