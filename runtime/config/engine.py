@@ -21,7 +21,7 @@ from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pool
 from runtime.config.runner import RunnerConfig, read_adapters
 from runtime.config.scheduler import SchedulerConfig
 from runtime.config.shards import check_ranks
-from runtime.config.speculation import SpeculationConfig
+from runtime.config.speculation import SpeculationConfig, draft_spec
 from runtime.protocol.errors import BadRequest
 
 PASS_SHARE = 0.8
@@ -358,6 +358,8 @@ class EngineConfig:
             _check_ranks(spec, self.tp_size)
         if self.takes_adapters and isinstance(spec, EncoderSpec):
             raise BadRequest("an encoder takes no adapters", where="enable_lora", hint="leave it out")
+        if self.speculative_algorithm is not None:
+            _check_speculation(spec, self)
         return path, spec
 
     @property
@@ -389,6 +391,8 @@ class EngineConfig:
             enable_lora=self.takes_adapters,
             adapters=read_adapters(self.lora_paths),
             shared_kv=self.disaggregation_mode != "null",
+            draft_model=self.speculative_draft_model_path,
+            draft_tokens=self.speculation().drafts,
             step_timeout_s=PASS_SHARE * self.step_timeout_s,
         )
 
@@ -445,3 +449,19 @@ def _check_ranks(spec: AnySpec, size: int) -> None:
             )
         case ModelSpec():
             check_ranks(spec, size)
+
+
+def _check_speculation(spec: AnySpec, config: EngineConfig) -> None:
+    """Raises BadRequest, or ModelLoadError for the draft model, where no tokens can be guessed."""
+    if isinstance(spec, EncoderSpec):
+        raise BadRequest("an encoder generates nothing", where="speculative_algorithm", hint="leave it out")
+    if config.speculative_draft_model_path is None:
+        return
+    parted = "tp_size" if config.tp_size > 1 else "disaggregation_mode"
+    if config.tp_size > 1 or config.disaggregation_mode != "null":
+        raise BadRequest(
+            f"a draft model computes in one process, with all of the KV: not with {parted}",
+            where="speculative_algorithm",
+            hint="--speculative-algorithm NGRAM",
+        )
+    draft_spec(spec, config.speculative_draft_model_path)

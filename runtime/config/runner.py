@@ -67,6 +67,8 @@ class RunnerConfig:
     max_lora_rank      of an adapter, at most; None: no limit
     adapters           those to load at the start
     shared_kv          keep the KV pool where other processes of this machine can map it, for KV transfers
+    draft_model        checkpoint of a smaller model that guesses tokens; None: there is none
+    draft_tokens       how many it guesses for one row, at most
     """
 
     dtype: str = "auto"
@@ -88,6 +90,8 @@ class RunnerConfig:
     max_lora_rank: int | None = None
     adapters: tuple[Adapter, ...] = ()
     shared_kv: bool = False
+    draft_model: str | None = None
+    draft_tokens: int = 0
 
     def verify(self) -> RunnerConfig:
         """Return self, or raise BadRequest naming the field, its value and the rule."""

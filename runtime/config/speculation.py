@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from runtime.protocol.errors import BadRequest
+from runtime.config.checkpoints import find_checkpoint
+from runtime.config.encoder import read_spec
+from runtime.config.model import ModelSpec
+from runtime.protocol.errors import BadRequest, ModelLoadError
 from runtime.protocol.server_names import SPECULATION
 
 ALGORITHMS = SPECULATION
@@ -81,3 +85,19 @@ class SpeculationConfig:
 
 
 NO_SPECULATION = SpeculationConfig()
+
+
+def draft_spec(spec: ModelSpec, where: str) -> tuple[Path, ModelSpec]:
+    """The checkpoint that `where` names, and its shape. Raises ModelLoadError where it cannot guess for a
+    model like `spec`."""
+    folder = find_checkpoint(where)
+    small = read_spec(folder)
+    if not isinstance(small, ModelSpec):
+        raise ModelLoadError("a draft model must be a decoder, this is an encoder", where=where)
+    if small.vocab_size != spec.vocab_size:
+        raise ModelLoadError(
+            f"the draft model has {small.vocab_size} ids, the model {spec.vocab_size}",
+            where=where,
+            hint="they must share their vocabulary: take one of the same family",
+        )
+    return folder, small

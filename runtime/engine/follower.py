@@ -65,6 +65,7 @@ PARTS: Registry[Any] = Registry(
     "runner part",
     {
         "runner": "runtime.engine.runner:TorchRunner",
+        "drafting": "runtime.engine.drafting:DraftingRunner",
         "profiler": "runtime.engine.profiler:TorchProfiler",
     },
 )
@@ -274,7 +275,7 @@ def _end_with_parent(file: int | None, parent: int) -> None:
 
 
 def _load(start: Start, kv_file: int | None) -> tuple[AdaptedRunner, Any, Ready]:
-    kind = PARTS.load("runner")
+    kind = PARTS.load("runner" if start.config.draft_model is None else "drafting")
     runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
     ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)
     return runner, PARTS.load("profiler")(start.profile_folder), ready

@@ -27,6 +27,7 @@ HERE: Registry[Any] = Registry(
         "encoder": "runtime.engine.embed:TorchTextRunner",
         "profiler": "runtime.engine.profiler:TorchProfiler",
         "runner": "runtime.engine.runner:TorchRunner",
+        "drafting": "runtime.engine.drafting:DraftingRunner",
     },
 )
 
@@ -66,7 +67,9 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
             )
             return Loaded(process, True, process, process.on_death, process.kv_memory)
         case ModelSpec() as spec:
-            runner = HERE.load("runner").load(model.path, spec, config.runner())
+            settings = config.runner()
+            kind = HERE.load("runner" if settings.draft_model is None else "drafting")
+            runner = kind.load(model.path, spec, settings)
             profiler = HERE.load("profiler")(config.profile_folder)
             return Loaded(runner, runner.device != "cpu", profiler, kv_memory=runner.kv_memory)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runtime.api import Engine
-from runtime.protocol.errors import BadRequest
+from runtime.protocol.errors import BadRequest, ModelLoadError
 from tests.runtime.api.test_differential import GUESSING, ROOMY, answers, mixed, same
 
 REQUESTS = 4 * int(os.environ.get("SLOW_EXAMPLES", "100"))
@@ -58,6 +59,35 @@ def test_what_another_engine_calls_speculation_changes_nothing() -> None:
         Engine("pocket", **ROOMY, speculative_algorithm="EAGLE", speculative_num_steps=3) as engine,
     ):
         assert "spec_accept_rate" not in engine.state()
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_a_draft_model(engine: Engine, checkpoint: Path, process: bool) -> None:
+    """One that is the model itself is nearly always right, under a constraint as far as that leaves it a
+    choice."""
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("The quick", {"temperature": 0, "max_new_tokens": 30}),
+        ("She said", {"temperature": 1.1, "seed": 5, "max_new_tokens": 40}),
+        ("fox", {"temperature": 0, "regex": "[a-z ]{9,20}[.!]"}),
+        ("dog", {"temperature": 0, "frequency_penalty": 1.0, "max_new_tokens": 20}),
+    ]
+    options = {**ROOMY, "speculative_algorithm": "STANDALONE", "speculative_num_steps": 4}
+    with Engine(
+        str(checkpoint), **options, speculative_draft_model_path=str(checkpoint), runner_process=process
+    ) as drafting:
+        for text, params in asked:
+            expected, made = (one.generate(text, sampling_params=params) for one in (engine, drafting))
+            assert made["output_ids"] == expected["output_ids"]
+            assert "regex" in params or made["meta_info"]["spec_accept_rate"] > 0.9
+        assert drafting.state()["spec_accept_length"] > 3
+
+
+def test_a_draft_model_that_cannot_be(checkpoint: Path) -> None:
+    options: dict[str, Any] = {**ROOMY, "speculative_algorithm": "STANDALONE"}
+    with pytest.raises(ModelLoadError, match="384 ids, the model"):
+        Engine("pocket", **options, speculative_draft_model_path=str(checkpoint))
+    with pytest.raises(BadRequest, match="not with tp_size"):
+        Engine("pocket", **options, speculative_draft_model_path="pocket", tp_size=2)
 
 
 @pytest.mark.slow

@@ -1,0 +1,249 @@
+"""DraftingRunner: a runner whose results bring guesses of what comes next, by a smaller model that computes
+beside it. It wraps two runners, and knows no requests, grammars or policies.
+
+Both models keep their KV in the same slots: whatever the large one computes, the small one computes too, once
+it is known which drafts were right. So prefixes are shared, evicted and copied for both at once. Behind the
+slots that plans name the small one's pool has some more, for the tokens that it guesses; what is accepted of
+these comes with the next plan and is computed again, in its own slot.
+
+Guesses are drawn as the large model's tokens are, with the same seed and step: where the two distributions
+agree, so do the draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig, World
+from runtime.config.speculation import draft_spec
+from runtime.engine.runner import TorchRunner
+from runtime.plan import Adapter, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.protocol.errors import InternalFault
+from runtime.protocol.sampling import SamplingParams
+
+ROWS = 256
+"""Of a pass, so many have room for all guesses that may be asked of them."""
+
+
+class DraftingRunner:
+    """Implements runtime.plan.Runner. The small model computes in finish(): its guesses are needed for the
+    next plan, and which tokens they follow is not known earlier.
+
+    most         guesses that a row may ask for; scratch slots are there for `rows` of them
+    positions    how long a sequence the small model takes; of longer ones nothing is guessed
+    """
+
+    def __init__(
+        self, target: TorchRunner, draft: TorchRunner, most: int, positions: int, rows: int = ROWS
+    ) -> None:
+        self._target, self._draft, self._most, self._positions = target, draft, most, positions
+        self._scratch = draft.slots - target.slots
+        if self._scratch < most * rows:
+            raise InternalFault(f"{self._scratch} slots for guesses of {rows} rows", where="draft model")
+        self._plan: StepPlan | None = None
+        self.kv_memory = target.kv_memory
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        spec: ModelSpec,
+        config: RunnerConfig,
+        *,
+        beside: bool = True,
+        kv_file: int | None = None,
+        world: World | None = None,
+    ) -> DraftingRunner:
+        """TorchRunner.load(), and the model that config.draft_model names. Raises ModelLoadError, also where
+        that has another vocabulary."""
+        folder, small = draft_spec(spec, config.draft_model or "")
+        target = TorchRunner.load(
+            path,
+            spec,
+            dataclasses.replace(config, draft_model=None, draft_tokens=0),
+            beside=beside,
+            kv_file=kv_file,
+            world=world,
+        )
+        try:
+            theirs = dataclasses.replace(
+                config,
+                draft_model=None,
+                draft_tokens=0,
+                max_total_tokens=target.slots + ROWS * config.draft_tokens,
+                quantization=None,
+                shared_kv=False,
+                enable_lora=False,
+                adapters=(),
+            )
+            draft = TorchRunner.load(folder, small, theirs, beside=beside)
+        except BaseException:
+            target.close()
+            raise
+        return cls(target, draft, config.draft_tokens, small.max_position_embeddings)
+
+    @property
+    def device(self) -> str:
+        return self._target.device
+
+    @property
+    def slots(self) -> int:
+        return self._target.slots
+
+    @property
+    def vocab_size(self) -> int:
+        return self._target.vocab_size
+
+    def verify(self, params: SamplingParams) -> None:
+        self._target.verify(params)
+
+    def launch(self, plan: StepPlan) -> None:
+        self._target.launch(plan)
+        self._plan = plan
+
+    def done(self) -> bool:
+        return self._target.done()
+
+    def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
+        plan, self._plan = self._plan, None
+        result = self._target.finish(masks)
+        if plan is None:
+            raise InternalFault("finish() without launch()", where="runner")
+        begin = time.perf_counter()
+        guesses = self._guess(plan, result.rows)
+        rows = [
+            replace(one, guesses=tuple(guesses[index])) if index in guesses else one
+            for index, one in enumerate(result.rows)
+        ]
+        return StepResult(tuple(rows), result.seconds + time.perf_counter() - begin, result.forward_s)
+
+    def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
+        self._target.copy_slots(pairs)
+        self._draft.copy_slots(pairs)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Of the large model; the small one guesses without."""
+        self._target.load_adapter(adapter)
+
+    def unload_adapter(self, number: int) -> None:
+        self._target.unload_adapter(number)
+
+    def close(self) -> None:
+        self._target.close()
+        self._draft.close()
+
+    # -- guessing --------------------------------------------------------------------------------------------
+
+    def _guess(self, plan: StepPlan, results: Sequence[RowResult]) -> dict[int, list[int]]:
+        """Compute the plan with the small model, without what was guessed wrong, and go on with those rows
+        that ask for guesses. Guesses by row."""
+        first, used = self._target.slots, 0
+        rows: list[Row] = []
+        places: list[int] = []  # in the plan
+        wanted: dict[int, Run] = {}  # by those places: slots for what is guessed
+        for place, (row, result) in enumerate(zip(plan.rows, results)):
+            right = max(0, len(result.samples) - 1)
+            tokens = row.tokens[: len(row.tokens) - row.drafts + right]
+            count = min(row.guesses, self._most) if result.samples else 0
+            if row.position + len(tokens) + count >= self._positions:
+                continue
+            slots = _first(row.slots, len(tokens))
+            if count and used + count <= self._scratch:
+                wanted[place] = Run(first + used, count)
+                used += count
+                last = result.samples[-1].token
+                mine = _asking(row, (*tokens, last), (*slots, Run(wanted[place].start, 1)), right + 1)
+                rows.append(replace(mine, output=[*row.output, *tokens[len(tokens) - right :], last]))
+            else:
+                rows.append(_asking(row, tokens, slots, None))
+            places.append(place)
+        made: dict[int, list[int]] = {place: [] for place in wanted}
+        segments = list(plan.segments)
+        released = plan.released
+        while rows:
+            index = {place: at for at, place in enumerate(places)}
+            step = StepPlan(tuple(rows), tuple(_of_rows(segments, index)), released)
+            released = ()
+            self._draft.launch(step)
+            segments = [*_by_place(step.segments, places), *_written(rows, places)]
+            following: list[Row] = []
+            kept: list[int] = []
+            for place, row, result in zip(places, rows, self._draft.finish({}).rows):
+                if place not in wanted or not result.samples:
+                    continue
+                token, scratch = result.samples[0].token, wanted[place]
+                made[place].append(token)
+                done = len(made[place])
+                if done < scratch.length:
+                    following.append(_next(row, token, scratch.start + done))
+                    kept.append(place)
+            rows, places = following, kept
+        return made
+
+
+def _asking(row: Row, tokens: Sequence[int], slots: Sequence[Run], ahead: int | None) -> Row:
+    """`row` as the small model computes it. ahead: a token is drawn behind it, so many steps later; None:
+    only KV is wanted."""
+    sampling = row.sampling
+    if sampling.custom_logit_processor is not None:
+        sampling = SamplingParams(temperature=0.0)
+    return Row(
+        row.seq,
+        tuple(tokens),
+        row.position,
+        tuple(slots),
+        sampling,
+        sample=ahead is not None,
+        step=row.step + (ahead or 0),
+        prompt=row.prompt,
+        logprob=False,
+    )
+
+
+def _next(row: Row, token: int, slot: int) -> Row:
+    """The row that computes `token`, drawn behind `row`, in `slot`."""
+    return replace(
+        row,
+        tokens=(token,),
+        position=row.position + len(row.tokens),
+        slots=(Run(slot, 1),),
+        step=row.step + 1,
+        output=[*row.output, token],
+    )
+
+
+def _first(slots: Sequence[Run], count: int) -> list[Run]:
+    """The first `count` of the slots."""
+    found: list[Run] = []
+    for start, length in slots:
+        if count <= 0:
+            break
+        found.append(Run(start, min(length, count)))
+        count -= length
+    return found
+
+
+def _of_rows(segments: Sequence[Segment], index: Mapping[int, int]) -> list[Segment]:
+    """The segments of those rows that are in `index`, by their numbers there."""
+    found = []
+    for one in segments:
+        rows = tuple([index[row] for row in one.rows if row in index])
+        if rows:
+            found.append(replace(one, rows=rows))
+    return found
+
+
+def _by_place(segments: Sequence[Segment], places: Sequence[int]) -> list[Segment]:
+    """_of_rows() undone."""
+    return [replace(one, rows=tuple([places[row] for row in one.rows])) for one in segments]
+
+
+def _written(rows: Sequence[Row], places: Sequence[int]) -> list[Segment]:
+    """What the rows have computed, as segments."""
+    return [Segment(row.slots, (place,), row.position) for row, place in zip(rows, places)]
