@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
@@ -103,6 +104,7 @@ class Names:
     further: begin of names of layers behind the last.
     transposed: ends of names of tensors that are stored as [inputs, outputs].
     ignored: ends of names of tensors that hold nothing to load.
+    beside: beginnings of names of tensors of other parts than the decoder, which are not loaded.
     """
 
     embedding: str = "model.embed_tokens.weight"
@@ -129,6 +131,7 @@ class Names:
     prefix: str = ""
     transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +161,9 @@ class Family:
 
     renamed: what the family calls a field, by the usual name.
     kv_heads_default: a missing num_key_value_heads means as many as num_attention_heads.
-    tied_default: what a missing tie_word_embeddings means.
-    activation_default: what a missing hidden_act means.
+    defaults: what fields hold that are missing or null, by the family's names.
+    text: the field with the configuration of the part that is a decoder, in checkpoints that have others
+    beside it; "" = there are none.
     ffn_default: a missing intermediate_size means so many times the hidden size; 0 = it may not be missing.
     """
 
@@ -168,8 +172,8 @@ class Family:
     rope: Rope = field(default_factory=Rope)
     renamed: Mapping[str, str] = field(default_factory=dict)
     kv_heads_default: bool = False
-    tied_default: bool = False
-    activation_default: str = "silu"
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
     ffn_default: int = 0
 
 
@@ -223,6 +227,7 @@ ARCHITECTURES: Registry[Family] = Registry(
         "GemmaForCausalLM": "runtime.models.dense.gemma:GEMMA",
         "Gemma2ForCausalLM": "runtime.models.dense.gemma:GEMMA2",
         "Gemma3ForCausalLM": "runtime.models.dense.gemma:GEMMA3",
+        "Gemma3ForConditionalGeneration": "runtime.models.dense.gemma:GEMMA3_TEXT",
         "GlmForCausalLM": "runtime.models.dense.glm:GLM",
         "Glm4ForCausalLM": "runtime.models.dense.glm:GLM4",
         "Glm4MoeForCausalLM": "runtime.models.moe.glm4:FAMILY",
@@ -233,6 +238,7 @@ ARCHITECTURES: Registry[Family] = Registry(
         "MinistralForCausalLM": "runtime.models.dense.mistral:MINISTRAL",
         "Ministral3ForCausalLM": "runtime.models.dense.mistral:MINISTRAL3",
         "MistralForCausalLM": "runtime.models.dense.mistral:MISTRAL",
+        "Mistral3ForConditionalGeneration": "runtime.models.dense.mistral:MISTRAL3_TEXT",
         "MixtralForCausalLM": "runtime.models.moe.mixtral:FAMILY",
         "Olmo2ForCausalLM": "runtime.models.dense.olmo:OLMO2",
         "Olmo3ForCausalLM": "runtime.models.dense.olmo:OLMO3",

@@ -5,6 +5,7 @@ It knows the Hugging Face directory layout; not weights, not tokenizers, not how
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
@@ -17,6 +18,8 @@ from runtime.protocol.errors import ModelLoadError
 
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
+"""Fields that stand outside of the part that is a decoder, and hold for it."""
 _OLD_KINDS = {"su": "longrope"}
 
 
@@ -137,7 +140,7 @@ class ModelSpec(Traits):
 
 def _spec(fields: Fields, generation: Fields) -> ModelSpec:
     architecture, family = _family(fields)
-    fields = Fields(fields.values, fields.where, family.renamed)
+    outer, fields = fields, _decoder_fields(fields, family)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers, vocab = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
     kv_heads = (
@@ -163,7 +166,7 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
     if (latent := traits.latent) is not None:
         kv_heads, head_dim, rope = 1, latent.kept, replace(rope, dims=latent.turned)
     reach = rope.original_positions if rope.kind == "longrope" else positions
-    eos = _special(fields, vocab, "eos_token_id") + _special(generation, vocab, "eos_token_id")
+    ends = [_special(source, vocab, "eos_token_id") for source in (fields, outer, generation)]
     bos = _special(fields, vocab, "bos_token_id")
     return ModelSpec(
         **{field.name: getattr(traits, field.name) for field in fields_of(Traits)},
@@ -178,11 +181,11 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         norm_eps=fields.number("rms_norm_eps"),
         rope=rope,
         layer_ropes=layer_ropes,
-        activation=_activation(fields, family),
-        tie_embeddings=fields.flag("tie_word_embeddings", family.tied_default),
+        activation=_activation(fields),
+        tie_embeddings=fields.flag("tie_word_embeddings", False),
         max_position_embeddings=min(reach, traits.longest or reach),
         long_positions=positions if rope.kind == "longrope" else 0,
-        eos_ids=tuple(dict.fromkeys(eos)),
+        eos_ids=tuple(dict.fromkeys(itertools.chain(*ends))),
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
         quantization=read_quantization(fields),
@@ -201,8 +204,21 @@ def _family(fields: Fields) -> tuple[str, Family]:
     return name, ARCHITECTURES.load(name)
 
 
-def _activation(fields: Fields, family: Family) -> str:
-    name = fields.text("hidden_act", family.activation_default)
+def _decoder_fields(fields: Fields, family: Family) -> Fields:
+    """The fields of the part that is a decoder, what is missing filled in."""
+    values, where = fields.values, fields.where
+    if family.text:
+        part = fields.child(family.text)
+        if not part.values:
+            raise fields.fail(f"the field {family.text!r} is missing")
+        whole = {name: values[name] for name in _OF_THE_WHOLE if values.get(name) is not None}
+        values, where = {**part.values, **whole}, part.where
+    missing = {name: value for name, value in family.defaults.items() if values.get(name) is None}
+    return Fields({**values, **missing}, where, family.renamed)
+
+
+def _activation(fields: Fields) -> str:
+    name = fields.text("hidden_act", "silu")
     if name not in ACTIVATIONS:
         raise fields.fail(
             f"{fields.name_of('hidden_act')!r} {name!r} is not supported; known: {', '.join(ACTIVATIONS)}"

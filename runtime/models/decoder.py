@@ -191,7 +191,8 @@ class Decoder:
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)
             decoder = _Loader(weights, spec, names, method, group, shard).decoder()
             behind = range(spec.num_layers, spec.num_layers + spec.further_layers)
-            checkpoint.finish(names.ignored, tuple(names.further.format(layer=layer) for layer in behind))
+            further = (names.further.format(layer=layer) for layer in behind)
+            checkpoint.finish(names.ignored, (*names.beside, *further))
         return decoder
 
 

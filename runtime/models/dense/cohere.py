@@ -48,7 +48,7 @@ COHERE = Family(
     rope=Rope(theta=500000.0, pairs="neighbours"),
     renamed=_RENAMED,
     kv_heads_default=True,
-    tied_default=True,
+    defaults={"tie_word_embeddings": True},
 )
 COHERE2 = Family(
     _cohere2,
@@ -56,5 +56,5 @@ COHERE2 = Family(
     rope=Rope(theta=500000.0, pairs="neighbours", kinds=_turned),
     renamed=_RENAMED,
     kv_heads_default=True,
-    tied_default=True,
+    defaults={"tie_word_embeddings": True},
 )

@@ -69,28 +69,26 @@ _NAMES = Names(
 )
 # The first Gemma's configurations say "gelu" in hidden_act and mean the approximation by tanh.
 _RENAMED = {"hidden_act": "hidden_activation"}
-_ACTIVATION = "gelu_pytorch_tanh"
+_DEFAULTS = {"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_ROPE3 = Rope(theta=1e6, kinds=_gemma3_kinds, local=("rope_local_base_freq", 10000.0))
 
-GEMMA = Family(
-    _gemma,
-    rope=Rope(theta=10000.0),
-    renamed=_RENAMED,
-    tied_default=True,
-    activation_default=_ACTIVATION,
-)
-GEMMA2 = Family(
-    _gemma2,
-    _NAMES,
-    rope=Rope(theta=10000.0),
-    renamed=_RENAMED,
-    tied_default=True,
-    activation_default=_ACTIVATION,
-)
-GEMMA3 = Family(
+GEMMA = Family(_gemma, rope=Rope(theta=10000.0), renamed=_RENAMED, defaults=_DEFAULTS)
+GEMMA2 = Family(_gemma2, _NAMES, rope=Rope(theta=10000.0), renamed=_RENAMED, defaults=_DEFAULTS)
+GEMMA3 = Family(_gemma3, _NAMES, rope=_ROPE3, renamed=_RENAMED, defaults=_DEFAULTS)
+# Published with a vision tower, and with configurations that leave out what they have in common.
+GEMMA3_TEXT = Family(
     _gemma3,
-    _NAMES,
-    rope=Rope(theta=1e6, kinds=_gemma3_kinds, local=("rope_local_base_freq", 10000.0)),
+    replace(_NAMES, prefix="language_model.", beside=("vision_tower.", "multi_modal_projector.")),
+    rope=_ROPE3,
     renamed=_RENAMED,
-    tied_default=True,
-    activation_default=_ACTIVATION,
+    defaults={
+        **_DEFAULTS,
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+    },
+    text="text_config",
 )

@@ -58,7 +58,6 @@ FAMILY = Family(
         "hidden_act": "activation_function",
     },
     kv_heads_default=True,
-    tied_default=True,
-    activation_default="gelu_new",
+    defaults={"tie_word_embeddings": True, "activation_function": "gelu_new"},
     ffn_default=4,
 )

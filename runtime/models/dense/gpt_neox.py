@@ -44,5 +44,5 @@ FAMILY = Family(
         "rope_theta": "rotary_emb_base",
     },
     kv_heads_default=True,
-    activation_default="gelu",
+    defaults={"hidden_act": "gelu"},
 )

@@ -1,10 +1,10 @@
 """Mistral 7B and its successors: Llama's shape with, in the first version, a sliding window. Ministral 8B has
-windows in some layers; Ministral 3 (the text part of Mistral 3) lets queries grow with their position. Data
-only."""
+windows in some layers; Ministral 3 lets queries grow with their position. Mistral 3 is one of them beside a
+vision tower, which is not loaded. Data only."""
 
 from __future__ import annotations
 
-from runtime.config.family import Family, QueryGrowth, Rope, Traits, layer_types, windows_of
+from runtime.config.family import Family, Names, QueryGrowth, Rope, Traits, layer_types, windows_of
 from runtime.config.fields import Fields
 
 
@@ -39,3 +39,10 @@ def _ministral3(fields: Fields, layers: int) -> Traits:
 MISTRAL = Family(_mistral, rope=Rope(theta=10000.0))
 MINISTRAL = Family(_ministral, rope=Rope(theta=10000.0), kv_heads_default=True)
 MINISTRAL3 = Family(_ministral3, rope=Rope(theta=1e6), kv_heads_default=True)
+MISTRAL3_TEXT = Family(
+    _ministral3,
+    Names(prefix="language_model.", beside=("vision_tower.", "multi_modal_projector.")),
+    rope=Rope(theta=1e6),
+    kv_heads_default=True,
+    text="text_config",
+)

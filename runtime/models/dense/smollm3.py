@@ -35,4 +35,6 @@ def _traits(fields: Fields, layers: int) -> Traits:
     )
 
 
-FAMILY = Family(_traits, rope=Rope(theta=2e6, kinds=_kinds), kv_heads_default=True, tied_default=True)
+FAMILY = Family(
+    _traits, rope=Rope(theta=2e6, kinds=_kinds), kv_heads_default=True, defaults={"tie_word_embeddings": True}
+)

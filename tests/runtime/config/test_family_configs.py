@@ -51,6 +51,32 @@ def test_gemma3_of_the_hub(tmp_path: Path) -> None:
     assert (found.tie_embeddings, found.activation, found.logit_softcap) == (True, "gelu_tanh", None)
 
 
+def test_gemma3_with_a_vision_tower_says_little(tmp_path: Path) -> None:
+    """The published configuration of 4B."""
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "model_type": "gemma3_text",
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
+    found = spec(tmp_path, config)
+    assert (found.hidden_size, found.head_dim, found.num_heads, found.num_kv_heads) == (2560, 256, 8, 4)
+    assert (found.eos_ids, found.dtype, found.tie_embeddings) == ((1, 106), "bfloat16", True)
+    assert found.ropes[4:6] == (RopeSpec(10000.0), RopeSpec(1e6, "linear", 8.0))
+    with pytest.raises(ModelLoadError, match="'text_config' is missing"):
+        spec(tmp_path, without(config, "text_config"))
+    with pytest.raises(ModelLoadError, match=r"config.json \[text_config\]: .*hidden_size"):
+        spec(tmp_path, {**config, "text_config": without(config["text_config"], "hidden_size")})
+
+
 def test_gemma2_caps_unless_it_says_null(tmp_path: Path) -> None:
     config = {**GEMMA3, "architectures": ["Gemma2ForCausalLM"]}
     found = spec(tmp_path, config)

@@ -16,7 +16,7 @@ import transformers
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
 from runtime.protocol.sampling import SamplingParams
 from tests.runtime.engine.expert_families import EXPERTS
-from tests.runtime.engine.families import CLASSES, CONFIGS, FAMILIES, LEFT_OUT
+from tests.runtime.engine.families import BESIDE, CLASSES, CONFIGS, FAMILIES, LEFT_OUT
 
 GREEDY = SamplingParams(temperature=0.0)
 BASE = {
@@ -96,6 +96,9 @@ def _one_thread() -> Iterator[None]:
 def make_tiny(path: Path, case: str, dtype: torch.dtype = torch.float32, **save: Any) -> Tiny:
     family, changes = {**CASES, **EXPERTS, **FAMILIES}[case]
     given = {name: value for name, value in {**BASE, **changes}.items() if value is not LEFT_OUT}
+    if family in BESIDE:
+        model_type, besides = BESIDE[family]
+        given = {"text_config": {**given, "model_type": model_type}, **besides}
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**given)
     config._attn_implementation = "eager"
     torch.manual_seed(len(case))

@@ -38,6 +38,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": _kinds_of_rope(100.0, rope_type="linear", factor=4.0),
         },
     ),
+    "gemma3, beside a vision tower": ("Gemma3Vision", {"sliding_window": 37, "layer_types": KINDS}),
+    "mistral3, beside a vision tower": ("Mistral3", {}),
     "phi3": ("Phi3", {"sliding_window": 37}),
     "phi3, part of the head turned": (
         "Phi3",
@@ -94,5 +96,24 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox": ("GPTNeoX", {**OLD, "hidden_size": 64}),
     "gpt_neox, one after the other": ("GPTNeoX", {**OLD, "hidden_size": 64, "use_parallel_residual": False}),
 }
-CLASSES = {"GPT2": "GPT2LMHeadModel"}
-CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
+    "Gemma3Vision": ("gemma3_text", {"vision_config": VISION, "mm_tokens_per_image": 4}),
+    "Mistral3": ("ministral3", {"vision_config": {**VISION, "model_type": "pixtral", "head_dim": 16}}),
+}
+"""Families with a vision tower beside the decoder: the decoder's model type, and what is in the
+configuration besides."""
+CLASSES = {
+    "Gemma3Vision": "Gemma3ForConditionalGeneration",
+    "Mistral3": "Mistral3ForConditionalGeneration",
+    "GPT2": "GPT2LMHeadModel",
+    "Gemma3": "Gemma3ForCausalLM",
+}
+CONFIGS = {"Gemma3Vision": "Gemma3Config", "Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}
