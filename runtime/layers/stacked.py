@@ -35,7 +35,12 @@ class StackedExperts(Weights):
         self._done: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return name.rpartition(".")[0] in self._places or name in self._weights
+        projection, _, kind = name.rpartition(".")
+        place = self._places.get(projection)
+        if place is None:
+            return name in self._weights
+        ends = {"weight": ("", "_blocks"), "bias": ("_bias",)}.get(kind, ())
+        return any(f"{self._stack(place)}{end}" in self._weights for end in ends)
 
     def path_of(self, name: str) -> str:
         place = self._places.get(name.rpartition(".")[0])

@@ -326,6 +326,7 @@ class _Loader:
             spec.num_heads,
             own,
             self.method,
+            spec.quantization is not None,
         )
         heads, values = loader.layer(number)
         size = latent.value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from runtime.config.parts.latent import LatentNames, LatentSpec
@@ -16,7 +17,7 @@ from runtime.layers.weights import Weights
 @dataclass(frozen=True, slots=True)
 class LatentLoader:
     """heads: of the model. own: those of this rank; every rank has the latents. query: name of the projection
-    of queries where they have no latent."""
+    of queries where they have no latent. coded: the checkpoint's matrices are quantised."""
 
     weights: Weights
     spec: LatentSpec
@@ -26,6 +27,7 @@ class LatentLoader:
     heads: int
     own: range
     method: LinearMethod
+    coded: bool
 
     def layer(self, number: int) -> tuple[LatentHeads, Tensor]:
         """What stands before attention, and the matrices [own heads, rank, value] of what stands behind."""
@@ -42,13 +44,24 @@ class LatentLoader:
         down = self.method.load(self.weights, (first, latent), self.hidden, bias=False)
         norm = self._norm(names.norm.format(layer=number), spec.rank)
         each = spec.plain + spec.value
-        rows = range(self.own.start * each, self.own.stop * each)
-        up = self.weights.tensor(
-            f"{names.up.format(layer=number)}.weight", (self.heads * each, spec.rank), rows
+        up = Projection(
+            names.up.format(layer=number),
+            self.heads * each,
+            range(self.own.start * each, self.own.stop * each),
         )
-        keys, values = up.view(len(self.own), each, spec.rank).split((spec.plain, spec.value), 1)
+        keys, values = (
+            self._numbers(up).unflatten(0, (len(self.own), each)).split((spec.plain, spec.value), 1)
+        )
         heads = LatentHeads(spec, down, norm, query_norm, query_up, keys.contiguous())
         return heads, values.transpose(1, 2).contiguous()
+
+    def _numbers(self, part: Projection) -> Tensor:
+        """The matrix itself [own outputs, rank]. Of one in codes: what is made of each input alone."""
+        weights, rank = self.weights, self.spec.rank
+        if not self.coded:
+            return weights.tensor(f"{part.name}.weight", (part.outputs, rank), part.own)
+        linear = self.method.of_some_tokens().load(weights, (part,), rank, bias=False)
+        return linear(torch.eye(rank, dtype=weights.dtype, device=weights.device)).t()
 
     def _queries(self, name: str) -> Projection:
         size = self.spec.query

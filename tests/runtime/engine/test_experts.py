@@ -14,6 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from runtime.config.model import ModelSpec
 from runtime.layers.dense import Dense
 from runtime.layers.lora.linear import Adapted
+from runtime.layers.quantised.choose import method_for
 from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.sampling import SamplingParams
@@ -21,6 +22,7 @@ from tests.runtime.engine.expert_families import EXPERTS
 from tests.runtime.engine.test_logits import AllLogits
 from tests.runtime.engine.test_runners import ask
 from tests.runtime.engine.test_tensor_parallel import ranks
+from tests.runtime.layers.quantised_tensors import SCHEMES
 
 TOLERANCE = 2e-4
 
@@ -155,3 +157,29 @@ def test_contexts_of_llama_4_end_with_the_first_chunk(tiny: Any, tmp_path: Path)
     for chunk, longest in ((100, 100), (9000, 512), (None, 512)):
         (tmp_path / "config.json").write_text(json.dumps({**config, "attention_chunk_size": chunk}))
         assert ModelSpec.from_dir(tmp_path).max_position_embeddings == longest
+
+
+@pytest.mark.parametrize("name", ["qwen2 moe", "deepseek v3"])
+def test_experts_and_latents_in_codes(name: str, tiny: Any, prompt: Any, drive: Any, tmp_path: Path) -> None:
+    """The same logits as with the numbers that the codes stand for."""
+    case, seen = tiny(name), []
+    config, write = SCHEMES["fp8 of transformers"]
+    numbers = load_file(case.path / "model.safetensors")
+    coded = dict(numbers)
+    for matrix in [
+        one.removesuffix(".weight") for one in numbers if one.endswith(("proj.weight", "mqa.weight"))
+    ]:
+        made = write(coded.pop(f"{matrix}.weight"))
+        coded |= {f"{matrix}.{part}": tensor for part, tensor in made.tensors.items()}
+        numbers[f"{matrix}.weight"] = made.numbers
+    plain = json.loads((case.path / "config.json").read_text())
+    for data, more in ((numbers, {}), (coded, {"quantization_config": config})):
+        save_file(
+            {name: tensor.contiguous() for name, tensor in data.items()}, tmp_path / "model.safetensors"
+        )
+        (tmp_path / "config.json").write_text(json.dumps({**plain, **more}))
+        method = method_for(ModelSpec.from_dir(tmp_path), None, Dense(), expand=False)
+        driver = drive(AllLogits(tmp_path, method=method))
+        driver.step([driver.ask(driver.new(), prompt(40))])
+        seen.append(driver.runner.seen)
+    _close(*seen)
