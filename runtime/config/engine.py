@@ -101,6 +101,12 @@ class EngineConfig:
     )
     max_lora_rank: int | None = option(None, "rank of an adapter, at most; None: no limit")
     attention: str = option("auto", "an attention implementation's name; auto: the best one for the device")
+    cuda_graph: bool = option(
+        True, "record decoding steps as CUDA graphs, so that they cost the host one launch; on one GPU"
+    )
+    cuda_graph_max_bs: int = option(
+        256, "sequences in a recorded step, at most; larger ones are not recorded"
+    )
     context_length: int | None = option(
         None, "prompt + new tokens of a request, at most; None: the model's own"
     )

@@ -47,6 +47,8 @@ class RunnerConfig:
     max_total_tokens   slots of the KV pool; None = from free memory
     memory_fraction    share of the memory that is free after loading which the KV pool may take
     attention          name in the table of attention implementations
+    cuda_graph         record decoding steps as CUDA graphs, where there is a GPU and one rank
+    cuda_graph_max_bs  rows of a recorded step, at most
     pack_weights       keep a second copy of the matrices, laid out for the CPU: "auto" = where it fits
                        comfortably, and used for passes of one to three rows where that is timed to be faster;
                        "always" = and used for all passes; "never"
@@ -76,6 +78,8 @@ class RunnerConfig:
     max_total_tokens: int | None = None
     memory_fraction: float = 0.25
     attention: str = "auto"
+    cuda_graph: bool = True
+    cuda_graph_max_bs: int = 256
     pack_weights: str = "auto"
     quantization: str | None = None
     expand_weights: str = "auto"
@@ -123,6 +127,7 @@ class RunnerConfig:
                 self.kv_cache_dtype in KV_DTYPES,
                 f"must be one of {', '.join(KV_DTYPES)}",
             ),
+            ("cuda_graph_max_bs", 1 <= self.cuda_graph_max_bs <= 4096, "must be in 1 to 4096"),
             ("threads", self.threads is None or self.threads >= 1, "must be at least 1"),
             ("tp_size", 1 <= self.tp_size <= MAX_RANKS, f"must be in 1 to {MAX_RANKS}"),
             (

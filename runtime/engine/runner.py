@@ -31,6 +31,7 @@ from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import kv_dtype, pick_device, pick_dtype
 from runtime.engine.drafts import after_drafts, guessed
+from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method
 from runtime.engine.sampling.logprobs import (
@@ -121,7 +122,7 @@ class TorchRunner:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
         )
         self._pending: _Pending | None = None
-        self._adapters = adapters
+        self._adapters, self._passes = adapters, Passes(decoder, attention, adapters)
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
@@ -183,6 +184,8 @@ class TorchRunner:
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
+            if group.size == 1:
+                runner._passes.record(config.cuda_graph_max_bs if config.cuda_graph else 0)
             group.least(0)
         group.limit(PATIENCE * config.step_timeout_s)
         return runner
@@ -272,12 +275,7 @@ class TorchRunner:
             self._threads.use_for(len(batch.ids))
         decoder, count = self._decoder, len(batch.sampled)
         with torch.inference_mode():
-            step = self._attention.begin(batch.plan)
-            if self._adapters is not None and self._adapters.use(batch.plan.rows):
-                # In all layers the same tokens, each with its adapter.
-                hidden = decoder.hidden(batch.ids, batch.positions, step)[batch.wanted]
-            else:
-                hidden = decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
+            hidden = self._passes.hidden(batch)
             hidden_s = time.perf_counter() - begin
             scored = count + batch.targets.shape[0]
             scaled = self._config.scaled_logprobs

@@ -47,7 +47,10 @@ OPPOSITE: Final[Mapping[str, str]] = {
     "disable_jump_forward": "jump_forward",
     "disable_regex_jump_forward": "jump_forward",
     "disable_overlap_schedule": "overlap",
+    "disable_cuda_graph": "cuda_graph",
 }
+ATTENTION_BACKENDS: Final = ("triton",)
+"""Those of its attention backends that are options here, too; others change no answer."""
 # name -> the values that are so anyway. A checkpoint's own code is never run, asked for or not.
 ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "dp_size": (1,),
@@ -65,7 +68,6 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "gpu_id_step": (1,),
     "trust_remote_code": (True, False),
     "disaggregation_ib_device": (None,),
-    "disable_cuda_graph": (True, False),
     "disable_cuda_graph_padding": (True, False),
     "disable_piecewise_cuda_graph": (True, False),
     "disable_custom_all_reduce": (True, False),
@@ -130,6 +132,7 @@ _FAMILIES: Final = (
     "cuda_graph_", "deepep_", "ds_", "elastic_", "enable_eplb", "ep_", "eplb_", "hicache_",
     "kt_", "mm_", "moe_", "nsa_", "speculative_", "torch_compile_",
 )  # fmt: skip
+_OWN: Final = frozenset({"cuda_graph_max_bs"})
 SPECULATION: Final = ("NGRAM", "STANDALONE")
 """Of its ways to guess tokens ahead those that there are; what belongs to others changes no answer."""
 _SPECULATIVE: Final[frozenset[str]] = frozenset({
@@ -172,6 +175,8 @@ def own_options(
                     hint=_WHY.get(name, _CHANGES if None in ANYWAY.get(name, ()) else _ONE),
                 )
             idle.append(f"{name}={value}")
+        elif name == "attention_backend" and value in ATTENTION_BACKENDS:
+            made["attention"] = value
         elif is_idle(name) or value in _LEFT.get(name, ()):
             if value is not None and value is not False:
                 idle.append(f"{name}={value}")
@@ -236,4 +241,4 @@ def known(name: str) -> bool:
 
 def is_idle(name: str) -> bool:
     """Whether the option `name` is without effect whatever its value."""
-    return name in IDLE or name.startswith(_FAMILIES)
+    return name in IDLE or (name.startswith(_FAMILIES) and name not in _OWN)

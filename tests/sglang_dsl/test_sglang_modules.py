@@ -245,7 +245,7 @@ def test_flags_of_its_server() -> None:
 COMMANDS = {
     "--model-path m --host 0.0.0.0 --port 30000": ("--model-path m --host 0.0.0.0 --port 30000", ""),
     "--model-path m --tp 1 --dp-size 1 --trust-remote-code --disable-cuda-graph --dtype auto": (
-        "--model-path m --dtype auto --tp-size 1", "",
+        "--model-path m --dtype auto --tp-size 1 --no-cuda-graph", "",
     ),
     "--model m --pp 2 --dp=4": ("--model m", "pp=2, dp=4"),
     "--tensor-parallel-size 2 --mem-fraction-static 0.6": ("--tp-size 2 --memory-fraction 0.6", ""),
@@ -260,6 +260,7 @@ COMMANDS = {
     "--attention-backend flashinfer --sampling-backend=pytorch": (
         "", "attention_backend=flashinfer, sampling_backend=pytorch",
     ),
+    "--attention-backend triton --cuda-graph-max-bs 64": ("--attention triton --cuda-graph-max-bs 64", ""),
     "--cuda-graph-bs 1 2 4 --lora-paths a=b c=d --enable-metrics": (
         "--lora-paths a=b c=d --enable-metrics", "cuda_graph_bs=1 2 4",
     ),
@@ -310,10 +311,8 @@ def test_a_command_in_several_lines_is_one_command() -> None:
 
 def test_what_only_speeds_up_another_engine_is_taken_by_a_runtime_and_an_engine() -> None:
     for make in (own_options, server_names.own_options):
-        with pytest.warns(UserWarning, match="without effect.*attention_backend=fa3, cuda_graph_max_bs=8"):
-            assert make({"attention_backend": "fa3", "cuda_graph_max_bs": 8, "page_size": 2}) == {
-                "page_size": 2
-            }
+        with pytest.warns(UserWarning, match="without effect.*attention_backend=fa3, cuda_graph_bs=8"):
+            assert make({"attention_backend": "fa3", "cuda_graph_bs": 8, "page_size": 2}) == {"page_size": 2}
         assert make({"attention_backend": None, "log_requests": False}) == {}
 
 

@@ -1,0 +1,138 @@
+"""Graphs: decoding steps recorded once as CUDA graphs and repeated, so that a step of hundreds of kernels
+costs the host one launch.
+
+A recorded step has a fixed number of rows, of one token each; a batch uses the next larger one. Its inputs
+and attention's tables lie at fixed places, which are filled before it is repeated; rows that are too many
+write nothing. What is no such batch (prompts, drafts, adapters), or has tables that do not fit, is computed
+as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from runtime.attention.base import Attention, FixedStep
+from runtime.attention.pool import KVPool
+from runtime.engine.adapters import Adapters
+from runtime.engine.batch import Batch
+from runtime.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+Recorder: TypeAlias = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
+"""Runs what it is given, and records it: its result, and what repeats it, into the same result."""
+
+
+class _Step(NamedTuple):
+    fixed: FixedStep
+    out: Tensor
+    again: Callable[[], object]
+
+
+class Graphs:
+    """sizes: numbers of rows. Raises RuntimeError for a pass that cannot be recorded."""
+
+    def __init__(
+        self, decoder: Decoder, attention: Attention[KVPool], sizes: Sequence[int], record: Recorder
+    ) -> None:
+        self._sizes: list[int] = []
+        self._steps: dict[int, _Step] = {}
+        most, device = max(sizes, default=0), decoder.device
+        self._ids = torch.zeros(most, dtype=torch.int64, device=device)
+        self._positions = torch.zeros(most, dtype=torch.int64, device=device)
+        begin = time.perf_counter()
+        for size in sorted(sizes, reverse=True):  # the largest first: the others fit into its memory
+            fixed = attention.fixed(size)
+            if fixed is None:
+                return
+            ids, positions = self._ids[:size], self._positions[:size]
+
+            def run(ids: Tensor = ids, positions: Tensor = positions, fixed: FixedStep = fixed) -> Tensor:
+                return decoder.hidden(ids, positions, fixed.step)
+
+            self._steps[size] = _Step(fixed, *record(run))
+        self._sizes = sorted(self._steps)
+        if self._sizes:
+            log.info(
+                "recorded decoding steps of %s rows in %.1f s",
+                ", ".join(map(str, self._sizes)),
+                time.perf_counter() - begin,
+            )
+
+    def hidden(self, batch: Batch) -> Tensor | None:
+        """As Decoder.hidden of the batch and what it wants; None: it is not for a recorded step."""
+        rows = len(batch.plan.rows)
+        if not self._sizes or rows > self._sizes[-1] or len(batch.ids) != rows:
+            return None
+        step = self._steps[self._sizes[bisect_left(self._sizes, rows)]]
+        if not step.fixed.load(batch.plan):
+            return None
+        self._ids[:rows].copy_(batch.ids)
+        self._positions[:rows].copy_(batch.positions)
+        step.again()
+        return step.out[batch.wanted]
+
+
+def sizes_up_to(most: int) -> list[int]:
+    """1, 2, 4, 8, then every 8 up to 128, then every 16, and `most`."""
+    sizes = {1, 2, 4, *range(8, 129, 8), *range(144, most + 1, 16), most}
+    return sorted(size for size in sizes if 0 < size <= most)
+
+
+class CudaRecorder:
+    """All that it records shares one pool of memory: what it recorded runs one at a time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._pool = device, None
+
+    def __call__(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        aside = torch.cuda.Stream(self._device)
+        aside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(aside):  # what libraries and kernels do the first time is not recorded
+            run()
+        torch.cuda.current_stream(self._device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            out = run()
+        self._pool = graph.pool()
+        return out, graph.replay
+
+
+class Passes:
+    """A runner's forward passes: recorded ones where that was asked for and a batch is for them."""
+
+    def __init__(
+        self, decoder: Decoder, attention: Attention[KVPool], adapters: Adapters | None = None
+    ) -> None:
+        self._decoder, self._attention, self._adapters = decoder, attention, adapters
+        self._graphs: Graphs | None = None
+
+    def record(self, most: int, record: Recorder | None = None) -> None:
+        """Steps of up to `most` rows; none where there is no GPU, where adapters come and go, or where the
+        model's pass asks the device for numbers. record: CUDA's without."""
+        device = self._decoder.device
+        if most < 1 or self._adapters is not None or (record is None and device.type != "cuda"):
+            return
+        try:
+            self._graphs = Graphs(
+                self._decoder, self._attention, sizes_up_to(most), record or CudaRecorder(device)
+            )
+        except RuntimeError as error:
+            log.warning("decoding steps are not recorded: %s", error)
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The final hidden states that the batch wants."""
+        if self._graphs is not None and (found := self._graphs.hidden(batch)) is not None:
+            return found
+        step = self._attention.begin(batch.plan)
+        if self._adapters is not None and self._adapters.use(batch.plan.rows):
+            # In all layers the same tokens, each with its adapter.
+            return self._decoder.hidden(batch.ids, batch.positions, step)[batch.wanted]
+        return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
