@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from runtime.config.runner import RunnerConfig
+from runtime.layers.linear import Projection
 from runtime.layers.lora.linear import Adapted, AdaptedLinear, Factors
 from runtime.layers.lora.peft import Target, read
 from runtime.plan import Adapter, Row
@@ -25,16 +26,15 @@ class Adapters:
 
     def __init__(self, method: Adapted, places: int, max_rank: int | None = None) -> None:
         self._method, self._max_rank = method, max_rank
-        self._loaded: dict[int, dict[str, Factors]] = {}
+        self._loaded: dict[int, dict[Projection, Factors]] = {}
         self._pinned: set[int] = set()
         self._places: list[int | None] = [None] * places  # whose it is
         self._used = [0] * places  # when, counted in passes with adapters
         self._passes = itertools.count(1)
-        self._targets = {
-            part.name: Target(part, linear.inputs, linear.own)
-            for linear in method.linears
-            for part in linear.parts
-        }
+        self._targets: dict[str, list[Target]] = {}
+        for linear in method.linears:
+            for part in linear.parts:
+                self._targets.setdefault(part.name, []).append(Target(part, linear.inputs, linear.own))
 
     @classmethod
     def of(cls, method: Adapted, config: RunnerConfig) -> Adapters:
@@ -68,7 +68,7 @@ class Adapters:
         if adapter.pinned:
             self._pinned.add(adapter.number)
 
-    def _read(self, adapter: Adapter) -> dict[str, Factors]:
+    def _read(self, adapter: Adapter) -> dict[Projection, Factors]:
         directory = Path(adapter.path).expanduser()
         if not self._method.linears:
             raise AdapterError("the model has no matrices that can be adapted", where=adapter.path)
@@ -119,5 +119,5 @@ class Adapters:
         self._places[place], self._used[place] = number, now
 
 
-def _of(linear: AdaptedLinear, found: dict[str, Factors]) -> list[Factors | None]:
-    return [found.get(part.name) for part in linear.parts]
+def _of(linear: AdaptedLinear, found: dict[Projection, Factors]) -> list[Factors | None]:
+    return [found.get(part) for part in linear.parts]

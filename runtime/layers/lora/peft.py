@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,10 +50,11 @@ class Target(NamedTuple):
 
 
 def read(
-    directory: Path, targets: Mapping[str, Target], dtype: torch.dtype, max_rank: int | None
-) -> dict[str, Factors]:
+    directory: Path, targets: Mapping[str, Sequence[Target]], dtype: torch.dtype, max_rank: int | None
+) -> dict[Projection, Factors]:
     """The factors of each projection that the adapter in `directory` changes, on the CPU; of those that ranks
-    share this rank's own. Raises AdapterError."""
+    share this rank's own. targets: by the name of the checkpoint's matrix, of which several projections may
+    be stretches. Raises AdapterError."""
     try:
         config = _Config.read(directory)
     except ModelLoadError as error:
@@ -139,14 +140,14 @@ class _Reader:
         path: Path,
         file: Any,
         config: _Config,
-        targets: Mapping[str, Target],
+        targets: Mapping[str, Sequence[Target]],
         dtype: torch.dtype,
         max_rank: int | None,
     ) -> None:
         self._path, self._file, self._config = str(path), file, config
         self._targets, self._dtype, self._max_rank = targets, dtype, max_rank
 
-    def read(self) -> dict[str, Factors]:
+    def read(self) -> dict[Projection, Factors]:
         keys = sorted(self._file.keys())
         names: set[str] = set()
         for key in keys:
@@ -157,16 +158,25 @@ class _Reader:
             names.add(key.removeprefix(PREFIX).removesuffix(_DOWN).removesuffix(_UP))
         if not names:
             raise AdapterError("holds no tensors", where=self._path)
-        return {name: self._factors(name) for name in sorted(names)}
+        found: dict[Projection, Factors] = {}
+        for name in sorted(names):
+            for target in self._of(name):
+                found[target.projection] = self._factors(name, target)
+        return found
 
-    def _factors(self, name: str) -> Factors:
-        target = self._targets.get(name)
-        if target is None:
+    def _of(self, name: str) -> Sequence[Target]:
+        """Checkpoints may leave out the first part of their matrices' names, adapters never do."""
+        targets = self._targets.get(name) or self._targets.get(name.partition(".")[2])
+        if targets is None:
             raise AdapterError(
                 f"adapts {name!r}, which cannot be adapted in this model",
                 where=self._path,
-                hint="the attention's and the feed-forward's linear layers can",
+                hint="linear layers of attention and feed-forward can; embeddings, heads, experts and "
+                "what latent attention folds into other matrices cannot",
             )
+        return targets
+
+    def _factors(self, name: str, target: Target) -> Factors:
         rank, scale = self._config.of(name)
         if self._max_rank is not None and rank > self._max_rank:
             raise AdapterError(

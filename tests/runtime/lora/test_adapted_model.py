@@ -17,6 +17,8 @@ from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter
 from runtime.protocol.errors import AdapterError, InternalFault
 from tests.runtime.engine.conftest import Tiny
+from tests.runtime.engine.expert_families import EXPERTS
+from tests.runtime.engine.families import FAMILIES
 from tests.runtime.engine.ranks_here import RanksHere
 from tests.runtime.lora.making import EVERY, make_adapter
 
@@ -66,6 +68,24 @@ def test_one_adapter_equals_the_merged_weights(case: Any, prompt: Any, drive: An
         assert drive(run).generate([ids], 8, adapter=1) == [right]
         assert drive(run).generate([ids], 8, chunk=13, adapter=1) == [right]
         assert drive(run).generate([ids], 8) == [case.greedy(ids, 8)]
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *EXPERTS])
+def test_every_family_takes_adapters(name: str, tiny: Any, prompt: Any, drive: Any, tmp_path: Path) -> None:
+    """In all layers but experts and what latent attention folds; fused, transposed and shared ones too."""
+    base = tiny(name)
+    made = make_adapter(tmp_path / "a", base.model, modules=None)
+    ids = prompt(30)
+    right = [greedy(model, ids, 5) for model in (base.model, made.model)]
+    with runner(base.path, made.path) as run:
+        driver = drive(run)
+        rows = [driver.ask(driver.new(), ids, adapter=number, scores=((28, ids[29]),)) for number in (0, 1)]
+        scores = [got.scores[0] for got in driver.step(rows)]
+        for score, model in zip(scores, (base.model, made.model)):
+            logprob = Tiny(base.path, model).logits(ids)[28].log_softmax(-1)[ids[29]]
+            assert score == pytest.approx(float(logprob), abs=2e-4)
+        assert abs(scores[0] - scores[1]) > 1e-2  # or the comparison would say little
+        assert [drive(run).generate([ids], 5, adapter=number)[0] for number in (0, 1)] == right
 
 
 def test_the_log_probabilities_are_those_of_the_merged_weights(several: Any, prompt: Any, drive: Any) -> None:
@@ -120,6 +140,20 @@ def test_ranks_share_adapters(several: Any, prompt: Any, drive: Any) -> None:
     config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "adapters": given})
     with contextlib.closing(RanksHere(base.path, 2, config)) as run:
         mixed(run, drive, base, adapters, prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FAMILIES, *EXPERTS])
+def test_ranks_of_every_family_share_adapters(
+    name: str, tiny: Any, prompt: Any, drive: Any, tmp_path: Path
+) -> None:
+    base, ids = tiny(name), prompt(30)
+    made = make_adapter(tmp_path / "a", base.model, modules=None)
+    given = (Adapter(1, "a", str(made.path)),)
+    config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "adapters": given})
+    with contextlib.closing(RanksHere(base.path, 2, config)) as run:
+        found = [drive(run, page=1).generate([ids], 5, chunk=11, adapter=number)[0] for number in (0, 1)]
+    assert found == [greedy(model, ids, 5) for model in (base.model, made.model)]
 
 
 def test_who_was_not_used_for_longest_makes_place(several: Any, prompt: Any, drive: Any) -> None:

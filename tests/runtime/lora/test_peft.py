@@ -35,8 +35,8 @@ def copied(original: Path, tmp_path: Path) -> Path:
 
 
 def load(path: Path, max_rank: int | None = None, own: range | None = None) -> Any:
-    targets = {NAME: Target(Projection(NAME, 64, own), 48, None)}
-    return read(path, targets, torch.float32, max_rank)
+    targets = {NAME: [Target(Projection(NAME, 64, own), 48, None)]}
+    return {one.name: made for one, made in read(path, targets, torch.float32, max_rank).items()}
 
 
 def change(path: Path, act: Callable[[dict[str, torch.Tensor]], Any]) -> None:
