@@ -16,7 +16,7 @@ import torch
 from runtime.config.runner import RunnerConfig
 from runtime.layers.linear import Projection
 from runtime.layers.lora.linear import Adapted, AdaptedLinear, Factors
-from runtime.layers.lora.peft import Target, read
+from runtime.layers.lora.peft import Target, plain, read
 from runtime.plan import Adapter, Row
 from runtime.protocol.errors import AdapterError, InternalFault
 
@@ -34,7 +34,7 @@ class Adapters:
         self._targets: dict[str, list[Target]] = {}
         for linear in method.linears:
             for part in linear.parts:
-                self._targets.setdefault(part.name, []).append(Target(part, linear.inputs, linear.own))
+                self._targets.setdefault(plain(part.name), []).append(Target(part, linear.inputs, linear.own))
 
     @classmethod
     def of(cls, method: Adapted, config: RunnerConfig) -> Adapters:

@@ -25,6 +25,7 @@ from runtime.protocol.errors import AdapterError, ModelLoadError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
+_OUTER = re.compile(r"^(?:(?:model|language_model|transformer)\.)+")
 _REFUSED = {
     "use_dora": "DoRA rescales the weights",
     "use_qalora": "QALoRA pools the inputs",
@@ -53,8 +54,8 @@ def read(
     directory: Path, targets: Mapping[str, Sequence[Target]], dtype: torch.dtype, max_rank: int | None
 ) -> dict[Projection, Factors]:
     """The factors of each projection that the adapter in `directory` changes, on the CPU; of those that ranks
-    share this rank's own. targets: by the name of the checkpoint's matrix, of which several projections may
-    be stretches. Raises AdapterError."""
+    share this rank's own. targets: by the plain() name of the checkpoint's matrix, of which several
+    projections may be stretches. Raises AdapterError."""
     try:
         config = _Config.read(directory)
     except ModelLoadError as error:
@@ -71,6 +72,12 @@ def read(
             return _Reader(path, file, config, targets, dtype, max_rank).read()
     except (SafetensorError, OSError) as error:
         raise AdapterError(f"is not a whole safetensors file: {error}", where=str(path)) from error
+
+
+def plain(name: str) -> str:
+    """Without the parts by which the same text model is called in different checkpoints: an adapter has the
+    names of the modules that it was trained in."""
+    return _OUTER.sub("", name)
 
 
 class _Config(NamedTuple):
@@ -165,8 +172,7 @@ class _Reader:
         return found
 
     def _of(self, name: str) -> Sequence[Target]:
-        """Checkpoints may leave out the first part of their matrices' names, adapters never do."""
-        targets = self._targets.get(name) or self._targets.get(name.partition(".")[2])
+        targets = self._targets.get(plain(name))
         if targets is None:
             raise AdapterError(
                 f"adapts {name!r}, which cannot be adapted in this model",

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 HEADS = ("lm_head", "embed_out")
-NOT_ADAPTED = re.compile(r"\.experts\.|\.router$|mlp\.gate$|shared_expert_gate$|kv_b_proj$")
+NOT_ADAPTED = re.compile(r"\.experts\.|\.router$|mlp\.gate$|shared_expert_gate$|kv_b_proj$|vision|projector")
 CONFIG = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",

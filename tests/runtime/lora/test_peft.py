@@ -35,7 +35,7 @@ def copied(original: Path, tmp_path: Path) -> Path:
 
 
 def load(path: Path, max_rank: int | None = None, own: range | None = None) -> Any:
-    targets = {NAME: [Target(Projection(NAME, 64, own), 48, None)]}
+    targets = {peft.plain(NAME): [Target(Projection(NAME, 64, own), 48, None)]}
     return {one.name: made for one, made in read(path, targets, torch.float32, max_rank).items()}
 
 
@@ -114,6 +114,25 @@ def test_tensors_that_are_refused(copied: Path, act: Any, said: str) -> None:
     change(copied, act)
     with pytest.raises(AdapterError, match=said):
         load(copied)
+
+
+def test_the_text_model_has_several_names(copied: Path) -> None:
+    """Of towers beside it only their own."""
+    whole = load(copied)[NAME]
+    for name, there in (
+        ("model.language_model.layers.0.self_attn.q_proj", True),
+        ("language_model.model.layers.0.self_attn.q_proj", True),
+        ("model.vision_tower.layers.0.self_attn.q_proj", False),
+        ("model.layers.1.self_attn.q_proj", False),
+    ):
+        tensors = {key.replace(NAME, name): value for key, value in load_file(copied / peft.WEIGHTS).items()}
+        changed = Path(shutil.copytree(copied, copied / name))
+        save_file(tensors, changed / peft.WEIGHTS)
+        if there:
+            assert load(changed)[NAME].up.equal(whole.up)
+        else:
+            with pytest.raises(AdapterError, match="cannot be adapted"):
+                load(changed)
 
 
 def test_files_that_are_missing_or_broken(copied: Path, tmp_path: Path) -> None:
