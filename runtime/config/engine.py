@@ -60,8 +60,8 @@ class EngineConfig:
     quantization: str | None = option(
         None,
         "what plain weights are rounded to while they are loaded: fp8 (half of bfloat16's memory) or, on the "
-        "CPU, w8a8_int8 (weights and what they are multiplied with, for speed); or the name of the "
-        "checkpoint's own quantisation. None: as the checkpoint has them",
+        "CPU, w8a8_int8 (weights and what they are multiplied with, for speed; quantised checkpoints, too); "
+        "or the name of the checkpoint's own quantisation. None: as the checkpoint has them",
     )
     expand_weights: str = option(
         "auto",

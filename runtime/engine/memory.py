@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from runtime.config.model import ModelSpec
+from runtime.config.parts.quantization import FROM_ANY
 from runtime.layers.dense import can_pack
 from runtime.protocol.errors import ModelLoadError
 
@@ -99,7 +100,7 @@ def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> 
 
 def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:
     """Bits of one code where the layers' matrices are kept in codes, else None."""
-    if spec.quantization is not None:
+    if spec.quantization is not None and wished != FROM_ANY:
         return None if expand else spec.quantization.bits
     return None if wished is None else 8
 

@@ -97,8 +97,12 @@ class Int8(LinearMethod):
         bias: bool,
         own: range | None = None,
     ) -> Int8Linear:
-        _check_device(weights.device)
-        return Int8Linear(*read(weights, parts, inputs, bias=bias, own=own))
+        return self.of(*read(weights, parts, inputs, bias=bias, own=own))
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> Int8Linear:
+        """Of a matrix that is there already."""
+        _check_device(weight.device)
+        return Int8Linear(weight, bias)
 
     def shared(self, table: Tensor) -> Int8Linear:
         """Beside the table, which stays as it is."""

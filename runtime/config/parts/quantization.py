@@ -14,6 +14,8 @@ from runtime.protocol.errors import BadRequest
 
 ON_LOAD = ("fp8", "w8a8_int8")
 """What a checkpoint with plain weights can be quantised to while it is loaded."""
+FROM_ANY = "w8a8_int8"
+"""What the numbers of quantised checkpoints, too, can be rounded to."""
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 """In what keys and values can be kept; auto: what the model is computed in."""
 
@@ -42,13 +44,13 @@ class Quantization:
 
 def check_wish(stored: Quantization | None, wished: str | None) -> None:
     """Raise BadRequest where the checkpoint's matrices cannot be had as is wished (None: as they are)."""
-    if wished is None or (stored is not None and wished == stored.method):
+    if wished is None or (stored is not None and wished in (stored.method, FROM_ANY)):
         return
     if stored is not None:
         raise BadRequest(
             f"is {wished!r}, but the checkpoint is quantised as {stored.method!r}",
             where="quantization",
-            hint="leave it out",
+            hint=f"leave it out; on the CPU, {FROM_ANY} computes its numbers in integers",
         )
     if wished not in ON_LOAD:
         raise BadRequest(

@@ -38,6 +38,8 @@ def method_for(spec: ModelSpec, wished: str | None, dense: Dense, *, expand: boo
     check_wish(spec.quantization, wished)
     if spec.quantization is not None:
         made = FORMATS[spec.quantization.method](spec.quantization)
+        if wished == "w8a8_int8":
+            return Quantised(made, Int8(), expand=True)
         return Quantised(made, dense, expand=expand)
     if wished is None:
         return dense

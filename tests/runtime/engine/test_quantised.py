@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from runtime.attention.base import choose
@@ -22,6 +23,7 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine import memory
 from runtime.engine.runner import TorchRunner
 from runtime.layers.dense import Dense
+from runtime.layers.int8 import can_multiply
 from runtime.layers.quantised.choose import method_for
 from runtime.protocol.errors import BadRequest, ModelLoadError
 from tests.runtime.engine.ranks_here import RanksHere
@@ -89,6 +91,50 @@ def test_in_other_families(quantised: Any, prompt: Any, drive: Any, case: str) -
     torch.testing.assert_close(driver.runner.seen, found.logits(ids), atol=3e-4, rtol=1e-4)
 
 
+def rewritten(source: Path, path: Path, scheme: str) -> Any:
+    """The checkpoint in `source` with its layers' matrices in codes, in `path`; what they stand for, as a
+    model of transformers. Routers stay as they are."""
+    config, write = SCHEMES[scheme]
+    coded, plain = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        stem = name.removesuffix(".weight")
+        if stem.endswith("_proj") and tensor.ndim == 2:
+            matrix = write(tensor)
+            coded |= {f"{stem}.{part}": one for part, one in matrix.tensors.items() if part != "bias"}
+            plain[name] = matrix.numbers.contiguous()
+        else:
+            coded[name] = plain[name] = tensor
+    (path / "plain").mkdir()
+    values = json.loads((source / "config.json").read_text())
+    for tensors, folder, more in (
+        (coded, path, {"quantization_config": config}),
+        (plain, path / "plain", {}),
+    ):
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        (folder / "config.json").write_text(json.dumps({**values, **more}))
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path / "plain", dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+@pytest.mark.parametrize(
+    ("case", "scheme"),
+    [("qwen3 moe", "fp8, channels"), ("mixtral", "gptq, one group"), ("deepseek v3", "fp8 of transformers")],
+)
+def test_mixtures_of_experts(
+    tiny: Any, tmp_path: Path, prompt: Any, drive: Any, case: str, scheme: str
+) -> None:
+    """And latent attention."""
+    source, ids = tiny(case), prompt(40, seed=4)
+    made = type(source)(tmp_path, rewritten(source.path, tmp_path, scheme))
+    driver = drive(all_logits(tmp_path))
+    driver.step([driver.ask(driver.new(), ids)])
+    torch.testing.assert_close(driver.runner.seen, made.logits(ids), atol=5e-4, rtol=1e-3)
+    config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "expand_weights": "never"})
+    with contextlib.closing(RanksHere(tmp_path, 2, config)) as ranks:
+        assert drive(ranks).generate([ids], 6) == [made.greedy(ids, 6)]
+
+
 @pytest.mark.parametrize("scheme", HERE)
 def test_ranks_share_it(quantised: Any, prompt: Any, drive: Any, scheme: str) -> None:
     case = quantised(scheme)
@@ -121,6 +167,22 @@ def test_plain_weights_rounded_while_loading(tiny: Any, prompt: Any, drive: Any)
     config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "quantization": "fp8"})
     with contextlib.closing(RanksHere(case.path, 2, config)) as ranks:
         assert drive(ranks).generate([ids], 8) == [rounded.greedy(ids, 8)]
+
+
+@pytest.mark.skipif(not can_multiply(), reason="no products of integers here")
+def test_codes_of_int8_are_multiplied_as_integers(quantised: Any, prompt: Any, drive: Any) -> None:
+    """With inputs rounded to 8 bits as well: near the numbers' logits, and the same whatever the batch."""
+    case, ids = quantised("int8"), prompt(40, seed=5)
+    driver = drive(all_logits(case.path, wished="w8a8_int8"))
+    driver.step([driver.ask(driver.new(), ids)])
+    whole, right = driver.runner.seen, case.logits(ids)
+    assert (whole - right).abs().mean() < 0.05 * right.std()
+    driver = drive(all_logits(case.path, wished="w8a8_int8"))
+    seq, seen = driver.new(), []
+    for token in ids:
+        driver.step([driver.ask(seq, [token])])
+        seen.append(driver.runner.seen)
+    torch.testing.assert_close(torch.cat(seen), whole, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("kept", KV)
@@ -169,6 +231,7 @@ def test_wishes_that_cannot_be_had(quantised: Any, tiny: Any) -> None:
     awq, plain = str(quantised("awq").path), str(tiny("llama").path)
     EngineConfig.of({"model": awq, "quantization": "awq"}).locate()
     EngineConfig.of({"model": plain, "quantization": "fp8"}).locate()
+    EngineConfig.of({"model": awq, "quantization": "w8a8_int8"}).locate()
     with pytest.raises(BadRequest, match="quantization: is 'fp8', but the checkpoint is quantised as 'awq'"):
         EngineConfig.of({"model": awq, "quantization": "fp8"}).locate()
     with pytest.raises(BadRequest, match=r"is 'awq', but the checkpoint's weights are plain; known.*fp8"):
