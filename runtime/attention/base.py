@@ -109,7 +109,8 @@ def choose(name: str, device: torch.device) -> type[Attention[KVPool]]:
     """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName;
     ModelLoadError for one that cannot run on it."""
     if name == AUTO:
-        name = "triton" if compiled(device) else "torch_views"
+        fallback = "native" if device.type == "cpu" else "torch_views"
+        name = "triton" if compiled(device) else fallback
     elif name == "triton" and not (INTERPRETED or compiled(device)):
         raise ModelLoadError(
             f"attention 'triton' cannot run on {device.type}: it needs a CUDA device and the package triton",

@@ -16,7 +16,7 @@ OWN = ("sglang_dsl", "runtime")
 STARTS = (
     "sglang_dsl.__main__", "sglang_dsl.tools.demo", "sglang_dsl.backends.engine", "runtime.api",
     "runtime.engine.follower", "runtime.engine.runner", "runtime.models.dense.llama",
-    "runtime.attention.torch_views",
+    "runtime.attention.native.views",
 )  # fmt: skip
 """Command, program, backend, engine, and the process of the model with what it loads by name."""
 

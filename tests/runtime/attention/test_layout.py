@@ -102,7 +102,7 @@ def test_runs() -> None:
 
 
 def test_choose() -> None:
-    assert choose("auto", CPU) is ATTENTION.load("torch_views")
+    assert choose("auto", CPU) is ATTENTION.load("native")
     assert choose("reference", CPU).__name__ == "Reference"
     with pytest.raises(UnknownName, match="torch_views"):
         choose("warp", CPU)
