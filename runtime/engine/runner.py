@@ -35,6 +35,7 @@ from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method
 from runtime.engine.sampling.logprobs import (
+    NOT_FINITE,
     Logits,
     Pairs,
     Scores,
@@ -45,7 +46,8 @@ from runtime.engine.sampling.logprobs import (
     temperatures_of_scores,
     top_of,
 )
-from runtime.engine.sampling.sampler import Sampler, Unsampled, uniform
+from runtime.engine.sampling.on_device import sampler_on
+from runtime.engine.sampling.sampler import Unsampled, uniform
 from runtime.engine.threads import Here, Threads
 from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
@@ -55,7 +57,6 @@ from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
-NOT_FINITE = "the model's numbers are not finite"
 _CLOSE_WAIT_S = 30.0
 PATIENCE = 0.8
 """How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
@@ -126,7 +127,7 @@ class TorchRunner:
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
-        self._sampler = Sampler() if group.rank == 0 else Unsampled()
+        self._sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
 
     @classmethod
     def load(
@@ -456,6 +457,8 @@ class TorchRunner:
     def _from_logits(
         self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
     ) -> list[Sampled]:
+        if (found := self._sampler.at_once(given, rows, masks, draws)) is not None:
+            return found
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
         logits = given.logits

@@ -16,6 +16,7 @@ KERNELS: Registry[Any] = Registry(
         "rms_norm": "runtime.kernels.rms_norm:rms_norm",
         "rotate": "runtime.kernels.rotary:rotate",
         "silu_mul": "runtime.kernels.silu_mul:silu_mul",
+        "gather_logprobs": "runtime.kernels.logprobs:gather_logprobs",
         "fused_experts": "runtime.kernels.moe:fused_experts",
     },
 )

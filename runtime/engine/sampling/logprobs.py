@@ -13,9 +13,11 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from runtime.kernels.table import kernel
 from runtime.plan import Row
 from runtime.protocol.sampling import GREEDY_BELOW
 
+NOT_FINITE = "the model's numbers are not finite"
 CHUNK_BYTES = 32 << 20  # of logits at once
 
 Pairs: TypeAlias = tuple[tuple[int, float], ...]
@@ -68,9 +70,13 @@ def scores_of(
         some = logits(hidden[first : first + size])
         if temperatures is not None:
             some = some / temperatures[first : first + size]
-        total = some.logsumexp(-1)
-        picked = some.gather(1, targets[first : first + size, None]).squeeze(1)
-        values.append(torch.where(finite(some), picked - total, torch.nan))
+        if (fused := kernel("gather_logprobs", some.device)) is not None:
+            value, total = fused(some, targets[first : first + size, None])
+            values.append(value.squeeze(1))
+        else:
+            total = some.logsumexp(-1)
+            picked = some.gather(1, targets[first : first + size, None]).squeeze(1)
+            values.append(torch.where(finite(some), picked - total, torch.nan))
         tops += top_of(some, total, counts[first : first + size])
         ids += ids_of(some, total, asked[first : first + size])
     return Scores(

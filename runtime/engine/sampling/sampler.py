@@ -24,8 +24,9 @@ from torch.nn.utils.rnn import pad_sequence
 from runtime.engine.sampling.draw import pick
 from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
+from runtime.engine.sampling.logprobs import Logits
 from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
-from runtime.plan import Row, TokenMask
+from runtime.plan import Row, Sample, TokenMask
 
 ROWS_AT_ONCE = 16  # what is computed at once stays in the cache
 NOTHING_ALLOWED = "the mask allows no token"
@@ -84,6 +85,14 @@ class Sampler:
                     elif (name := rows[index].sampling.custom_logit_processor) is not None:
                         answers[index] = NOTHING_LEFT.format(name=name)
         return answers
+
+    def at_once(
+        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[Sample | str] | None:
+        """sample() with the log-probabilities of what was sampled, by a sampler that makes both in one;
+        None: it does not, or not of such rows. Rows need not be finite; those that are not give
+        NOT_FINITE."""
+        return None
 
     def sample_listed(
         self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]

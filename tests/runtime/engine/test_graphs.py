@@ -43,6 +43,7 @@ class Again:
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., TorchRunner]]:
     """With all kernels."""
     monkeypatch.setattr("runtime.kernels.table.compiled", lambda device: True)
+    monkeypatch.setattr("runtime.engine.sampling.on_device.compiled", lambda device: True)
     runners: list[TorchRunner] = []
 
     def make(path: Any, **config: Any) -> TorchRunner:

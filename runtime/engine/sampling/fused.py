@@ -1,0 +1,156 @@
+"""Sampling on GPUs: all rows of a step in a few kernels, one copy to the device and one back.
+
+The same tokens as Sampler's, but where rounding decides; logit processors are run by it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
+from runtime.engine.sampling.penalties import Columns, Ids, adjusted, every, listed, penalised
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler
+from runtime.kernels.sampling import Changes, Draws, change, sample
+from runtime.plan import Row, Sample, TokenMask
+
+Array: TypeAlias = npt.NDArray[Any]
+_NO_BITS = np.zeros((1, 1), dtype=np.int32)
+
+
+class FusedSampler(Sampler):
+    def sample(
+        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[int | str]:
+        if any(row.sampling.custom_logit_processor is not None for row in rows):
+            return super().sample(logits, rows, masks, draws)
+        tokens = self._drawn(logits, rows, draws, masks).tolist()
+        return [token if token >= 0 else NOTHING_ALLOWED for token in tokens]
+
+    def sample_listed(
+        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
+    ) -> list[int | str]:
+        scores = pad_sequence(list(values), batch_first=True, padding_value=-math.inf)
+        if not scores.shape[1]:
+            return [NOTHING_ALLOWED] * len(rows)
+        columns = self._drawn(scores, rows, draws, {}, listed(lists)).tolist()
+        return [int(ids[column]) if column >= 0 else NOTHING_ALLOWED for ids, column in zip(lists, columns)]
+
+    def at_once(
+        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[Sample | str] | None:
+        if any(
+            row.sampling.custom_logit_processor is not None or row.top_logprobs or row.token_ids
+            for row in rows
+        ):
+            return None
+        tokens = self._drawn(given.logits, rows, draws, masks)
+        facts = [tokens.double(), given.finite.double()]
+        if given.total is not None:
+            picked = given.scaled.gather(1, tokens.clamp(min=0).long()[:, None]).squeeze(1)
+            facts.append((picked - given.total).double())
+        found, well, *logprobs = torch.stack(facts).tolist()
+        known = logprobs[0] if logprobs else [None] * len(rows)
+        return [
+            NOT_FINITE
+            if not fine
+            else NOTHING_ALLOWED
+            if token < 0
+            else Sample(int(token), logprob if row.logprob else None)
+            for row, token, fine, logprob in zip(rows, found, well, known)
+        ]
+
+    def _drawn(
+        self,
+        scores: Tensor,
+        rows: Sequence[Row],
+        draws: Sequence[float],
+        masks: Mapping[int, TokenMask],
+        columns: Columns | None = None,
+    ) -> Tensor:
+        """[rows] int32: columns of the scores, -1 where none is allowed."""
+        params = [row.sampling for row in rows]
+        mask_of = np.full(len(rows), -1, dtype=np.int32)
+        bits = _NO_BITS
+        if masks:
+            bits = np.zeros((len(masks), -(-scores.shape[1] // 32)), dtype=np.int32)
+            for number, (index, mask) in enumerate(masks.items()):
+                words = mask.bits[: bits.shape[1]]
+                bits[number, : len(words)] = words.view(np.int32)
+                mask_of[index] = number
+        changes = self._changes(rows, columns or every(scores.shape[1]))
+        arrays = [
+            np.array(draws),
+            np.array([0.0 if one.greedy else one.temperature for one in params], dtype=np.float32),
+            np.array([one.top_k for one in params], dtype=np.int32),
+            np.array([one.top_p for one in params], dtype=np.float32),
+            np.array([one.min_p for one in params], dtype=np.float32),
+            mask_of,
+            bits.ravel(),
+            *(array for one in changes for array in one),
+        ]
+        there = _copied(arrays, scores.device)
+        uniform, temperatures, top_k, top_p, min_p, of, words, *rest = there
+        if changes:
+            scores = scores.clone()
+            for first in range(0, len(rest), 4):
+                change(scores, Changes(*rest[first : first + 4]))
+        given = Draws(temperatures, top_k, top_p, min_p, uniform, of, words.view(bits.shape))
+        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given)
+
+    def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
+        """Penalties, then biases: for each the arrays of Changes; without those that change nothing."""
+        penalties: list[tuple[Array, ...]] = []
+        biases: list[tuple[Array, ...]] = []
+        for place, row in enumerate(rows):
+            params = row.sampling
+            if not adjusted(params):
+                continue
+            if penalised(params):
+                histogram = self._histograms.of(row)
+                where, real = columns(place, histogram.ids)
+                counts = histogram.counts[real]
+                costs = counts * np.float32(params.frequency_penalty)
+                costs += np.where(counts > 0, np.float32(params.presence_penalty), np.float32(0.0))
+                factors = np.full(len(counts), params.repetition_penalty, dtype=np.float32)
+                penalties.append((_same(place, counts), where[real].astype(np.int32), factors, costs))
+            if params.logit_bias:
+                ids = np.fromiter(params.logit_bias.keys(), dtype=np.int64, count=len(params.logit_bias))
+                values = np.fromiter(params.logit_bias.values(), dtype=np.float32, count=len(ids))
+                where, real = columns(place, ids)
+                gains = values[real]
+                biases.append(
+                    (_same(place, gains), where[real].astype(np.int32), np.ones_like(gains), -gains)
+                )
+        return [[np.concatenate(part) for part in zip(*parts)] for parts in (penalties, biases) if parts]
+
+
+def _same(place: int, like: Array) -> Array:
+    return np.full(len(like), place, dtype=np.int32)
+
+
+def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
+    """On the device, in one copy."""
+    starts, size = [], 0
+    for array in arrays:
+        starts.append(size)
+        size += -(-array.nbytes // 8) * 8
+    flat = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    octets = flat.numpy()
+    for start, array in zip(starts, arrays):
+        octets[start : start + array.nbytes] = array.view(np.uint8)
+    there = flat.to(device, non_blocking=True)
+    return [
+        there[start : start + array.nbytes].view(_TYPES[array.dtype.char])
+        for start, array in zip(starts, arrays)
+    ]
+
+
+_TYPES = {"d": torch.float64, "f": torch.float32, "i": torch.int32}

@@ -1,0 +1,16 @@
+"""Which sampler a device has."""
+
+from __future__ import annotations
+
+import torch
+
+from runtime.engine.sampling.sampler import Sampler
+from runtime.kernels.device import compiled
+
+
+def sampler_on(device: torch.device) -> Sampler:
+    if not compiled(device):
+        return Sampler()
+    from runtime.engine.sampling.fused import FusedSampler  # needs Triton, which not every torch brings
+
+    return FusedSampler()
