@@ -6,7 +6,8 @@ expert a block has is found on the device, without a word to the host.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -76,25 +77,56 @@ def plain_grouped_matmul(
     return out
 
 
-def fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+Biases: TypeAlias = tuple[Tensor | None, Tensor | None]
+"""Of gate_up [experts, 2 * ffn], of down [experts, hidden]; None: there is none."""
+
+
+def fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    activate: Callable[[Tensor], Tensor] = silu_mul,
+    biases: Biases = (None, None),
+) -> Tensor:
     """x [tokens, hidden]; gate_up [experts, 2 * ffn, hidden], gate first; down [experts, hidden, ffn];
-    experts, weights [tokens, top_k] -> the weighted sum of each token's experts [tokens, hidden]."""
+    experts, weights [tokens, top_k] -> the weighted sum of each token's experts [tokens, hidden].
+    activate: [entries, 2 * ffn] -> [entries, ffn]."""
     tokens, top_k = experts.shape
     # As large as an expert's entries are on average: what a block lacks is computed for nothing.
     size = min(64, max(16, triton.next_power_of_2(tokens * top_k // gate_up.shape[0])))
     blocks = group_by_expert(experts, gate_up.shape[0], size)
-    middle = silu_mul(grouped_matmul(x, gate_up, blocks, top_k))
-    made = grouped_matmul(middle, down, blocks, 1, weights.flatten().float())
-    return made.view(tokens, top_k, -1).sum(1)
+    of_entry, scales = experts.flatten(), weights.flatten().float()
+    both = grouped_matmul(x, gate_up, blocks, top_k)
+    if biases[0] is not None:
+        both += biases[0][of_entry]
+    made = grouped_matmul(activate(both), down, blocks, 1, scales)
+    if biases[1] is not None:
+        made += biases[1][of_entry] * scales[:, None].to(made.dtype)
+    return made.view(tokens, top_k, x.shape[1]).sum(1)
 
 
-def plain_fused_experts(x: Tensor, gate_up: Tensor, down: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+def plain_fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    activate: Callable[[Tensor], Tensor] = plain_silu_mul,
+    biases: Biases = (None, None),
+) -> Tensor:
     """One token after the other."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, row in enumerate(x.float()):
         for expert, weight in zip(experts[token].tolist(), weights[token].float()):
-            middle = plain_silu_mul(row[None] @ gate_up[expert].float().T)
-            out[token] += weight * (middle @ down[expert].float().T)[0]
+            both = row[None] @ gate_up[expert].float().T
+            if biases[0] is not None:
+                both += biases[0][expert].float()
+            made = (activate(both) @ down[expert].float().T)[0]
+            if biases[1] is not None:
+                made += biases[1][expert].float()
+            out[token] += weight * made
     return out.to(x.dtype)
 
 

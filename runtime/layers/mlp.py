@@ -26,12 +26,16 @@ class GatedMLP:
         self._silu = activation == "silu"
 
     def __call__(self, x: Tensor) -> Tensor:
-        both = self.gate_up(x)
+        return self.down(self.activate(self.gate_up(x)))
+
+    def activate(self, both: Tensor) -> Tensor:
+        """[tokens, 2 * ffn], gate first -> [tokens, ffn]."""
         fused = kernel("silu_mul", both.device) if self._silu else None
         if fused is not None and both.stride(-1) == 1:
-            return self.down(fused(both))
+            made: Tensor = fused(both)
+            return made
         gate, up = both.chunk(2, -1)
-        return self.down(self._activation(gate).mul_(up))
+        return self._activation(gate).mul_(up)
 
 
 class PlainMLP:

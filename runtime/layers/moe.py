@@ -7,16 +7,22 @@ proportional to the experts that a pass uses, not to its tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.config.parts.experts import Clamp, RouterSpec
+from runtime.layers.dense import DenseLinear
 from runtime.layers.linear import Linear
-from runtime.layers.mlp import FeedForward
+from runtime.layers.mlp import FeedForward, GatedMLP
 from runtime.parallel import Group
+
+Routed: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""x [tokens, hidden], its experts [tokens, chosen] int64 and their weights, float32 -> the weighted sum of
+what they give [tokens, hidden]."""
 
 
 class Router:
@@ -57,18 +63,20 @@ class Router:
         return grouped.masked_fill(~kept[..., None], float("-inf")).flatten(-2)
 
 
-class ClampedMLP:
-    """A gated feed-forward whose factors are clamped: see Clamp. `gate_up`: both projections, gate first."""
+class ClampedMLP(GatedMLP):
+    """A gated feed-forward whose factors are clamped: see Clamp."""
 
-    __slots__ = ("_clamp", "down", "gate_up")
+    __slots__ = ("_clamp",)
 
     def __init__(self, gate_up: Linear, down: Linear, clamp: Clamp) -> None:
-        self.gate_up, self.down, self._clamp = gate_up, down, clamp
+        super().__init__(gate_up, down)
+        self._clamp = clamp
 
-    def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        gate, up = gate.clamp(max=self._clamp.limit), up.clamp(-self._clamp.limit, self._clamp.limit)
-        return self.down((gate * self._clamp.gain).sigmoid_().mul_(gate).mul_(up + 1))
+    def activate(self, both: Tensor) -> Tensor:
+        gain, limit = self._clamp.gain, self._clamp.limit
+        gate, up = both.chunk(2, -1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (gate * gain).sigmoid_().mul_(gate).mul_(up.add_(1))
 
 
 class SharedExpert:
@@ -86,40 +94,22 @@ class SharedExpert:
         return y.mul_(F.linear(x.float(), self._gate).sigmoid_().to(y.dtype))
 
 
-class Experts:
-    """A layer's feed-forward. Of each expert, the shared one too, a rank holds its part of the width; the
-    ranks' results are added up once."""
+class OneByOne:
+    """Each expert computes its tokens in products of its own. On a GPU the host waits for their number."""
 
-    __slots__ = ("_experts", "_group", "_router", "_shared", "_weighs_inputs")
+    __slots__ = ("_experts",)
 
-    def __init__(
-        self,
-        router: Router,
-        experts: Sequence[FeedForward],
-        shared: FeedForward | None,
-        group: Group,
-        *,
-        weighs_inputs: bool = False,
-    ) -> None:
-        self._router, self._experts, self._shared = router, tuple(experts), shared
-        self._group, self._weighs_inputs = group, weighs_inputs
+    def __init__(self, experts: Iterable[FeedForward]) -> None:
+        self._experts = tuple(experts)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, hidden] -> [tokens, hidden]"""
-        y = self._routed(x)
-        if self._shared is not None:
-            y = y.add_(self._shared(x))
-        return self._group.sum_(y)
-
-    def _routed(self, x: Tensor) -> Tensor:
-        chosen, weights = self._router(x)
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See Routed."""
         tokens, each = chosen.shape
-        weights = weights.to(x.dtype)
         flat = chosen.flatten()
+        if tokens == 1:
+            return weights.to(x.dtype) @ torch.cat([self._experts[expert](x) for expert in flat.tolist()])
         order = flat.argsort(stable=True)  # places in [tokens, each], by expert
         given = x.index_select(0, order // each)
-        if self._weighs_inputs:
-            given *= weights.flatten()[order, None]
         made = torch.empty_like(given)
         first = 0
         for expert, count in enumerate(torch.bincount(flat, minlength=len(self._experts)).tolist()):
@@ -128,7 +118,71 @@ class Experts:
                 first += count
         parts = torch.empty_like(made)
         parts[order] = made
-        parts = parts.view(tokens, each, x.shape[-1])
+        return (weights[:, None].to(x.dtype) @ parts.view(tokens, each, x.shape[1])).squeeze(1)
+
+
+class Stacked:
+    """All experts' matrices side by side, computed in two launches of a kernel, without a word to the host:
+    `run` is runtime.kernels.moe.fused_experts or its twin."""
+
+    __slots__ = ("_activate", "_biases", "_down", "_gate_up", "_run")
+
+    def __init__(self, experts: Iterable[GatedMLP], count: int, run: Callable[..., Tensor]) -> None:
+        """Of `count` equal experts, whose matrices are plain; each is copied before the next one is asked
+        for."""
+        for number, expert in enumerate(experts):
+            parts = _plain(expert.gate_up), _plain(expert.down)
+            if not number:
+                self._run, self._activate = run, expert.activate
+                self._gate_up, self._down = (_room(part.weight, count) for part in parts)
+                self._biases = [None if part.bias is None else _room(part.bias, count) for part in parts]
+            for part, matrices, biases in zip(parts, (self._gate_up, self._down), self._biases, strict=True):
+                matrices[number] = part.weight
+                if part.bias is not None and biases is not None:
+                    biases[number] = part.bias
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """See Routed."""
+        return self._run(x, self._gate_up, self._down, chosen, weights, self._activate, tuple(self._biases))
+
+
+class Experts:
+    """A layer's feed-forward. Of each expert, the shared one too, a rank holds its part of the width; the
+    ranks' results are added up once. weighs_inputs: see RouterSpec."""
+
+    __slots__ = ("_group", "_routed", "_router", "_shared", "_weighs_inputs")
+
+    def __init__(
+        self,
+        router: Router,
+        routed: Routed,
+        shared: FeedForward | None,
+        group: Group,
+        *,
+        weighs_inputs: bool = False,
+    ) -> None:
+        self._router, self._routed, self._shared = router, routed, shared
+        self._group, self._weighs_inputs = group, weighs_inputs
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[tokens, hidden] -> [tokens, hidden]"""
+        chosen, weights = self._router(x)
         if self._weighs_inputs:
-            return parts.sum(1)
-        return (weights[:, None] @ parts).squeeze(1)
+            given = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+            y = self._routed(given, chosen.view(-1, 1), torch.ones_like(weights).view(-1, 1))
+            y = y.view(*chosen.shape, x.shape[1]).sum(1)
+        else:
+            y = self._routed(x, chosen, weights)
+        if self._shared is not None:
+            y = y.add_(self._shared(x))
+        return self._group.sum_(y)
+
+
+def _plain(linear: Linear) -> DenseLinear:
+    if not isinstance(linear, DenseLinear):
+        raise TypeError(f"{type(linear).__name__} has no plain matrix")
+    return linear
+
+
+def _room(like: Tensor, count: int) -> Tensor:
+    return like.new_empty(count, *like.shape)

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.config.shards import Shard
+from runtime.kernels.table import kernel
+from runtime.layers.dense import Dense
 from runtime.layers.linear import Linear, LinearMethod, Projection
-from runtime.layers.mlp import FeedForward, GatedMLP
-from runtime.layers.moe import ClampedMLP, Experts, Router, SharedExpert
+from runtime.layers.mlp import GatedMLP
+from runtime.layers.moe import ClampedMLP, Experts, OneByOne, Router, SharedExpert, Stacked
 from runtime.layers.stacked import Place, StackedExperts, Which
 from runtime.layers.weights import Weights
 from runtime.parallel import Group
@@ -39,10 +41,13 @@ class ExpertsLoader:
             for expert in range(spec.count)
         ]
         weights = self._stacked(number, named)
-        experts = [self._expert(weights, *three) for three in named]
+        experts = (self._expert(weights, *three) for three in named)
+        run = kernel("fused_experts", self.weights.device)
+        plain = isinstance(self.method.of_some_tokens(), Dense)
+        routed = OneByOne(experts) if run is None or not plain else Stacked(experts, spec.count, run)
         shared = self._shared(number) if spec.shared_width else None
         weighs_inputs = spec.router.weighs_inputs
-        return Experts(self._router(number), experts, shared, self.group, weighs_inputs=weighs_inputs)
+        return Experts(self._router(number), routed, shared, self.group, weighs_inputs=weighs_inputs)
 
     def _router(self, number: int) -> Router:
         spec, name = self.spec, self.names.router.format(layer=number)
@@ -85,7 +90,7 @@ class ExpertsLoader:
         }
         return StackedExperts(self.weights, names, places, self.spec.count)
 
-    def _expert(self, weights: Weights, gate: str, up: str, down: str) -> FeedForward:
+    def _expert(self, weights: Weights, gate: str, up: str, down: str) -> GatedMLP:
         method, spec = self.method.of_some_tokens(), self.spec
         gate_up, back = self._projections(weights, method, (gate, up, down), spec.width, bias=spec.bias)
         if spec.clamp is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig
+from runtime.engine.runner import TorchRunner
+from runtime.kernels.moe import plain_fused_experts
 from runtime.layers.dense import Dense
 from runtime.layers.lora.linear import Adapted
 from runtime.layers.quantised.choose import method_for
+from runtime.models import experts
 from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.sampling import SamplingParams
@@ -183,3 +188,32 @@ def test_experts_and_latents_in_codes(name: str, tiny: Any, prompt: Any, drive: 
         driver.step([driver.ask(driver.new(), prompt(40))])
         seen.append(driver.runner.seen)
     _close(*seen)
+
+
+@pytest.mark.parametrize("name", ["qwen3 moe", "gpt oss", "llama4"])
+def test_experts_side_by_side(
+    name: str, tiny: Any, prompt: Any, drive: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs, with the kernel's twin."""
+    asked: list[str] = []
+
+    def twin(kernel: str, device: torch.device) -> Any:
+        asked.append(kernel)
+        return plain_fused_experts
+
+    monkeypatch.setattr(experts, "kernel", twin)
+    case, ids = tiny(name), prompt(20)
+    driver = drive(AllLogits(case.path, method=Dense()))
+    driver.step([driver.ask(driver.new(), ids)])
+    _close(driver.runner.seen, case.logits(ids))
+    assert set(asked) == {"fused_experts"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", EXPERTS)
+def test_greedy_text_on_a_gpu_is_the_models(name: str, tiny: Any, prompt: Any, drive: Any) -> None:
+    case, prompts = tiny(name), [prompt(length, seed=length) for length in (1, 40)]
+    config = RunnerConfig(max_total_tokens=1024, dtype="float32", device="cuda", seed=7)
+    with contextlib.closing(TorchRunner.load(case.path, ModelSpec.from_dir(case.path), config)) as runner:
+        assert drive(runner).generate(prompts, 8, chunk=17) == [case.greedy(ids, 8) for ids in prompts]

@@ -223,10 +223,14 @@ def test_grouped_product(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, right, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2)
 
 
-def test_experts() -> None:
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts(biased: bool) -> None:
     x, gate_up, down = noise(6, 16), noise(4, 24, 16), noise(4, 16, 12)
     weights, experts = torch.rand(6, 4, device=DEVICE).topk(2)
-    close(
-        fused_experts(x, gate_up, down, experts, weights),
-        plain_fused_experts(x, gate_up, down, experts, weights),
-    )
+    given = (x, gate_up, down, experts, weights)
+    if biased:
+        given += (
+            lambda both: both.clamp(max=0.5).unflatten(-1, (2, -1)).prod(-2),
+            (noise(4, 24), noise(4, 16)),
+        )
+    close(fused_experts(*given), plain_fused_experts(*given))

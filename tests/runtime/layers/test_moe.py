@@ -10,6 +10,7 @@ from torch import Tensor
 
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import (
+    Clamp,
     ExpertsSpec,
     RouterSpec,
     checked,
@@ -17,7 +18,10 @@ from runtime.config.parts.experts import (
     layers_after,
     sparse_layers,
 )
-from runtime.layers.moe import Experts, Router, SharedExpert
+from runtime.kernels.moe import plain_fused_experts
+from runtime.layers.dense import DenseLinear
+from runtime.layers.mlp import GatedMLP
+from runtime.layers.moe import ClampedMLP, Experts, OneByOne, Router, SharedExpert, Stacked
 from runtime.parallel import ALONE
 from runtime.protocol.errors import ModelLoadError
 
@@ -86,7 +90,7 @@ def test_each_token_goes_through_its_experts(spec: RouterSpec, tokens: int) -> N
     gate = torch.randn(1, HIDDEN, generator=generator)
     mlps = [lambda given, matrix=matrix: (given @ matrix).tanh() for matrix in matrices]
     layer = Experts(
-        Router(spec, *weights_of(spec)), mlps[:COUNT], SharedExpert(mlps[COUNT], gate), ALONE,
+        Router(spec, *weights_of(spec)), OneByOne(mlps[:COUNT]), SharedExpert(mlps[COUNT], gate), ALONE,
         weighs_inputs=spec.weighs_inputs,
     )  # fmt: skip
     before, made = x.clone(), layer(x)
@@ -99,6 +103,29 @@ def test_each_token_goes_through_its_experts(spec: RouterSpec, tokens: int) -> N
                 mlps[expert](weight * token) if spec.weighs_inputs else weight * mlps[expert](token)
             )
         assert got == pytest.approx(right.numpy(), abs=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[-1]])
+def test_side_by_side_they_give_the_same(spec: RouterSpec, biased: bool) -> None:
+    """As on GPUs; here with the kernel's twin."""
+    generator = torch.Generator().manual_seed(9)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    def expert() -> GatedMLP:
+        gate_up = DenseLinear(noise(10, HIDDEN), noise(10) if biased else None)
+        down = DenseLinear(noise(HIDDEN, 5), noise(HIDDEN) if biased else None)
+        return ClampedMLP(gate_up, down, Clamp(1.7, 0.5)) if biased else GatedMLP(gate_up, down)
+
+    experts = [expert() for _ in range(COUNT)]
+    router, x = Router(spec, *weights_of(spec)), noise(7, HIDDEN)
+    one_by_one, stacked = (
+        Experts(router, routed, None, ALONE, weighs_inputs=spec.weighs_inputs)(x)
+        for routed in (OneByOne(experts), Stacked(iter(experts), COUNT, plain_fused_experts))
+    )
+    torch.testing.assert_close(stacked, one_by_one)
 
 
 # -- configurations ------------------------------------------------------------------------------------------
