@@ -40,7 +40,8 @@ class RMSNorm:
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
         if self._scale is not None:
-            return (wide / length).mul_(self._scale).to(x.dtype)
+            made = (wide / length).mul_(self._scale)
+            return made if x.dtype == torch.float32 else made.to(x.dtype)
         return (wide / length * math.sqrt(x.shape[-1])).to(x.dtype) * self.weight
 
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:

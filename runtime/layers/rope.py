@@ -58,10 +58,11 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
 class Rotary:
     """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
 
-    __slots__ = ("_dims", "_frequencies", "_kernel", "_neighbours", "_scale")
+    __slots__ = ("_dims", "_frequencies", "_kernel", "_neighbours", "_scale", "_whole")
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
         self._dims = rope.dims or head_dim
+        self._whole = self._dims == head_dim
         self._frequencies = inverse_frequencies(rope, self._dims).to(device)
         self._scale, self._neighbours = rope.attention_factor, rope.pairs == "neighbours"
         self._kernel = None if self._neighbours else kernel("rotate", device)
@@ -81,7 +82,7 @@ class Rotary:
         if self._kernel is not None and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
             self._kernel(x, cos, sin)
             return x
-        part = x[..., : self._dims]
+        part = x if self._whole else x[..., : self._dims]
         if self._neighbours:
             swapped = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,14 +26,18 @@ SETUPS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture
-def checkpoint(case: Any) -> Any:
-    """The case with a tokenizer beside it; prompts are given as ids, so it need not be a sensible one."""
+def with_tokenizer(path: Path) -> None:
+    """Put one beside the weights; prompts are given as ids, so it need not be a sensible one."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:VOCAB]
     tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(case.path / "tokenizer.json"))
+    tokenizer.save(str(path / "tokenizer.json"))
+
+
+@pytest.fixture
+def checkpoint(case: Any) -> Any:
+    with_tokenizer(case.path)
     return case
 
 
