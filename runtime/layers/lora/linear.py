@@ -1,9 +1,10 @@
 """Adapted: a LinearMethod that adds low-rank adapters to what another one computes.
 
 The adapters of a pass lie in few places, the same for all matrices: `down` [places, parts * rank, inputs]
-and, for each projection, `up` [places, rank, outputs], zero where an adapter is smaller. All of them are
-applied to all tokens in two products, and a mask [tokens, places] between the two leaves each token its own
-adapter. So there is no gather and no loop over requests; a few ranks too many cost little beside W.
+and, for each projection, `up` [places, rank, outputs], zero where an adapter is smaller. Where tokens of
+different adapters alternate, as in a batch that decodes, all adapters are applied to all tokens in two
+products, and a mask [tokens, places] between the two leaves each token its own: no gather, no loop over
+requests, and a few ranks too many cost little beside W. Long stretches with one adapter are computed apart.
 
 Of matrices that ranks share each holds its own part of A or of B; what adds up the ranks' results adds up
 these as well.
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,38 +26,61 @@ from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import InternalFault
 
+LONG = 16
+"""Tokens of stretches, on average, from which on they are computed apart."""
+
+
+class Stretch(NamedTuple):
+    """Tokens first to last of a pass, and the places they use: bits, all of them in range(low, high). mask:
+    [tokens, high - low], 1 where a token uses a place, else 0; None: all use the only one."""
+
+    first: int
+    last: int
+    low: int
+    high: int
+    bits: int
+    mask: Tensor | None = None
+
 
 class ActiveAdapters:
     """What the pass under way uses. One object for all matrices of a model, changed between passes.
 
-    tokens       how many the pass has; 0: it uses no adapter
-    first, last  the places in use are in range(first, last)
-    places       a bit for each place in use
-    mask         [tokens, last - first], 1 where a token uses a place, else 0; None: all use the only one
+    tokens     how many the pass has; 0: it uses no adapter
+    stretches  those of its tokens that have adapters: one by one where they are long, as prompts are, else
+               all tokens as one
+    bits       a bit for each place in use
     """
 
-    __slots__ = ("first", "last", "mask", "places", "tokens")
+    __slots__ = ("bits", "stretches", "tokens")
 
     def __init__(self) -> None:
-        self.tokens = self.first = self.last = self.places = 0
-        self.mask: Tensor | None = None
+        self.tokens = self.bits = 0
+        self.stretches: tuple[Stretch, ...] = ()
 
     def none(self) -> None:
         """The pass uses no adapter."""
-        self.tokens = self.places = 0
-        self.mask = None
+        self.tokens = self.bits = 0
+        self.stretches = ()
 
     def some(self, lengths: Sequence[int], chosen: Sequence[int], like: Tensor) -> None:
         """Of each row its number of tokens, and its adapter's place or -1 for none; one row has one. `like`:
         a tensor of the type and on the device of the pass."""
         used = sorted({place for place in chosen if place >= 0})
-        self.tokens, self.first, self.last = sum(lengths), used[0], used[-1] + 1
-        self.places = sum(1 << place for place in used)
-        self.mask = None
-        if len(set(chosen)) > 1:
-            of_token = torch.tensor(chosen).repeat_interleave(torch.tensor(lengths))
-            places = torch.arange(self.first, self.last)
-            self.mask = (of_token[:, None] == places).to(like.device, like.dtype)
+        self.tokens, self.bits = sum(lengths), sum(1 << place for place in used)
+        first, apart = 0, []
+        for place, rows in groupby(zip(chosen, lengths), key=lambda row: row[0]):
+            last = first + sum(length for _, length in rows)
+            apart.append((place, first, last))
+            first = last
+        if self.tokens >= LONG * len(apart) or len(apart) == 1:
+            self.stretches = tuple(
+                [Stretch(first, last, at, at + 1, 1 << at) for at, first, last in apart if at >= 0]
+            )
+            return
+        low, high = used[0], used[-1] + 1
+        of_token = torch.tensor(chosen).repeat_interleave(torch.tensor(lengths))
+        mask = (of_token[:, None] == torch.arange(low, high)).to(like.device, like.dtype)
+        self.stretches = (Stretch(0, self.tokens, low, high, self.bits, mask),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +104,7 @@ class AdaptedLinear(Linear):
     like    a tensor of the type and on the device of its products
     """
 
-    __slots__ = ("_active", "_base", "_down", "_places", "_ups", "_used", "inputs", "like", "own", "parts")
+    __slots__ = ("_active", "_base", "_bits", "_down", "_ups", "_used", "inputs", "like", "own", "parts")
 
     def __init__(
         self,
@@ -94,44 +120,51 @@ class AdaptedLinear(Linear):
         self.inputs = inputs
         self._down: Tensor | None = None  # made for the first adapter
         self._ups: list[Tensor] = []
-        self._places = 0  # a bit for each place that holds anything
+        self._bits = 0  # a bit for each place that holds anything
         self._used = [0] * len(self.parts)  # the same for each projection
 
     def __call__(self, x: Tensor) -> Tensor:
         y = self._base(x)
         active = self._active
-        if not active.places & self._places:
+        if not active.bits & self._bits:
             return y
         if len(x) != active.tokens:
             raise InternalFault(
                 f"{self.parts[0].name} got {len(x)} rows of a pass of {active.tokens} tokens",
                 where="adapters",
             )
-        return self._adapted(x, y, active)
+        for stretch in active.stretches:
+            if stretch.bits & self._bits:
+                self._add(x[stretch.first : stretch.last], y[stretch.first : stretch.last], stretch)
+        return y
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        if self._places:
+        if self._bits:
             raise InternalFault("some outputs alone have no adapters", where=self.parts[0].name)
         return self._base.some(x, outputs)
 
-    def _adapted(self, x: Tensor, y: Tensor, active: ActiveAdapters) -> Tensor:
+    def _add(self, x: Tensor, y: Tensor, stretch: Stretch) -> None:
+        """To y [rows, outputs] what the adapters give for x [rows, inputs]."""
         assert self._down is not None
-        rows, first, last = len(x), active.first, active.last
+        rows, low, high = len(x), stretch.low, stretch.high
         if x.device.type == "cpu" and x.dtype != torch.float32:
             # Products come in few sizes there: see runtime/layers/dense.py.
             x = F.pad(x, (0, 0, 0, size_of(rows) - rows))
         rank = self._down.shape[1] // len(self.parts)
-        low = (x @ self._down[first:last].flatten(0, 1).t()).unflatten(-1, (last - first, -1))
-        if active.mask is not None:
-            low[:rows] *= active.mask[:, :, None]
+        inner = (x @ self._down[low:high].flatten(0, 1).t()).unflatten(-1, (high - low, -1))
+        if stretch.mask is not None:
+            inner[:rows] *= stretch.mask[:, :, None]
         start = 0
         for index, (part, up) in enumerate(zip(self.parts, self._ups)):
             end = start + part.computed
-            if self._used[index] & active.places:
-                mine = low[:, :, index * rank : (index + 1) * rank].flatten(1)
-                y[:, start:end] += (mine @ up[first:last].flatten(0, 1))[:rows]
+            if self._used[index] & stretch.bits:
+                mine = inner[:, :, index * rank : (index + 1) * rank].flatten(1)
+                matrix = up[low:high].flatten(0, 1)
+                if len(x) == rows:
+                    y[:, start:end].addmm_(mine, matrix)
+                else:
+                    y[:, start:end] += (mine @ matrix)[:rows]
             start = end
-        return y
 
     def reserve(self, places: int, rank: int) -> None:
         """Room for adapters of up to `rank` in so many places; what is there stays. Raises RuntimeError when
@@ -165,9 +198,9 @@ class AdaptedLinear(Linear):
                 self._down[place, at : at + one.rank] = one.down
                 self._ups[index][place, : one.rank] = one.up.t()
                 self._used[index] |= bit
-        self._places &= ~bit
+        self._bits &= ~bit
         if any(one is not None for one in factors):
-            self._places |= bit
+            self._bits |= bit
 
 
 class Adapted(LinearMethod):
