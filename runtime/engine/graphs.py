@@ -115,10 +115,10 @@ class Passes:
         self._graphs: Graphs | None = None
 
     def record(self, most: int, record: Recorder | None = None) -> None:
-        """Steps of up to `most` rows; none where there is no GPU, where adapters come and go, or where the
-        model's pass asks the device for numbers. record: CUDA's without."""
+        """Steps of up to `most` rows without adapters; none where there is no GPU, or where the model's pass
+        asks the device for numbers. record: CUDA's without."""
         device = self._decoder.device
-        if most < 1 or self._adapters is not None or (record is None and device.type != "cuda"):
+        if most < 1 or (record is None and device.type != "cuda"):
             return
         try:
             self._graphs = Graphs(
@@ -129,10 +129,11 @@ class Passes:
 
     def hidden(self, batch: Batch) -> Tensor:
         """The final hidden states that the batch wants."""
-        if self._graphs is not None and (found := self._graphs.hidden(batch)) is not None:
-            return found
+        adapted = self._adapters is not None and self._adapters.use(batch.plan.rows)
+        recorded = None if adapted or self._graphs is None else self._graphs.hidden(batch)
+        if recorded is not None:
+            return recorded
         step = self._attention.begin(batch.plan)
-        if self._adapters is not None and self._adapters.use(batch.plan.rows):
-            # In all layers the same tokens, each with its adapter.
+        if adapted:  # in all layers the same tokens, each with its adapter
             return self._decoder.hidden(batch.ids, batch.positions, step)[batch.wanted]
         return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted)

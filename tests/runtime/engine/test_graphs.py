@@ -4,6 +4,7 @@ are interpreted, and a recorded step is one that is computed again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.graphs import CudaRecorder, sizes_up_to
 from runtime.engine.runner import TorchRunner
-from runtime.plan import StepPlan
+from runtime.plan import Adapter, StepPlan
+from tests.runtime.engine.conftest import Tiny
+from tests.runtime.lora.making import make_adapter
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinity, in the interpreter
 ON_GPU = torch.cuda.is_available()
@@ -98,6 +101,21 @@ def test_a_step_that_does_not_fit_is_computed_as_it_is(
     prompts, outs = generated(runner, drive, prompt, 2)  # of three rows
     assert outs == [case.greedy(ids, 2) for ids in prompts]
     assert again.repeated == 0
+
+
+def test_rows_with_adapters_are_computed_as_they_are(
+    tiny: Any, load: Any, drive: Any, prompt: Any, tmp_path: Path
+) -> None:
+    """Beside recorded steps of those without."""
+    case, again, ids = tiny("llama"), Again(), prompt(5)
+    made = make_adapter(tmp_path / "a", case.model)
+    runner = load(case.path, enable_lora=True, adapters=(Adapter(1, "a", str(made.path)),))
+    with torch.inference_mode():
+        runner._passes.record(2, again)
+    adapted = Tiny(case.path, made.model)
+    for number, model, repeated in ((1, adapted, 0), (0, case, 1), (1, adapted, 1)):
+        assert drive(runner).generate([ids], 2, adapter=number) == [model.greedy(ids, 2)]
+        assert again.repeated == repeated
 
 
 def test_a_pass_that_cannot_be_recorded_is_not(
