@@ -17,6 +17,7 @@ KERNELS: Registry[Any] = Registry(
         "rotate": "runtime.kernels.rotary:rotate",
         "silu_mul": "runtime.kernels.silu_mul:silu_mul",
         "gather_logprobs": "runtime.kernels.logprobs:gather_logprobs",
+        "codes_matmul": "runtime.kernels.codes_matmul:codes_matmul",
         "fused_experts": "runtime.kernels.moe:fused_experts",
     },
 )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.table import kernel
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8
 from runtime.layers.linear import Linear, LinearMethod, Projection
@@ -21,6 +22,8 @@ from runtime.layers.quantised.formats import Format
 from runtime.layers.weights import Weights
 from runtime.protocol.errors import ModelLoadError
 
+KERNEL_ROWS = 64
+"""Up to how many rows a kernel that makes the numbers as it multiplies is used, on GPUs."""
 _AT_ONCE = {"cpu": 1 << 19}
 """Numbers made at once: on CPUs about as many as caches hold (the least of 2^16 to 2^19, measured)."""
 _AT_ONCE_ELSEWHERE = 1 << 26
@@ -62,6 +65,9 @@ class QuantisedLinear(Linear):
 
 def _product(x: Tensor, part: Codes) -> Tensor:
     """x [rows, inputs], in the columns' order -> [rows, outputs], in the type that it is computed in."""
+    if x.shape[0] <= KERNEL_ROWS and (fused := kernel("codes_matmul", x.device)) is not None:
+        made: Tensor = fused(x.contiguous(), part.data, part.scale, part.offset, part.group)
+        return made
     given = _as_computed(x)
     y = given.new_empty(x.shape[0], part.outputs)
     # In float32 the offsets cost less as a product with the groups' sums than in each number.

@@ -11,6 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
+from runtime.kernels.codes_matmul import codes_matmul
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.merge_states import merge_states
@@ -51,6 +52,13 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         hidden, torch.zeros(4, 256, 4096, dtype=dtype), torch.zeros(4, 4096, 128, dtype=dtype), experts,
         torch.ones(2, 2),
     )  # fmt: skip
+    for codes, group in (
+        (torch.zeros(256, 2048, dtype=torch.uint8), 128),
+        (torch.zeros(256, 4096, dtype=torch.int8), 4096),
+        (torch.zeros(256, 4096, dtype=torch.float8_e4m3fn), 128),
+    ):
+        scale = torch.zeros(256, 4096 // group)
+        codes_matmul(hidden, codes, scale, scale if codes.dtype == torch.uint8 else None, group)
     logits, floats = torch.zeros(2, 128_256), torch.zeros(2)
     sample(
         logits,

@@ -17,8 +17,10 @@ from torch import Tensor
 from runtime.attention.float8 import E4M3, E5M2, rounded, widened
 from runtime.config.fields import Fields
 from runtime.config.parts.quantization import Quantization, read_quantization
+from runtime.kernels.table import KERNELS
 from runtime.layers.dense import Dense, DenseLinear
 from runtime.layers.linear import Linear, Projection
+from runtime.layers.quantised import linear as linear_module
 from runtime.layers.quantised.choose import FORMATS
 from runtime.layers.quantised.formats import Float8OnLoad
 from runtime.layers.quantised.linear import Quantised, QuantisedLinear
@@ -93,6 +95,18 @@ def test_products_are_those_of_the_numbers(tmp_path: Path, scheme: str, expand: 
     if not expand:
         assert linear(x).dtype == torch.bfloat16
         torch.testing.assert_close(linear(x), F.linear(x.float(), numbers).bfloat16())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
+@pytest.mark.parametrize("scheme", ["int8", "int4, zero points", "fp8, blocks", "gptq, ordered"])
+def test_products_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    """As on a GPU: here the kernel is interpreted."""
+    pytest.importorskip("triton")
+    matmul = KERNELS.load("codes_matmul")
+    monkeypatch.setattr(linear_module, "kernel", lambda name, device: matmul)
+    linear, numbers = load(tmp_path, scheme)
+    x = noise(2, INPUTS)
+    close(linear(x), F.linear(x, numbers))
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
