@@ -53,9 +53,9 @@ class EngineConfig:
     )
     pack_weights: str = option(
         "auto",
-        "keep a second copy of the matrices, laid out for the CPU: auto (where it fits comfortably; passes "
-        "of one to three tokens use whichever copy is timed to be faster at load), always (all use it) or "
-        "never",
+        "keep a second copy of float32 matrices, laid out for the CPU: auto (where it fits comfortably; "
+        "passes of one to three tokens use whichever copy is timed to be faster at load), always (all use "
+        "it) or never. In bfloat16 the copy takes the matrices' place",
     )
     quantization: str | None = option(
         None,

@@ -57,10 +57,12 @@ class Batch:
         """Raises InternalFault when the plan is not whole: see check()."""
         check(plan, vocab_size, slots, adapters)
         lengths = [len(row.tokens) for row in plan.rows]
-        ids = torch.tensor(list(chain.from_iterable(row.tokens for row in plan.rows)), dtype=torch.int64)
-        positions = torch.cat(
-            [torch.arange(row.position, row.position + length) for row, length in zip(plan.rows, lengths)]
-        )
+        ids = [token for row in plan.rows for token in row.tokens]
+        positions = [
+            place
+            for row, length in zip(plan.rows, lengths)
+            for place in range(row.position, row.position + length)
+        ]
         sampled, wanted, scored, targets, first = [], [], [], [], 0
         wants: list[Want] = []
         shown: list[int] = []
@@ -78,16 +80,11 @@ class Batch:
             shown.append(_SHOWN[row.hidden](length))
             states += range(first + length - shown[-1], first + length)
             first += length
-        return cls(
-            plan,
-            ids.to(device),
-            positions.to(device),
-            tuple(sampled),
-            torch.tensor(wanted + scored + states + drafts, dtype=torch.int64, device=device),
-            torch.tensor(targets, dtype=torch.int64, device=device),
-            tuple(wants),
-            tuple(shown),
-        )
+        parts = (ids, positions, wanted + scored + states + drafts, targets)
+        # One tensor, and one copy to the device.
+        numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64).to(device)
+        made = numbers.split([len(part) for part in parts])
+        return cls(plan, made[0], made[1], tuple(sampled), made[2], made[3], tuple(wants), tuple(shown))
 
 
 def check(plan: StepPlan, vocab_size: int, slots: int, adapters: Container[int] = ()) -> None:

@@ -92,10 +92,11 @@ def check_weights_fit(
 
 def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Whether to keep packed copies of matrices of so many bytes (of all ranks); asked before loading.
-    `wish`: pack_weights, whose "auto" means that a second copy must be small against what is free."""
+    `wish`: pack_weights, whose "auto" means that a second copy must be small against what is free; in
+    bfloat16 there is no second one."""
     if device.type != "cpu" or wish == "never" or not can_pack(dtype):
         return False
-    return wish == "always" or weights <= PACK_AT_MOST * available_bytes(device)
+    return wish == "always" or dtype == torch.bfloat16 or weights <= PACK_AT_MOST * available_bytes(device)
 
 
 def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:

@@ -1,9 +1,9 @@
 """Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
 
-On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A
-second copy of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. Which
-of the two is faster for one to three rows, where the memory is the limit, depends on the processor:
-`Dense.tune` measures it.
+On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A copy
+of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. In bfloat16 it
+takes W's place. In float32 it is a second one: which of the two is faster for one to three rows, where the
+memory is the limit, depends on the processor: `Dense.tune` measures it.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -30,7 +30,7 @@ FEW_ROWS = 3  # for more the packed product is faster everywhere
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
 _ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
 _TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
-_TIMED_ROUNDS = 5
+_TIMED_ROUNDS = 40
 _TIMED_S = 0.1
 _WORTH = 0.9  # the plain product must take less than this share of the packed one's time
 
@@ -39,14 +39,32 @@ class DenseLinear(Linear):
     """`weight` [outputs, inputs], `bias` [outputs] or None. `plain_up_to`: up to how many rows a packed one
     uses the plain weights."""
 
-    __slots__ = ("_packed", "_sized", "_transpose", "bias", "plain_up_to", "weight")
+    __slots__ = ("_packed", "_plain", "_sized", "_transpose", "bias", "plain_up_to")
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False) -> None:
-        self.weight, self.bias, self.plain_up_to = weight, bias, 0
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, keep: bool = True
+    ) -> None:
+        """keep: the plain weights too, where there are packed ones; else they are made of these when they
+        are asked for."""
         on_cpu = weight.device.type == "cpu"
         self._packed = _pack(weight) if pack and on_cpu and weight.dtype in PACKABLE else None
+        self._plain = weight if keep or self._packed is None else None
+        self.bias, self.plain_up_to = bias, 0
         self._transpose = on_cpu and weight.dtype == torch.float32
         self._sized = on_cpu and not self._transpose
+
+    @property
+    def weight(self) -> Tensor:
+        if self._plain is None:
+            assert self._packed is not None
+            self._plain = self._packed.to_dense()
+        return self._plain
+
+    @property
+    def dtype(self) -> torch.dtype:
+        held = self._packed if self._plain is None else self._plain
+        assert held is not None
+        return held.dtype
 
     @property
     def packed(self) -> bool:
@@ -102,12 +120,15 @@ class Dense(LinearMethod):
         return self.of(*read(weights, parts, inputs, bias=bias, own=own))
 
     def shared(self, table: Tensor) -> DenseLinear:
-        return self.of(table, None)
+        return self._keep(DenseLinear(table, pack=self._pack))
 
     def of(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
         """Over a matrix that is there already."""
-        linear = DenseLinear(weight, bias, pack=self._pack)
-        if linear.packed:
+        return self._keep(DenseLinear(weight, bias, pack=self._pack, keep=weight.dtype != torch.bfloat16))
+
+    def _keep(self, linear: DenseLinear) -> DenseLinear:
+        # In bfloat16 the packed product is faster for any number of rows.
+        if linear.packed and linear.dtype != torch.bfloat16:
             self._packed.append(linear)
         return linear
 
@@ -160,7 +181,7 @@ def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
     and the thread's own time, so that other work on the machine counts as little as can be."""
     given = [linear.weight.new_ones(rows, linear.weight.shape[1]) for linear in linears]
     least = {rows: float("inf"), 0: float("inf")}
-    begin = time.monotonic()
+    begin = time.thread_time()
     for number in range(_TIMED_ROUNDS):
         for up_to in least:
             for linear in linears:
@@ -169,7 +190,7 @@ def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
             for linear, x in zip(linears, given, strict=True):
                 linear(x)
             least[up_to] = min(least[up_to], time.thread_time() - start)
-        if number and time.monotonic() - begin > _TIMED_S / FEW_ROWS:
+        if number and time.thread_time() - begin > _TIMED_S / FEW_ROWS:
             break
     return least[rows], least[0]
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from runtime.attention.base import PLAIN, AttentionStep, Scoring
 from runtime.attention.layout import Bundle, Full, Piece, Span, layout
 from runtime.attention.native.library import DIM_STEP, MOST_DIM, Library, library
-from runtime.attention.pool import KVShape, slots_of
-from runtime.attention.runs import cut_runs, join
+from runtime.attention.pool import KVShape
+from runtime.attention.runs import cut_runs
 from runtime.attention.torch_views import Level, TorchViews
 from runtime.plan import Run, StepPlan
 
@@ -93,31 +93,34 @@ class NativeViews(TorchViews):
         split = {window: self._split(layout(plan, window)) for window in dict.fromkeys(self.windows)}
         pool, heads, tokens = self.pool, self.heads, plan.token_count
         kv_heads, dim, group, slots = pool.kv_heads, pool.head_dim, self.group, pool.slots
-        runs = join(run for row in plan.rows for run in row.slots)
-        places, place = slots_of(runs, pool.device), pool.place(runs)
+        runs = [run for row in plan.rows for run in row.slots]
+        places = torch.tensor([slot for start, length in runs for slot in range(start, start + length)])
         half, width = int(pool.kv.dtype == torch.bfloat16), pool.kv.dtype.itemsize
+        first, each = pool.data.data_ptr(), pool.data.stride(0) * width  # of a layer
         # Used by one layer after the other: each result is read before the next one is made.
         out = torch.empty(tokens, heads, dim)
         lse = torch.empty(tokens, heads)
+        out_at, lse_at, places_at = out.data_ptr(), lse.data_ptr(), places.data_ptr()
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
             jobs, levels = split[self.windows[layer]]
-            qkv, data = qkv.contiguous(), pool.data[layer]
-            if qkv.dtype == data.dtype:
-                kv = qkv[:, heads:]
-                made.put(
-                    *(data.data_ptr(), slots, 2 * kv_heads, dim, width),
-                    *(kv.data_ptr(), qkv.stride(0), places.data_ptr(), tokens),
-                )
+            qkv, data = qkv.contiguous(), first + layer * each
+            stride = qkv.stride(0)
+            if qkv.dtype == pool.data.dtype:
+                kv = qkv.data_ptr() + heads * dim * width
+                made.put(data, slots, 2 * kv_heads, dim, width, kv, stride, places_at, tokens)
             else:
-                pool.write(layer, place, qkv[:, heads:])
-            queries = qkv if qkv.dtype == torch.float32 else qkv[:, :heads].float().contiguous()
+                pool.write(layer, places, qkv[:, heads:])
+            queries = qkv
+            if qkv.dtype != torch.float32:
+                queries, stride = qkv[:, :heads].float().contiguous(), heads * dim
+            given, seen = queries.data_ptr(), jobs.runs.data_ptr()
 
             def compute(some: Tensor) -> None:
+                count = some.shape[0]
                 made.attend(
-                    *(data.data_ptr(), slots, kv_heads, dim, half, group),
-                    *(queries.data_ptr(), queries.stride(0), some.data_ptr(), len(some)),
-                    *(jobs.runs.data_ptr(), self.scale, out.data_ptr(), lse.data_ptr()),
+                    *(data, slots, kv_heads, dim, half, group, given, stride, some.data_ptr(), count),
+                    *(seen, self.scale, out_at, lse_at),
                 )
 
             self._each(compute, jobs.slices)

@@ -100,6 +100,22 @@ def test_it_is_chosen_once_for_all_matrices_of_a_model(
     assert {one.packed for one in made} == {pack}
 
 
+def test_in_bfloat16_the_packed_weights_are_the_only_ones() -> None:
+    if not dense.can_pack(torch.bfloat16):
+        pytest.skip("this processor does not multiply bfloat16")
+    method, weight, x = dense.Dense(pack=True, timed=True), torch.randn(40, 24).bfloat16(), torch.randn(2, 24)
+    made = method.of(weight, None)
+    assert made._plain is None
+    assert torch.equal(
+        made.some(x.bfloat16(), torch.tensor([3, 39])),
+        DenseLinear(weight).some(x.bfloat16(), torch.tensor([3, 39])),
+    )
+    assert torch.equal(made.weight, weight)
+    assert method.shared(weight).weight is weight  # the embedding's
+    method.tune()
+    assert made.plain_up_to == 0
+
+
 def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dense.can_pack(torch.float32)
     assert not dense.can_pack(torch.float16)
