@@ -7,7 +7,6 @@ Each rank makes the same calls in the same order. It knows ranks, not what they 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +20,7 @@ _PLACE = re.compile(r"^\[[^\]]*\] *")  # where in the library it was found
 
 
 class Group:
-    """Rank `rank` of `size`. sum_, gather, least and share wait for the other ranks. They
+    """Rank `rank` of `size`. sum_, gather and least wait for the other ranks. They
     raise EngineDead when one is gone, or on the CPU when one lets it wait for too long; on GPUs whoever sent
     the plan has the deadline."""
 
@@ -83,14 +82,6 @@ class Group:
         found = torch.tensor([value], dtype=torch.int64, device=self._device)
         self._wait(lambda: dist.all_reduce(found, op=dist.ReduceOp.MIN, async_op=True))
         return int(found.item())
-
-    def share(self, values: Sequence[int]) -> list[int]:
-        """Those of rank 0; all ranks give as many."""
-        if self.size == 1 or not values:
-            return list(values)
-        found = torch.tensor(values, dtype=torch.int64, device=self._device)
-        self._wait(lambda: dist.broadcast(found, 0, async_op=True))
-        return [int(value) for value in found.tolist()]
 
     def _wait(self, begin: Any) -> None:
         try:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,7 +29,7 @@ from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import kv_dtype, pick_device, pick_dtype
-from runtime.engine.drafts import after_drafts, guessed
+from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method
@@ -63,21 +62,25 @@ PATIENCE = 0.8
 and who says nothing is the one that is stuck."""
 FEW = 4
 """Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
+LOGITS_AT_ONCE = 1 << 26
+"""Of places behind drafts, elements: more are computed in parts."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Forward:
     """What the forward pass leaves for sampling: the sampled rows' hidden states [sampled, hidden_size],
-    their logits (None where masks are to come, which may make most of them useless), the scores and hidden
-    states [shown, hidden_size] that the plan asked for, and the drafts' hidden states [drafts, hidden_size].
-    hidden_s: seconds until the hidden states."""
+    the scores and hidden states [shown, hidden_size] that the plan asked for, and the drafts' hidden states
+    [drafts, hidden_size]. asked: the sampled rows, and what is asked behind drafts. logits: of all asked;
+    None where masks are to come, which may make most of them useless. hidden_s: seconds until the hidden
+    states."""
 
     last: Tensor
     logits: Logits | None
     scores: Scores
     states: Tensor
     drafts: Tensor
+    asked: list[Row]
     hidden_s: float
     seconds: float
 
@@ -128,6 +131,7 @@ class TorchRunner:
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
         self._sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
+        self._most_rows = max(64, LOGITS_AT_ONCE // spec.vocab_size)
 
     @classmethod
     def load(
@@ -290,10 +294,14 @@ class TorchRunner:
             )
             rows = [batch.plan.rows[index] for index in batch.sampled]
             last = hidden[:count]
-            logits = None if any(row.masked for row in rows) else self._logits(last, rows)
             shown = scored + sum(batch.shown)
             states, drafts = hidden[scored:shown].float(), hidden[shown:]
-            return _Forward(last, logits, scores, states, drafts, hidden_s, time.perf_counter() - begin)
+            asked = asked_of(rows) if len(drafts) else rows
+            later = any(row.masked for row in rows) or len(asked) > max(self._most_rows, count)
+            whole = torch.cat((last, drafts)) if len(drafts) and not later else last
+            logits = None if later else self._logits(whole, asked)
+            seconds = time.perf_counter() - begin
+            return _Forward(last, logits, scores, states, drafts, asked, hidden_s, seconds)
 
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
@@ -339,52 +347,39 @@ class TorchRunner:
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> list[tuple[Sample, ...] | str]:
         """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
-        equals another, as far as its masks go."""
-        first = self._sample(batch, forward, masks)
-        made: list[tuple[Sample, ...] | str] = [one if isinstance(one, str) else (one,) for one in first]
-        if not len(forward.drafts):
-            return made
-        made = self._agreed(made)
-        rows = [batch.plan.rows[index] for index in batch.sampled]
-        starts = [0, *accumulate(row.drafts for row in rows)]
-        behind = {place: masks[index].behind for place, index in enumerate(batch.sampled) if index in masks}
-        going = list(range(len(rows)))
-        for turn in range(max(row.drafts for row in rows)):
-            going = [place for place in going if guessed(rows[place], turn, made[place])]
-            going = [place for place in going if place not in behind or turn < len(behind[place])]
-            if not going:
-                break
-            ahead = [after_drafts(rows[place], turn + 1) for place in going]
-            mine = {at: behind[place][turn] for at, place in enumerate(going) if place in behind}
-            found = self._sample_rows(
-                forward.drafts[[starts[place] + turn for place in going]], ahead, mine, None
-            )
-            for place, one in zip(going, found):
-                made[place] = one if isinstance(one, str) else (*made[place], one)
-            made = self._agreed(made)
-        return made
-
-    def _agreed(self, made: list[tuple[Sample, ...] | str]) -> list[tuple[Sample, ...] | str]:
-        """With the last tokens that rank 0 drew: on them depends what is computed next, by all ranks."""
-        if self._group.size == 1:
-            return made
-        last = self._group.share([-1 if isinstance(one, str) else one[-1].token for one in made])
-        if self._group.rank == 0:
-            return made
-        return [
-            "" if token < 0 or isinstance(one, str) else (*one[:-1], Sample(token))
-            for one, token in zip(made, last)
-        ]
-
-    def _sample(self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]) -> list[Sampled]:
-        rows = [batch.plan.rows[index] for index in batch.sampled]
+        equals another, as far as its masks go. All ranks compute the same, whatever rank 0 draws."""
+        rows = forward.asked[: len(batch.sampled)]
         mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
-        return self._sample_rows(forward.last, rows, mine, forward.logits)
+        if len(forward.asked) == len(rows):
+            found = self._sample_rows(forward.last, rows, mine, forward.logits)
+            return [one if isinstance(one, str) else (one,) for one in found]
+        hidden, asked = torch.cat((forward.last, forward.drafts)), list(forward.asked)
+        theirs, places = masks_of_asked(rows, mine), list(range(len(asked)))
+        out = closed(rows, mine)
+        if out and forward.logits is None:
+            places = [place for place in places if place not in out]
+            hidden, asked = hidden[places], [asked[place] for place in places]
+            theirs = {at: theirs[place] for at, place in enumerate(places) if place in theirs}
+        found = self._sample_rows(hidden, asked, theirs, forward.logits)
+        return taken(rows, {place: one for place, one in zip(places, found) if place not in out})
 
     def _sample_rows(
         self, last: Tensor, rows: Sequence[Row], mine: Mapping[int, TokenMask], known: Logits | None
     ) -> list[Sampled]:
         """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already."""
+        most = self._most_rows
+        if known is None and len(rows) > most:
+            parts = [range(first, min(first + most, len(rows))) for first in range(0, len(rows), most)]
+            return [
+                one
+                for part in parts
+                for one in self._sample_rows(
+                    last[part.start : part.stop],
+                    rows[part.start : part.stop],
+                    {place - part.start: mask for place, mask in mine.items() if place in part},
+                    None,
+                )
+            ]
         draws = [self._draw(row) for row in rows]
         if known is not None:
             return self._from_logits(known, rows, mine, draws)

@@ -63,9 +63,6 @@ class GroupHere(Group):
     def least(self, value: int) -> int:
         return min(self._meeting.exchange(self.rank, "least", value))
 
-    def share(self, values: Sequence[int]) -> list[int]:
-        return list(self._meeting.exchange(self.rank, f"share {len(values)}", list(values))[0])
-
 
 class RanksHere:
     """Implements Runner with `size` TorchRunners, each in a thread of its own."""

@@ -92,7 +92,7 @@ def test_in_bfloat16_log_probabilities_are_near(tiny: Any, prompt: Any) -> None:
     assert mine.scores != theirs.scores, "they were rounded in another place"
 
 
-def test_drafts_are_followed_by_all_ranks_as_far_as_rank_0_says(tiny: Any, prompt: Any) -> None:
+def test_drafts_are_verified_by_all_ranks(tiny: Any, prompt: Any) -> None:
     ids = prompt(12)
     right = tiny("llama").greedy(ids, 4)
     wrong = [right[0], right[1], (right[2] + 1) % 160]
@@ -103,7 +103,6 @@ def test_drafts_are_followed_by_all_ranks_as_far_as_rank_0_says(tiny: Any, promp
     with ranks(tiny("llama").path, 2) as made:
         got = ask(made, StepPlan(rows, ()))
         assert [[one.token for one in row.samples] for row in got] == [right, right[:3], right[:1]]
-        assert any(name.startswith("share") for name in made.meeting.calls)
 
 
 def test_kv_is_copied_on_every_rank(tiny: Any, prompt: Any) -> None:

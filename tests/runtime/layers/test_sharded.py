@@ -89,4 +89,4 @@ def test_alone_nothing_is_exchanged() -> None:
     x = torch.randn(2, 3)
     assert ALONE.sum_(x) is x
     assert ALONE.gather(x) is x
-    assert (ALONE.least(3), ALONE.share([4, 5])) == (3, [4, 5])
+    assert ALONE.least(3) == 3
