@@ -105,12 +105,16 @@ class Attention(ABC, Generic[P]):
         """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
 
 
-def choose(name: str, device: torch.device) -> type[Attention[KVPool]]:
-    """The implementation for `name`; "auto" = the fastest known for `device`. Raises UnknownName;
-    ModelLoadError for one that cannot run on it."""
+TRITON_WIDEST = 256
+"""Of a head whose keys and values, 32 at a time, fit into a GPU's shared memory; latents are longer."""
+
+
+def choose(name: str, device: torch.device, head_dim: int = 0) -> type[Attention[KVPool]]:
+    """The implementation for `name`; "auto" = the fastest known for `device` and heads of this length. Raises
+    UnknownName; ModelLoadError for one that cannot run on it."""
     if name == AUTO:
         fallback = "native" if device.type == "cpu" else "torch_views"
-        name = "triton" if compiled(device) else fallback
+        name = "triton" if compiled(device) and head_dim <= TRITON_WIDEST else fallback
     elif name == "triton" and not (INTERPRETED or compiled(device)):
         raise ModelLoadError(
             f"attention 'triton' cannot run on {device.type}: it needs a CUDA device and the package triton",

@@ -235,6 +235,7 @@ ARCHITECTURES: Registry[Family] = Registry(
         "GraniteForCausalLM": "runtime.models.dense.granite:FAMILY",
         "LlamaForCausalLM": "runtime.models.dense.llama:FAMILY",
         "Llama4ForCausalLM": "runtime.models.moe.llama4:FAMILY",
+        "Llama4ForConditionalGeneration": "runtime.models.moe.llama4:WITH_TOWER",
         "MinistralForCausalLM": "runtime.models.dense.mistral:MINISTRAL",
         "Ministral3ForCausalLM": "runtime.models.dense.mistral:MINISTRAL3",
         "MistralForCausalLM": "runtime.models.dense.mistral:MISTRAL",

@@ -297,9 +297,9 @@ class _Ropes:
                 return replace(plain, factor=rope.number("factor"))
             case "llama3":
                 low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-                if high <= low:
+                if high < low:
                     raise rope.fail(
-                        f"'high_freq_factor' ({high:g}) must be above 'low_freq_factor' ({low:g})"
+                        f"'high_freq_factor' ({high:g}) must not be below 'low_freq_factor' ({low:g})"
                     )
                 return replace(
                     plain,

@@ -171,7 +171,7 @@ class TorchRunner:
             kv_heads = len(decoder.shard.kv_heads(spec))
             kept = kv_dtype(config.kv_cache_dtype, dtype)
             shape = KVShape(spec.num_layers, kv_heads, spec.head_dim, kept, device, kv_file)
-            kind = choose(config.attention, device)
+            kind = choose(config.attention, device, spec.head_dim)
             slots = memory.slots_for(
                 kind.bytes_per_slot(shape),
                 device,

@@ -36,7 +36,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> Tensor:
 def _llama3(plain: Tensor, rope: RopeSpec) -> Tensor:
     # How many times a pair turns within the trained length decides: few turns are stretched, many are kept.
     turns = rope.original_positions * plain / (2 * math.pi)
-    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)  # of no length: all at once
+    keep = ((turns - rope.low_freq_factor) / span).clamp(0.0, 1.0)
     return (1 - keep) * plain / rope.factor + keep * plain
 
 

@@ -7,6 +7,8 @@ models), in which that is the same as attending to everything.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runtime.config.family import Family, Names, QueryGrowth, Rope, Traits, full_attention
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import (
@@ -22,7 +24,8 @@ from runtime.config.parts.experts import (
 def _traits(fields: Fields, layers: int) -> Traits:
     bias = fields.flag("attention_bias", False)
     growth = None
-    if fields.flag("attn_temperature_tuning", True):
+    # Some published configurations have a number here, as the first version of the format had.
+    if fields.values.get("attn_temperature_tuning", True):
         growth = QueryGrowth(
             beta=fields.number("attn_scale", 0.1),
             every=int(fields.number("floor_scale", 8192)),
@@ -96,4 +99,10 @@ FAMILY = Family(
     NAMES,
     rope=Rope(theta=500000.0, pairs="neighbours", kinds=_kinds),
     renamed={"intermediate_size": "intermediate_size_mlp"},
+)
+# As it is published, with a vision tower.
+WITH_TOWER = replace(
+    FAMILY,
+    names=replace(NAMES, prefix="language_model.", beside=("vision_model.", "multi_modal_projector.")),
+    text="text_config",
 )

@@ -155,7 +155,10 @@ def test_rope_in_both_layouts(tmp_path: Path, scaling: dict[str, Any], right: Ro
         ({"rope_type": "linear", "factor": "4"}, "'factor' must be a finite number"),
         ({"rope_type": "linear", "factor": 0}, "above 0"),
         ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}, "high_freq_factor"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}, "above"),
+        (
+            {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 3.0},
+            "not be below",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"full_attention": {"rope_type": "default"}}, "per kind of layer"),
         ([], "must be an object"),

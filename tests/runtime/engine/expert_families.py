@@ -50,5 +50,9 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": _of(
         "Llama4", num_local_experts=4, intermediate_size=40, intermediate_size_mlp=56,
         interleave_moe_layer_step=2, no_rope_layer_interval=2, floor_scale=8,
+        rope_parameters={
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 1.0, "original_max_position_embeddings": 64,
+        },
     ),
 }  # fmt: skip

@@ -157,6 +157,26 @@ def test_what_is_not_computed_is_refused(
         ModelSpec.from_dir(tmp_path)
 
 
+def test_llama_4_beside_a_tower(tiny: Any, prompt: Any, drive: Any, tmp_path: Path) -> None:
+    """As transformers 5.23 saves Llama4ForConditionalGeneration; what the tower is made of is left out."""
+    case, ids = tiny("llama4"), prompt(20)
+    data = load_file(case.path / "model.safetensors")
+    tower = {
+        "vision_model.class_embedding": torch.ones(3),
+        "multi_modal_projector.linear_1.weight": torch.ones(2),
+    }
+    save_file(
+        {f"language_model.{name}": one for name, one in data.items()} | tower, tmp_path / "model.safetensors"
+    )
+    config = json.loads((case.path / "config.json").read_text())
+    config["attn_temperature_tuning"] = 4  # a word of older files
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "text_config": config, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    driver = drive(AllLogits(tmp_path))
+    driver.step([driver.ask(driver.new(), ids)])
+    _close(driver.runner.seen, case.logits(ids))
+
+
 def test_contexts_of_llama_4_end_with_the_first_chunk(tiny: Any, tmp_path: Path) -> None:
     config = json.loads((tiny("llama4").path / "config.json").read_text())
     for chunk, longest in ((100, 100), (9000, 512), (None, 512)):
