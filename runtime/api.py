@@ -39,6 +39,7 @@ from runtime.protocol.io_struct import (
     PrecompileReq,
     SingleReq,
     UnloadLoRAAdapterReq,
+    UpdateWeightsReq,
 )
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
@@ -255,6 +256,12 @@ class Engine:
         """Unload it, as soon as no running request has it; new ones do not find it from now on. Those that
         are left. Raises ModelNotFound."""
         return dict(self._ask(UnloadLoRAAdapterReq(lora_name=lora_name)).data["loaded_adapters"])
+
+    def update_weights_from_disk(self, model_path: str) -> None:
+        """Compute with the weights of another checkpoint of the same shape from now on; the tokenizer stays.
+        Requests in hand are computed again, with what they have said by now, under the new weights. Raises
+        ModelLoadError: they cannot be loaded, and those before stay."""
+        self._ask(UpdateWeightsReq(model_path=str(model_path)))
 
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """Ask the scheduler anything of runtime.protocol.control, and wait for its answer."""

@@ -243,8 +243,13 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class AdaptedRunner(Runner, AdapterStore, Protocol):
+class DecoderRunner(Runner, AdapterStore, Protocol):
     """Rows of its plans may name adapters that it was given."""
+
+    def update_weights(self, path: str) -> None:
+        """Compute with the weights of the checkpoint in `path` from the next pass on. Between two passes; KV
+        computed before is of no use then. Raises ModelLoadError, BadRequest; nothing has changed then."""
+        ...
 
 
 class Text(msgspec.Struct, frozen=True, gc=False):

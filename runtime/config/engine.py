@@ -18,7 +18,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
 from runtime.config.parts.quantization import KV_DTYPES, check_wish
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
-from runtime.config.runner import RunnerConfig, read_adapters
+from runtime.config.runner import LOAD_FORMATS, RunnerConfig, read_adapters
 from runtime.config.scheduler import SchedulerConfig
 from runtime.config.shards import check_ranks
 from runtime.config.speculation import SpeculationConfig, draft_spec
@@ -62,6 +62,12 @@ class EngineConfig:
         "what plain weights are rounded to while they are loaded: fp8 (half of bfloat16's memory) or, on the "
         "CPU, w8a8_int8 (weights and what they are multiplied with, for speed; quantised checkpoints, too); "
         "or the name of the checkpoint's own quantisation. None: as the checkpoint has them",
+    )
+    load_format: str = option(
+        "auto",
+        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random numbers, for "
+        "measurements where there are none: config.json and the tokenizer are enough)",
+        choices=LOAD_FORMATS,
     )
     expand_weights: str = option(
         "auto",
@@ -442,7 +448,7 @@ def _check_quantization(spec: AnySpec, config: EngineConfig) -> None:
         case ModelSpec():
             check_wish(spec.quantization, config.quantization)
         case EncoderSpec():
-            for name, plain in (("quantization", None), ("kv_cache_dtype", "auto")):
+            for name, plain in (("quantization", None), ("kv_cache_dtype", "auto"), ("load_format", "auto")):
                 if getattr(config, name) != plain:
                     raise BadRequest("an encoder has none", where=name, hint="leave it out for this model")
 

@@ -105,6 +105,12 @@ class ModelSpec(Traits):
         """One per layer."""
         return self.layer_ropes or (self.rope,) * self.num_layers
 
+    def unlike(self, other: ModelSpec) -> list[str]:
+        """The fields in which another checkpoint's weights would not fit in place of this one's."""
+        said = ("eos_ids", "bos_id", "dtype")  # of texts, and of the files
+        names = (one.name for one in fields_of(self) if one.name not in said)
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
     @property
     def group_size(self) -> int:
         """Query heads per key/value head."""

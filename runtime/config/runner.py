@@ -11,6 +11,7 @@ from runtime.plan import Adapter
 from runtime.protocol.errors import BadRequest
 
 COMPUTE_DTYPES = ("auto", "float32", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
 MAX_RANKS = 64
 MAX_LORAS = 64
 
@@ -54,6 +55,7 @@ class RunnerConfig:
                        "always" = and used for all passes; "never"
     quantization       what to quantise plain weights to while they are loaded (quantization.ON_LOAD), or
                        the name of the checkpoint's own quantisation; None = as the checkpoint has them
+    load_format        "auto" = the checkpoint's safetensors files; "dummy" = random weights, to measure with
     expand_weights     make the numbers of a quantised checkpoint when it is loaded, for speed: "auto" =
                        on the CPU, where they fit comfortably; "always"; "never"
     kv_cache_dtype     in what keys and values are kept; "auto" = `dtype`
@@ -82,6 +84,7 @@ class RunnerConfig:
     cuda_graph_max_bs: int = 256
     pack_weights: str = "auto"
     quantization: str | None = None
+    load_format: str = "auto"
     expand_weights: str = "auto"
     kv_cache_dtype: str = "auto"
     threads: int | None = None
@@ -117,6 +120,7 @@ class RunnerConfig:
                 self.pack_weights in ("auto", "always", "never"),
                 "must be auto, always or never",
             ),
+            ("load_format", self.load_format in LOAD_FORMATS, f"must be one of {', '.join(LOAD_FORMATS)}"),
             (
                 "expand_weights",
                 self.expand_weights in ("auto", "always", "never"),

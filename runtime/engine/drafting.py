@@ -134,6 +134,10 @@ class DraftingRunner:
     def unload_adapter(self, number: int) -> None:
         self._target.unload_adapter(number)
 
+    def update_weights(self, path: str) -> None:
+        """Of the large model; the small one guesses as before."""
+        self._target.update_weights(path)
+
     def close(self) -> None:
         self._target.close()
         self._draft.close()

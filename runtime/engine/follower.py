@@ -45,10 +45,11 @@ from runtime.ipc.plans import (
     Profile,
     Result,
     UnloadAdapter,
+    UpdateWeights,
     Verify,
 )
 from runtime.ipc.wire import Wire
-from runtime.plan import AdaptedRunner, TokenMask
+from runtime.plan import DecoderRunner, TokenMask
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
 
@@ -125,7 +126,7 @@ class Follower:
         inbox: Inbox,
         outbox: Outbox,
         masks: MaskReader,
-        runner: AdaptedRunner,
+        runner: DecoderRunner,
         profiler: Any,
         world: World | None = None,
     ) -> None:
@@ -157,6 +158,8 @@ class Follower:
                 self._answer(lambda: self._runner.load_adapter(adapter))
             case UnloadAdapter(number):
                 self._answer(lambda: self._runner.unload_adapter(number))
+            case UpdateWeights(path):
+                self._answer(lambda: self._runner.update_weights(path))
             case Profile():
                 self._answer(lambda: self._profile(order))
 
@@ -274,7 +277,7 @@ def _end_with_parent(file: int | None, parent: int) -> None:
     os._exit(0)
 
 
-def _load(start: Start, kv_file: int | None) -> tuple[AdaptedRunner, Any, Ready]:
+def _load(start: Start, kv_file: int | None) -> tuple[DecoderRunner, Any, Ready]:
     kind = PARTS.load("runner" if start.config.draft_model is None else "drafting")
     runner = kind.load(start.path, start.spec, start.config, beside=False, kv_file=kv_file, world=start.world)
     ready = Ready(runner.slots, runner.vocab_size, runner.device, runner.kv_memory.mapping)

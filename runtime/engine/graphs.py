@@ -113,11 +113,17 @@ class Passes:
     ) -> None:
         self._decoder, self._attention, self._adapters = decoder, attention, adapters
         self._graphs: Graphs | None = None
+        self._most = 0
+
+    def use(self, decoder: Decoder) -> None:
+        """Another one of the same shape; steps are recorded anew."""
+        self._decoder, self._graphs = decoder, None
+        self.record(self._most)
 
     def record(self, most: int, record: Recorder | None = None) -> None:
         """Steps of up to `most` rows without adapters; none where there is no GPU, or where the model's pass
         asks the device for numbers. record: CUDA's without."""
-        device = self._decoder.device
+        self._most, device = most, self._decoder.device
         if most < 1 or (record is None and device.type != "cuda"):
             return
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from runtime.config.family import ARCHITECTURES
@@ -12,6 +14,9 @@ from runtime.layers.dense import Dense
 from runtime.layers.linear import LinearMethod
 from runtime.layers.lora.linear import Adapted
 from runtime.layers.quantised.choose import method_for
+from runtime.models.decoder import Decoder
+from runtime.parallel import Group
+from runtime.protocol.errors import ModelLoadError, RuntimeFault
 
 
 def linear_method(
@@ -28,3 +33,30 @@ def linear_method(
     if config.enable_lora:
         return Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))
     return method
+
+
+def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Group) -> Decoder:
+    """The same model with other weights. All ranks of the group read them; where one cannot, all
+    fail. Raises ModelLoadError."""
+    fault: RuntimeFault | None = None
+    directory = directory.expanduser()
+    made, spec, dtype, device = before, before.spec, before.dtype, before.device
+    try:
+        if unlike := spec.unlike(ModelSpec.from_dir(directory)):
+            raise ModelLoadError(
+                f"is of another shape than the model that runs: {', '.join(unlike)} differ",
+                where=str(directory),
+                hint="start a server with it",
+            )
+        with torch.inference_mode():
+            method = linear_method(spec, config, dtype, device, str(directory))
+            made = Decoder.load(directory, spec, dtype, device, method, group)
+            method.tune()
+    except RuntimeFault as error:
+        fault = error
+    read = group.least(0 if fault else 1)
+    if fault is not None:
+        raise fault
+    if not read:
+        raise ModelLoadError("another rank could not read its part", where=str(directory))
+    return made

@@ -32,7 +32,7 @@ from runtime.engine.device import kv_dtype, pick_device, pick_dtype
 from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
-from runtime.engine.matrices import linear_method
+from runtime.engine.matrices import linear_method, read_again
 from runtime.engine.sampling.logprobs import (
     NOT_FINITE,
     Logits,
@@ -53,7 +53,7 @@ from runtime.models.decoder import Decoder
 from runtime.parallel import ALONE, Group
 from runtime.plan import Adapter, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.adapters import no_adapters
-from runtime.protocol.errors import DeadlineExceeded, InternalFault, RuntimeFault
+from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
 _CLOSE_WAIT_S = 30.0
@@ -165,7 +165,8 @@ class TorchRunner:
         group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
         with torch.inference_mode():
             method = linear_method(spec, config, dtype, device, str(directory))
-            decoder = Decoder.load(directory, spec, dtype, device, method, group)
+            dummy = config.load_format == "dummy"
+            decoder = Decoder.load(directory, spec, dtype, device, method, group, dummy=dummy)
             adapters = None if not isinstance(method, Adapted) else Adapters.of(method, config)
             group.least(0)  # all have their weights: what is free then is for the pools
             kv_heads = len(decoder.shard.kv_heads(spec))
@@ -264,6 +265,14 @@ class TorchRunner:
     def unload_adapter(self, number: int) -> None:
         if self._adapters is not None:
             self._worker.submit(self._adapters.unload, number).result()
+
+    def update_weights(self, path: str) -> None:
+        """Both models are in memory for a moment; where it raises, all ranks keep the one before."""
+        if self._adapters is not None:
+            raise BadRequest("weights cannot be changed where LoRA adapters are taken", where="enable_lora")
+        made = self._worker.submit(read_again, Path(path), self._decoder, self._config, self._group).result()
+        self._worker.submit(self._passes.use, made).result()
+        self._decoder = made
 
     def close(self) -> None:
         """Wait for a pass that still runs, within a limit, and end the thread."""

@@ -86,6 +86,10 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+class UpdateWeights(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+
+
 class Profile(msgspec.Struct, frozen=True, array_like=True):
     action: Literal["start", "stop"]
     folder: str | None
@@ -112,10 +116,10 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any] = {}
 
 
-Order: TypeAlias = Launch | Finish | Verify | Copy | Profile | LoadAdapter | UnloadAdapter
+Order: TypeAlias = Launch | Finish | Verify | Copy | Profile | LoadAdapter | UnloadAdapter | UpdateWeights
 Answer: TypeAlias = Result | Failure | Done
 ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (
-    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter,
+    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter, UpdateWeights,
 )  # fmt: skip
 ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 

@@ -40,6 +40,7 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.ProfileReq,
     io_struct.LoadLoRAAdapterReq,
     io_struct.UnloadLoRAAdapterReq,
+    io_struct.UpdateWeightsReq,
     io_struct.HealthReq,
     io_struct.GroupFailed,
     io_struct.ControlOutput,

@@ -7,6 +7,7 @@ Knows file formats and names; not what the tensors are for.
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -209,6 +210,38 @@ class Checkpoint:
                 where=self.path_of(left[0]),
                 hint="does config.json belong to these weights?",
             )
+
+
+class RandomWeights(Checkpoint):
+    """Small random numbers in place of a checkpoint's tensors, the same of a name each time: for measurements
+    where there are no weights."""
+
+    def _open(self) -> None:
+        """No file is read."""
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        raise ModelLoadError(
+            f"the shape of {name!r} is not known without weights",
+            where=str(self.directory),
+            hint="leave load_format='dummy' out",
+        )
+
+    def _read(
+        self, name: str, shape: Sequence[int], part: tuple[slice, ...] | None, types: Sequence[torch.dtype]
+    ) -> Tensor:
+        """Of norms around 1. Raises ModelLoadError where `types` are codes of numbers."""
+        if torch.float32 not in types:
+            raise ModelLoadError(
+                f"{name!r} holds quantised numbers, for which there are no random ones",
+                where=str(self.directory),
+                hint="leave load_format='dummy' out",
+            )
+        dice = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        tensor = torch.randn(tuple(shape), generator=dice).mul_(0.02)
+        if len(shape) == 1 and not name.endswith("bias"):
+            tensor += 1.0
+        self._taken.add(name)
+        return tensor if part is None else tensor[part]
 
 
 class Weights:

@@ -182,10 +182,12 @@ class Decoder:
         device: torch.device,
         method: LinearMethod,
         group: Group = ALONE,
+        *,
+        dummy: bool = False,
     ) -> Decoder:
         """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`: those that this
-        rank of the group holds. Raises ModelLoadError."""
-        with open_checkpoint(directory, spec, progress=group.rank == 0) as checkpoint:
+        rank of the group holds. dummy: random ones instead. Raises ModelLoadError."""
+        with open_checkpoint(directory, spec, progress=group.rank == 0, dummy=dummy) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
             shard = Shard(group.rank, group.size)
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)

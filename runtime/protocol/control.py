@@ -83,6 +83,15 @@ class UnloadLoRAAdapterReq(SingleReq):
     lora_name: str
 
 
+class UpdateWeightsReq(SingleReq):
+    """Compute with the weights of the checkpoint in the directory `model_path` from now on. Requests in hand
+    are computed again from their beginning, with what they have said by now; abort_all: they are cancelled.
+    No step is made meanwhile."""
+
+    model_path: str
+    abort_all: bool = False
+
+
 class ProfileReq(SingleReq):
     """Start or stop writing a profile into `folder`; steps: stop by itself after so many steps."""
 

@@ -27,6 +27,7 @@ from runtime.protocol.control import (
     ProfileReq,
     SetStateReq,
     UnloadLoRAAdapterReq,
+    UpdateWeightsReq,
 )
 from runtime.protocol.requests.base import (
     BaseBatchReq,
@@ -78,6 +79,7 @@ __all__ = [
     "TokenizedEmbeddingReqInput",
     "TokenizedGenerateReqInput",
     "UnloadLoRAAdapterReq",
+    "UpdateWeightsReq",
     "new_rid",
 ]
 

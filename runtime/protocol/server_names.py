@@ -34,6 +34,7 @@ SWITCHES: Final[Mapping[str, tuple[str, str]]] = {
 # Values that are called otherwise here.
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "dtype": {"float": "float32"},
+    "load_format": {"safetensors": "auto"},
     "log_level": {"critical": "error", "fatal": "error", "warn": "warning", "trace": "debug"},
 }
 # Values for which there is no other here; the option stays at its default, with a warning.
@@ -81,7 +82,6 @@ ANYWAY: Final[Mapping[str, tuple[Any, ...]]] = {
     "enable_torch_compile": (False,),
     "skip_tokenizer_init": (False,),
     "tokenizer_mode": ("auto",),
-    "load_format": ("auto", "safetensors"),
     "model_impl": ("auto",),
     "revision": (None,),
     "stream_interval": (1,),

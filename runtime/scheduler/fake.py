@@ -55,7 +55,7 @@ def draw(history: int, vocab_size: int, mask: TokenMask | None = None) -> int:
 
 
 class FakeRunner:
-    """Implements runtime.plan.AdaptedRunner. launch() raises InternalFault, naming the row, when
+    """Implements runtime.plan.DecoderRunner. launch() raises InternalFault, naming the row, when
 
     * the segments of a row do not cover its positions 0 .. position-1 exactly, or not with one and the same
     history; * that history is not the one which the sequence had before;
@@ -68,6 +68,7 @@ class FakeRunner:
         self._before = [-1] * slots  # hash of the history before the token in this slot, and
         self._after = [-1] * slots  # after it
         self._touched = [0] * slots  # number of the last step that read or wrote it
+        self.weights: str | None = None  # the last that it was given
         self._known: dict[int, tuple[int, int]] = {}  # seq -> (tokens computed, hash after them)
         self._step: tuple[StepPlan, list[list[int]]] | None = None
         self.adapters: dict[int, Adapter] = {}
@@ -130,6 +131,10 @@ class FakeRunner:
 
     def unload_adapter(self, number: int) -> None:
         self.adapters.pop(number, None)
+
+    def update_weights(self, path: str) -> None:
+        self._known.clear()  # KV of the weights before is of no use
+        self.weights = path
 
     def close(self) -> None:
         self._known.clear()

@@ -14,7 +14,7 @@ from runtime.layers.linear import LinearMethod
 from runtime.layers.quantised.formats import AWQ, GPTQ, CompressedTensors, Float8, Float8OnLoad, Format
 from runtime.layers.quantised.gguf.checkpoint import GGUF, GGUFCheckpoint
 from runtime.layers.quantised.linear import Quantised
-from runtime.layers.weights import Checkpoint
+from runtime.layers.weights import Checkpoint, RandomWeights
 
 FORMATS: dict[str, Callable[[Quantization], Format]] = {
     "compressed-tensors": CompressedTensors,
@@ -25,8 +25,10 @@ FORMATS: dict[str, Callable[[Quantization], Format]] = {
 }
 
 
-def open_checkpoint(directory: Path, spec: ModelSpec, *, progress: bool) -> Checkpoint:
-    """Its weights, in whichever kind of file. Raises ModelLoadError."""
+def open_checkpoint(directory: Path, spec: ModelSpec, *, progress: bool, dummy: bool = False) -> Checkpoint:
+    """Its weights, in whichever kind of file. dummy: random ones. Raises ModelLoadError."""
+    if dummy:
+        return RandomWeights(directory)
     stored = spec.quantization
     kind = GGUFCheckpoint if stored is not None and stored.method == "gguf" else Checkpoint
     return kind(directory, progress=progress)

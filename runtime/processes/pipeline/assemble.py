@@ -20,7 +20,7 @@ from runtime.grammar.manager import GrammarManager
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.ipc.mailbox import Inbox, Outbox
-from runtime.plan import AdaptedRunner, AdapterStore, TextRunner
+from runtime.plan import AdapterStore, DecoderRunner, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import model_reasoning
 from runtime.processes.pipeline.loading import Loaded
@@ -87,7 +87,7 @@ def _generating(
     inbox: Inbox,
     outbox: Outbox,
 ) -> tuple[SchedulerProcess, int]:
-    runner = cast(AdaptedRunner, loaded.runner)
+    runner = cast(DecoderRunner, loaded.runner)
     # Some backends write JSON in one way only.
     known = GRAMMAR_BACKENDS.load(config.grammar_backend).OPTIONS
     options = {

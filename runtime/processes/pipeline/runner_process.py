@@ -46,6 +46,7 @@ from runtime.ipc.plans import (
     Profile,
     Result,
     UnloadAdapter,
+    UpdateWeights,
     Verify,
 )
 from runtime.ipc.ranks import Ranks
@@ -236,6 +237,12 @@ class RunnerProcess:
 
     def unload_adapter(self, number: int) -> None:
         self._ask(UnloadAdapter(number))
+
+    def update_weights(self, path: str) -> None:
+        """All ranks read them, each its part, within step_timeout_s. Raises ModelLoadError, BadRequest."""
+        if self._launched is not None:
+            raise InternalFault("update_weights() during a step", where="runner")
+        self._ask(UpdateWeights(path))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
         """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +20,7 @@ from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
+from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
@@ -48,6 +50,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
     UnloadLoRAAdapterReq,
+    UpdateWeightsReq,
 )
 from runtime.scheduler.embedding import EmbeddingScheduler
 from runtime.scheduler.requests.adapters import AdapterRegistry
@@ -121,6 +124,7 @@ class SchedulerProcess:
         self._begun: list[TextRequest] = []
         self._live: dict[str, str | None] = {}  # rid -> its frontend
         self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
+        self._updates = WeightUpdates(scheduler, runner)
         self._precompiles = Precompiles(grammar)
         self._faults = 0
         self._working_since: float | None = None
@@ -204,13 +208,15 @@ class SchedulerProcess:
             case SetStateReq():
                 self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
             case PrecompileReq():
-                self._precompile(item)
+                self._begin(item, lambda: self._precompiles.add(item, self._clock()))
             case ProfileReq():
                 self._answer(item, lambda: self._profile(item))
             case LoadLoRAAdapterReq():
                 self._answer(item, lambda: self._load_adapter(item))
             case UnloadLoRAAdapterReq():
                 self._answer(item, lambda: self._unload_adapter(item))
+            case UpdateWeightsReq():
+                self._begin(item, lambda: self._updates.add(item))
             case HealthReq():
                 self._answer(item, lambda: (True, "", {"live": len(self._live)}))
             case SingleReq():
@@ -281,6 +287,8 @@ class SchedulerProcess:
         if self._profiler is not None:
             self._profiler.stepped()
         self._answer_flushes()
+        for update in self._updates.due(self._loop.in_flight):
+            self._answer(update, partial(self._updates.make, update))
         for asked, data in self._precompiles.due(self._clock()):
             self._reply(asked, (True, "", data))
         if self._loop.in_flight or outputs:
@@ -397,9 +405,9 @@ class SchedulerProcess:
             self._grammar.flush()
         return done, "" if done else "some of the cache is still in use", {}
 
-    def _precompile(self, item: PrecompileReq) -> None:
+    def _begin(self, item: SingleReq, add: Callable[[], None]) -> None:
         try:
-            self._precompiles.add(item, self._clock())
+            add()
         except RuntimeFault as fault:
             self._reply(item, (False, str(fault), fault.to_dict()))
 

@@ -1,7 +1,6 @@
 """The native routes that give orders to the engine: cache, requests, pause, sessions, profile, settings.
 
-Weight updates and what else the field's servers have and this one has not are answered with 501 and
-the reason.
+What the field's servers have and this one has not is answered with 501 and the reason.
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ from runtime.protocol.control import (
     ProfileReq,
     SetStateReq,
     UnloadLoRAAdapterReq,
+    UpdateWeightsReq,
 )
-from runtime.protocol.errors import BadRequest, from_dict
+from runtime.protocol.errors import BadRequest, ModelLoadError, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
@@ -45,11 +45,11 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 NOT_HERE: dict[str, str] = {
     **dict.fromkeys(
         (
-            "/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor",
+            "/update_weights_from_distributed", "/update_weights_from_tensor",
             "/init_weights_update_group", "/destroy_weights_update_group", "/get_weights_by_name",
             "/release_memory_occupation", "/resume_memory_occupation",
         ),
-        "the weights of a running server cannot be changed; start a server with the other checkpoint",
+        "the weights of a running server come from files alone: /update_weights_from_disk",
     ),
     **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
 }  # fmt: skip
@@ -149,6 +149,16 @@ class LoadedLoras(msgspec.Struct):
     success: bool = True
 
 
+class UpdateWeights(msgspec.Struct, forbid_unknown_fields=True):
+    """model_path: a directory of this machine with a checkpoint of the same shape; abort_all_requests: cancel
+    those in hand, which are computed again otherwise. The cache is always flushed."""
+
+    model_path: str
+    abort_all_requests: bool = False
+    flush_cache: bool = True
+    load_format: str | None = None
+
+
 class SetInternalState(msgspec.Struct, forbid_unknown_fields=True):
     """server_args: settings of the scheduler and their new values."""
 
@@ -189,6 +199,9 @@ OPENAPI: dict[str, Operation] = {
     "POST /unload_lora_adapter": Operation(
         "Unload a LoRA adapter", request=UnloadLora, response=LoadedLoras, errors=(404, 504)
     ),
+    "POST /update_weights_from_disk": Operation(
+        "Compute with another checkpoint's weights", request=UpdateWeights, response=Done, errors=(504,)
+    ),
     "POST /set_internal_state": Operation(
         "Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)
     ),
@@ -211,6 +224,7 @@ def routes(ctx: ServerContext) -> list[Route]:
         "/precompile": control.precompile,
         "/load_lora_adapter": control.load_lora,
         "/unload_lora_adapter": control.unload_lora,
+        "/update_weights_from_disk": control.update_weights,
         "/set_internal_state": control.set_state,
     }
     return [
@@ -336,6 +350,20 @@ class Control:
         answer = await self._ask(order)
         raise_if_refused(answer)
         return json_response(LoadedLoras(answer.data["loaded_adapters"]))
+
+    async def update_weights(self, request: Request) -> Response:
+        asked = await read_struct(request, self._ctx.config, UpdateWeights)
+        if not asked.flush_cache:
+            raise BadRequest("KV of other weights is of no use: it must be true", where="flush_cache")
+        if asked.load_format not in (None, "auto", "safetensors"):
+            raise BadRequest(f"must be auto, got {asked.load_format!r}", where="load_format")
+        order = UpdateWeightsReq(model_path=asked.model_path, abort_all=asked.abort_all_requests)
+        answer = await self._ask(order, MAX_WAIT_S)
+        try:
+            raise_if_refused(answer)
+        except ModelLoadError as error:  # the client's to choose, here
+            raise BadRequest(str(error), where="model_path") from error
+        return json_response(Done(True, answer.message))
 
     async def not_here(self, request: Request) -> Response:
         raise NoSuchService(NOT_HERE[request.url.path], where=request.url.path)
