@@ -71,6 +71,7 @@ class Traits:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    head_bias: bool = False
     norm: str = "rms"
     norm_bias: bool = False
     qk_norm: bool = False
@@ -220,6 +221,7 @@ ARCHITECTURES: Registry[Family] = Registry(
     {
         "CohereForCausalLM": "runtime.models.dense.cohere:COHERE",
         "Cohere2ForCausalLM": "runtime.models.dense.cohere:COHERE2",
+        "Ernie4_5ForCausalLM": "runtime.models.dense.llama:ERNIE",
         "DeepseekV2ForCausalLM": "runtime.models.moe.deepseek_v2:FAMILY",
         "DeepseekV3ForCausalLM": "runtime.models.moe.deepseek_v3:FAMILY",
         "GPT2LMHeadModel": "runtime.models.dense.gpt2:FAMILY",
@@ -233,7 +235,7 @@ ARCHITECTURES: Registry[Family] = Registry(
         "Glm4MoeForCausalLM": "runtime.models.moe.glm4:FAMILY",
         "GptOssForCausalLM": "runtime.models.moe.gpt_oss:FAMILY",
         "GraniteForCausalLM": "runtime.models.dense.granite:FAMILY",
-        "LlamaForCausalLM": "runtime.models.dense.llama:FAMILY",
+        "LlamaForCausalLM": "runtime.models.dense.llama:LLAMA",
         "Llama4ForCausalLM": "runtime.models.moe.llama4:FAMILY",
         "Llama4ForConditionalGeneration": "runtime.models.moe.llama4:WITH_TOWER",
         "MinistralForCausalLM": "runtime.models.dense.mistral:MINISTRAL",
@@ -244,11 +246,14 @@ ARCHITECTURES: Registry[Family] = Registry(
         "Olmo2ForCausalLM": "runtime.models.dense.olmo:OLMO2",
         "Olmo3ForCausalLM": "runtime.models.dense.olmo:OLMO3",
         "OlmoeForCausalLM": "runtime.models.moe.olmoe:FAMILY",
-        "Phi3ForCausalLM": "runtime.models.dense.phi3:FAMILY",
+        "PhiForCausalLM": "runtime.models.dense.phi:PHI",
+        "Phi3ForCausalLM": "runtime.models.dense.phi:PHI3",
         "Qwen2ForCausalLM": "runtime.models.dense.qwen2:FAMILY",
         "Qwen2MoeForCausalLM": "runtime.models.moe.qwen2:FAMILY",
         "Qwen3ForCausalLM": "runtime.models.dense.qwen3:FAMILY",
         "Qwen3MoeForCausalLM": "runtime.models.moe.qwen3:FAMILY",
+        "SeedOssForCausalLM": "runtime.models.dense.llama:SEED_OSS",
         "SmolLM3ForCausalLM": "runtime.models.dense.smollm3:FAMILY",
+        "Starcoder2ForCausalLM": "runtime.models.dense.starcoder2:FAMILY",
     },
 )

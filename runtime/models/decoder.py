@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 import itertools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from runtime.models.experts import ExpertsLoader
 from runtime.models.latent import LatentLoader
 from runtime.parallel import ALONE, Group
 from runtime.protocol.errors import ModelLoadError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,6 +195,8 @@ class Decoder:
             shard = Shard(group.rank, group.size)
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)
             decoder = _Loader(weights, spec, names, method, group, shard).decoder()
+            if names.beside and group.rank == 0:
+                log.info("of %s the text model is loaded, nothing else", spec.architecture)
             behind = range(spec.num_layers, spec.num_layers + spec.further_layers)
             further = (names.further.format(layer=layer) for layer in behind)
             checkpoint.finish(names.ignored, (*names.beside, *further))
@@ -280,7 +285,7 @@ class _Loader:
         spec, head = self.spec, self.names.head
         if not spec.tie_embeddings:
             parts = (Projection(head, spec.vocab_size, own),)
-            return self.method.load(self.weights, parts, spec.hidden_size, bias=False)
+            return self.method.load(self.weights, parts, spec.hidden_size, bias=spec.head_bias)
         name = f"{head}.weight"
         if name in self.weights:  # some checkpoints repeat the shared matrix
             given = self.weights.take(name, (spec.vocab_size, spec.hidden_size), own)

@@ -1,4 +1,5 @@
-"""Llama 1, 2 and 3, and everything published in their shape. Data only."""
+"""Llama 1, 2 and 3, and everything published in their shape; Ernie 4.5 (dense) and Seed-OSS, which differ in
+biases and in the pairs of dimensions that turn. Data only."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from runtime.config.family import Family, Rope, Traits, full_attention
 from runtime.config.fields import Fields
 
 
-def _traits(fields: Fields, layers: int) -> Traits:
+def _llama(fields: Fields, layers: int) -> Traits:
     bias = fields.flag("attention_bias", False)
     return Traits(
         windows=full_attention(layers),
@@ -16,5 +17,26 @@ def _traits(fields: Fields, layers: int) -> Traits:
     )
 
 
+def _ernie(fields: Fields, layers: int) -> Traits:
+    bias = fields.flag("use_bias", False)
+    return Traits(windows=full_attention(layers), qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+
+
+def _seed(fields: Fields, layers: int) -> Traits:
+    return Traits(
+        windows=full_attention(layers),
+        qkv_bias=fields.flag("attention_bias", True),
+        output_bias=fields.flag("attention_out_bias", False),
+        mlp_bias=fields.flag("mlp_bias", False),
+    )
+
+
 # The first Llama's configurations have neither num_key_value_heads nor rope_theta.
-FAMILY = Family(_traits, kv_heads_default=True, rope=Rope(theta=10000.0))
+LLAMA = Family(_llama, kv_heads_default=True, rope=Rope(theta=10000.0))
+ERNIE = Family(
+    _ernie,
+    rope=Rope(theta=500000.0, pairs="neighbours"),
+    kv_heads_default=True,
+    defaults={"tie_word_embeddings": True},
+)
+SEED_OSS = Family(_seed, rope=Rope(theta=10000.0), kv_heads_default=True)

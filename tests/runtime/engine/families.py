@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3, beside a vision tower": ("Gemma3Vision", {"sliding_window": 37, "layer_types": KINDS}),
     "mistral3, beside a vision tower": ("Mistral3", {}),
+    "phi": ("Phi", {}),
     "phi3": ("Phi3", {"sliding_window": 37}),
     "phi3, part of the head turned": (
         "Phi3",
@@ -49,6 +50,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Phi3",
         {"original_max_position_embeddings": 96, "rope_parameters": LONGROPE, "hidden_size": 64},
     ),
+    "ernie 4.5": ("Ernie4_5", {"use_bias": True}),
+    "seed-oss": ("SeedOss", {}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 37}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2}),
     "olmo2": ("Olmo2", {}),
     "olmo3": (

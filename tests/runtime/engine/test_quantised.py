@@ -83,7 +83,7 @@ def test_logits_are_those_of_the_numbers(quantised: Any, prompt: Any, drive: Any
         torch.testing.assert_close(torch.cat(seen), right, atol=3e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["qwen2", "qwen3", "mistral, window"])
+@pytest.mark.parametrize("case", ["qwen2", "qwen3", "mistral, window", "phi3", "gemma2", "glm4", "cohere"])
 def test_in_other_families(quantised: Any, prompt: Any, drive: Any, case: str) -> None:
     found, ids = quantised("gptq", case), prompt(60, seed=9)
     driver = drive(all_logits(found.path))
