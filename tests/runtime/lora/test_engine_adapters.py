@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from runtime.config.engine import EngineConfig
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.errors import AdapterError, BadRequest, ModelNotFound
+from runtime.protocol.io_struct import GenerateReqInput
 from runtime.server.app import build_app
+from tests.runtime.disagg.test_engine_pair import Pair
 from tests.runtime.engine.conftest import Tiny
 from tests.runtime.lora.making import Made, make_adapter
 from tests.runtime.server.conftest import listening
@@ -222,3 +225,27 @@ def test_two_ranks(adapters: dict[str, Made], right: Any) -> None:
         with pytest.raises(AdapterError, match="holds no adapter_config"):
             engine.load_lora_adapter("new", str(adapters["one"].path.parent))
         check_many(engine, adapters, right)
+
+
+@pytest.mark.slow
+def test_prompts_and_outputs_in_two_engines(adapters: dict[str, Made], right: Any) -> None:
+    """Each has adapters of its own numbers: `two` is loaded first in one, last in the other."""
+    pair = Pair("local", enable_lora=True)
+    try:
+        for engine, names in ((pair.prefill, ("one", "two")), (pair.decode, ("two", "one"))):
+            for name in names:
+                engine.load_lora_adapter(name, str(adapters[name].path))
+
+        async def asked(name: str | None, room: int) -> list[int]:
+            fields = {"text": PROMPT, "sampling_params": GREEDY, "bootstrap_room": room, "lora_path": name}
+            both = [one.submit(GenerateReqInput(**fields, **pair.at)) for one in (pair.prefill, pair.decode)]
+            return list((await asyncio.gather(*both))[1].output_ids)
+
+        async def all_asked(names: list[str | None]) -> list[list[int]]:
+            return await asyncio.gather(*(asked(name, 10 + room) for room, name in enumerate(names)))
+
+        names = ["one", None, "two", "one", "two", None]
+        assert asyncio.run(all_asked(names)) == [right(name) for name in names]
+        pair.check_empty()
+    finally:
+        pair.close()
