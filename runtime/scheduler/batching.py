@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
+from runtime.config.scheduler import SchedulerConfig
 from runtime.plan import Row, Segment, StepPlan
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.speculation import Speculation
@@ -41,16 +42,13 @@ class Batcher:
     """Builds plans. Between two plans with the same rows and an unchanged cache the shared segments are the
     same, so they are kept: a decode step costs the same however long the contexts are.
 
-    `chunk`: tokens of prompts (and of forced text) in one plan. `mixed`: whether a plan that computes prompts
-    goes on with the others' next tokens too. `drafts`: what guesses tokens; None: nothing does.
+    `chunk`: tokens of prompts (and of forced text) in one plan. `drafts`: what guesses tokens.
     """
 
-    def __init__(
-        self, manager: CacheManager, chunk: int, *, mixed: bool = True, drafts: Speculation | None = None
-    ) -> None:
+    def __init__(self, manager: CacheManager, config: SchedulerConfig, drafts: Speculation) -> None:
         self._manager = manager
-        self._mixed, self._drafts = mixed, drafts if drafts is not None and drafts.active else None
-        self.chunk = chunk
+        self._mixed, self._drafts = config.mixed_prefill, drafts if drafts.active else None
+        self.chunk = config.chunked_prefill_size
         self._layout: tuple[int, int, list[int]] = (-1, -1, [])
         self._shared: tuple[Segment, ...] = ()
         self._ones: list[tuple[int]] = []  # (0,), (1,) ...: the rows of a segment that one row reads

@@ -74,8 +74,7 @@ class Scheduler:
         self._clock = clock
         self.guided = GuidedDecoding(config, self.manager, vocabulary, encode, grammar, reasoning)
         self._speculation = Speculation(config.speculation, self.manager)
-        chunk, mixed = config.chunked_prefill_size, config.mixed_prefill
-        self._batcher = Batcher(self.manager, chunk, mixed=mixed, drafts=self._speculation)
+        self._batcher = Batcher(self.manager, config, self._speculation)
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
@@ -345,6 +344,7 @@ class Scheduler:
         self._faults = 0
         self._batch.ratio.decay()
         self.guided.landed(flight, self._batch.running, result, now)
+        self._speculation.landed(rows, result)
         pieces = self._outbox.pieces
         computed, size, doomed = 0, len(self._vocabulary), bool(self._doomed)
         for request, row, got in zip(requests, rows, result.rows):

@@ -8,7 +8,9 @@ probabilities instead; here a draw is a function of seed and place, and a guess 
 
 - Who guesses: prompt look-up (`requests/lookup.py`), or a draft model, whose guesses come with the
   results of the step before (`RowResult.guesses`, `runtime/engine/drafting.py`).
-- How many: as many as did well lately (`requests/drafting.py`). Guesses that the grammar refuses are cut off.
+- How many: as many as did well lately (`requests/drafting.py`), and none where they were right less often
+  than pays: what a token more costs is learnt from what passes took (`requests/pace.py`). Guesses that the
+  grammar refuses are cut off.
 - What becomes of them (`scheduler/commit.py`): the row's slots are taken back up to the last certain token,
   and given to the tokens that were right one by one, as if each had had a step of its own. All that looks at
   a token (stops, grammars, forced text, log-probabilities) sees what it would see otherwise, and the cache
@@ -17,14 +19,16 @@ probabilities instead; here a draw is a function of seed and place, and a guess 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runtime.cache.manager import CacheManager
 from runtime.config.speculation import SpeculationConfig
+from runtime.plan import Row, StepResult
 from runtime.protocol.errors import RuntimeFault
 from runtime.scheduler.requests.drafting import Drafting
 from runtime.scheduler.requests.lookup import PromptLookup
+from runtime.scheduler.requests.pace import Pace
 from runtime.scheduler.requests.request import Request
 
 AHEAD = 16
@@ -40,6 +44,8 @@ class Speculation:
         self.active = config.algorithm is not None
         self._by_model = config.algorithm == "STANDALONE"
         self._steps = self._accepted = self._drafted = 0
+        self._pace = Pace()
+        self._price = 0.0
 
     def begin(self, request: Request) -> None:
         """The request is new. One that shows its hidden states is left alone."""
@@ -56,15 +62,28 @@ class Speculation:
         if guide is not None and guide.pending:
             return ()
         most = min(drafting.reach, request.to_come - 1)
-        found = drafting.guess(request.tokens, most) if most > 0 else ()
+        drafting.weigh(self._price)
+        if most < 1 or not drafting.tries:
+            return ()
+        found = drafting.guess(request.tokens, most)
         if found and guide is not None and not guide.unread:
             found = _followed(request, found)
         return found[: self._room(request, len(found))] if found else ()
 
+    def landed(self, rows: Sequence[Row], result: StepResult) -> None:
+        """A pass has ended: what it tells of the price of a guess."""
+        if not self.active:
+            return
+        drafts = sum([row.drafts for row in rows])
+        tokens = sum([len(row.tokens) for row in rows])
+        if tokens - drafts == len(rows):
+            self._pace.observe(tokens, result.seconds)
+            self._price = self._pace.price(len(rows))
+
     def wanted(self, request: Request) -> int:
         """How many guesses a draft model should make behind the request's next row."""
         drafting = request.drafting
-        if not self._by_model or drafting is None:
+        if not self._by_model or drafting is None or not drafting.tries:
             return 0
         return max(0, min(drafting.reach, request.to_come - 2))
 

@@ -9,6 +9,8 @@ from runtime.scheduler.requests.lookup import PromptLookup
 
 PATIENCE = 16
 """Steps without a guess after many that were wrong, at most."""
+RETRY = 24
+"""Steps after which guesses are tried that do not seem to pay."""
 SURE = 8
 """So many tokens that came before: a guess is made whatever the last ones were like."""
 
@@ -16,25 +18,35 @@ SURE = 8
 class Drafting:
     """`most`: tokens guessed for one step, at most. `lookup`: of its own text; None where a model guesses.
 
+    hope       how often guesses were right lately, those of the latest steps counting most
     reach      how many are guessed next: twice as many after a step in which all were right, otherwise one
                more than were right
     rest       steps to come without guesses: 1, 2, 4 ... after steps in a row in which none was right
+    tries      whether guesses are made for this step
     guesses    a draft model's, of what follows the first `at` tokens
     """
 
     __slots__ = (
-        "_accepted", "_drafted", "_histogram", "_misses", "_most", "_steps", "at", "guesses", "lookup",
-        "reach", "rest",
+        "_accepted", "_drafted", "_histogram", "_idle", "_misses", "_most", "_steps", "at", "guesses", "hope",
+        "lookup", "reach", "rest", "tries",
     )  # fmt: skip
 
     def __init__(self, most: int, lookup: PromptLookup | None) -> None:
         self._most, self.lookup = most, lookup
         self.reach = min(most, 4)
-        self.rest = self._misses = 0
+        self.hope, self.tries = 0.7, True
+        self.rest = self._misses = self._idle = 0
         self.guesses: tuple[int, ...] = ()
         self.at = -1
         self._steps = self._accepted = self._drafted = 0
         self._histogram = [0] * (most + 1)
+
+    def weigh(self, price: float) -> None:
+        """Whether to guess in this step: where that is likely to gain, a guess costing `price`, and now and
+        then all the same."""
+        if self.hope < price:
+            self._idle = (self._idle + 1) % RETRY
+        self.tries = self.hope >= price or not self._idle
 
     def guess(self, tokens: array[int], most: int) -> tuple[int, ...]:
         """At most `most` tokens that may follow `tokens`."""
@@ -52,6 +64,8 @@ class Drafting:
         self._drafted += drafted
         self._accepted += accepted
         self._histogram[accepted] += 1
+        share = min(1.0, drafted / 4)  # of one guess little is learnt
+        self.hope += 0.4 * share * (accepted / drafted - self.hope)
         if accepted:
             self._misses = 0
             self.reach = min(self._most, 2 * self.reach if accepted == drafted else accepted + 1)

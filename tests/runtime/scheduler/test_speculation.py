@@ -13,8 +13,9 @@ from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.guided.masks import full, mask_of, masks_behind
-from runtime.scheduler.requests.drafting import PATIENCE, Drafting
+from runtime.scheduler.requests.drafting import PATIENCE, RETRY, Drafting
 from runtime.scheduler.requests.lookup import PromptLookup
+from runtime.scheduler.requests.pace import Pace
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.speculation import Speculation
 from tests.runtime.scheduler.test_overlap import play
@@ -219,6 +220,56 @@ def test_fewer_are_guessed_where_guesses_are_wrong() -> None:
     assert drafting.reach == 4
     drafting.verified(4, 1)
     assert drafting.reach == 2
+
+
+def test_what_a_guess_costs_is_learnt_from_passes() -> None:
+    pace, dice = Pace(), random.Random(2)
+    assert pace.price(8) == 0.0
+    for _ in range(60):  # 6 ms and 0.6 for each token
+        tokens = dice.choice([8, 12, 40])
+        pace.observe(tokens, (0.006 + 0.0006 * tokens) * dice.uniform(0.9, 1.1))
+        pace.observe(tokens, 0.0)
+    pace.observe(8, 3.0)  # something held it up
+    assert pace.price(1) == pytest.approx(0.09, abs=0.04)
+    assert pace.price(10) == pytest.approx(0.5, abs=0.1)
+    for _ in range(400):  # all passes alike say nothing new
+        pace.observe(8, 0.0108)
+    assert pace.price(10) == pytest.approx(0.5, abs=0.15)
+
+
+def test_nothing_is_guessed_where_it_does_not_pay() -> None:
+    drafting = Drafting(8, PromptLookup(1, 8))
+    drafting.weigh(0.5)
+    assert drafting.tries
+    for _ in range(6):
+        drafting.verified(4, 1)
+    tried = []
+    for _ in range(2 * RETRY):
+        drafting.weigh(0.5)
+        tried.append(drafting.tries)
+    assert tried.count(True) == 2
+    drafting.weigh(0.1)
+    assert drafting.tries
+    for _ in range(6):
+        drafting.verified(4, 4)
+    drafting.weigh(0.9)
+    assert drafting.tries
+
+
+def test_a_step_that_tells_its_time_sets_the_price(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes whose time is all their tokens': guessing stops, and nothing else changes."""
+    monkeypatch.setattr(
+        "runtime.scheduler.speculation.Drafting.guess", lambda self, tokens, most: (1,) * most
+    )
+    steps = []
+    for each in (0.0, 1e-3):
+        sim = bench(speculation=NGRAM)
+        sim.runner.takes = lambda plan, each=each: (0.0, 1e-4 + each * plan.token_count)
+        sim.add("a", [1, 2, 3], max_new_tokens=300, ignore_eos=True)
+        sim.run()
+        steps.append((sim.answer("a").new_ids, sim.runner.tokens))
+    assert steps[0][0] == steps[1][0]
+    assert steps[1][1] < 340 < 420 < steps[0][1]
 
 
 @pytest.mark.parametrize(
