@@ -114,7 +114,9 @@ class EngineConfig:
         256, "sequences in a recorded step, at most; larger ones are not recorded"
     )
     context_length: int | None = option(
-        None, "prompt + new tokens of a request, at most; None: the model's own"
+        None,
+        "prompt + new tokens of a request, at most; None: the model's own, which for LongRoPE (Phi 3 of "
+        "128k) is the shorter of its two: more takes its long frequencies",
     )
     allow_auto_truncate: bool = option(
         False, "shorten prompts and outputs that do not fit, where otherwise the request is refused"

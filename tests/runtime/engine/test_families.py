@@ -52,6 +52,15 @@ def test_logits(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
     close(driver.runner.seen, torch.stack([case.logits([*shared, *end, 9])[-1] for end in ends]))
 
 
+@pytest.mark.parametrize("name", ["gemma2", "granite", "cohere", "phi"])
+def test_some_logits_alone_are_scaled_and_capped_too(name: str, tiny: Any) -> None:
+    path, chosen = tiny(name).path, torch.tensor([3, 150, 9])
+    decoder = AllLogits(path).decoder
+    with torch.inference_mode():
+        hidden = torch.randn(4, decoder.spec.hidden_size, generator=torch.Generator().manual_seed(1))
+        torch.testing.assert_close(decoder.logits_of(hidden, chosen), decoder.logits(hidden)[:, chosen])
+
+
 def test_long_contexts_of_longrope(tiny: Any, drive: Any, prompt: Any) -> None:
     """Beyond the trained length all positions have the other frequencies, in transformers too."""
     case, ids = tiny("phi3, longrope"), prompt(120, seed=5)
