@@ -231,6 +231,26 @@ def test_ranks_and_scales_of_single_projections(tiny: Any, prompt: Any, drive: A
         assert drive(run).generate([ids], 6, adapter=1) == [greedy(made.model, ids, 6)]
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "w8a8_int8"])
+def test_over_rounded_matrices(several: Any, prompt: Any, drive: Any, quantization: str) -> None:
+    """The model's are rounded, the adapter's are not."""
+    base, (made, *_) = several
+    ids = prompt(40)
+    scores = tuple((place, ids[place + 1]) for place in range(39))
+    with runner(base.path, made.path, quantization=quantization) as run:
+        driver = drive(run)
+        found = driver.step(
+            [driver.ask(driver.new(), ids, adapter=number, scores=scores) for number in (0, 1)]
+        )
+    right = [
+        Tiny(base.path, model).logits(ids).log_softmax(-1)[range(39), ids[1:]]
+        for model in (base.model, made.model)
+    ]
+    apart = (right[0] - right[1]).abs().mean()
+    for got, mine in zip(found, right):
+        assert (torch.tensor(got.scores) - mine).abs().mean() < 0.2 * apart
+
+
 def test_in_bfloat16(make: Any, prompt: Any, drive: Any, tmp_path: Path) -> None:
     """Two prompts, and then three tokens of which the second has no adapter."""
     base = make(tmp_path / "base", "llama", torch.bfloat16)

@@ -249,3 +249,26 @@ def test_prompts_and_outputs_in_two_engines(adapters: dict[str, Made], right: An
         pair.check_empty()
     finally:
         pair.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_algorithm": "NGRAM"},
+        {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "pocket"},
+    ],
+    ids=["prompt look-up", "draft model"],
+)
+def test_guesses_change_nothing(adapters: dict[str, Made], right: Any, options: dict[str, Any]) -> None:
+    """The draft model guesses without the adapter: often wrongly."""
+    with Engine(
+        "pocket", lora_paths=[f"one={adapters['one'].path}"], runner_process=False, **SMALL, **options
+    ) as engine:
+        prompts = [PROMPT, "one two three one two three one two", PROMPT]
+        names = ["one", "one", None]
+        outputs = engine.generate(prompts, {**GREEDY, "max_new_tokens": 40}, lora_path=names)
+        assert [list(one.output_ids) for one in outputs] == [
+            right(name, text, 40) for name, text in zip(names, prompts)
+        ]
+        assert sum(one.meta.get("spec_verify_ct", 0) for one in outputs) > 0
