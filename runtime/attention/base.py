@@ -105,8 +105,8 @@ class Attention(ABC, Generic[P]):
         """Prepare one pass. Work here is proportional to rows, segments and runs, not to their tokens."""
 
 
-TRITON_WIDEST = 256
-"""Of a head whose keys and values, 32 at a time, fit into a GPU's shared memory; latents are longer."""
+TRITON_WIDEST = 576
+"""Of a head whose keys and values, 16 at a time, fit into a GPU's shared memory: DeepSeek's latents do."""
 
 
 def choose(name: str, device: torch.device, head_dim: int = 0) -> type[Attention[KVPool]]:

@@ -21,13 +21,12 @@ from runtime.attention.base import PLAIN, Attention, AttentionStep, FixedStep, S
 from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.pool import KVShape, LayerMajorPool
 from runtime.attention.tiles import Cut, Ints, Tables, cut, tables_of
-from runtime.kernels.device import compiled, power_of_two
+from runtime.kernels.device import compiled
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.merge_states import merge_states
-from runtime.kernels.paged_attention import FIELDS, Form, States, Tiles, attend_tiles
+from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
 from runtime.plan import StepPlan
 
-ROWS_WIDE = 64
 PROGRAMS_PER_UNIT = 4  # of the GPU's processors: what is split is split for so many
 Windows: TypeAlias = dict[int | None, Cut]
 
@@ -74,7 +73,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         device = shape.device
         units = torch.cuda.get_device_properties(device).multi_processor_count if compiled(device) else 4
         self.splits = max(2, PROGRAMS_PER_UNIT * units // shape.kv_heads)
-        self._narrow, self._wide = (max(rows, power_of_two(self.group)) for rows in (16, ROWS_WIDE))
+        self._shape = Shape.of(self.group, shape.head_dim)
         self._numbers = torch.arange(slots, dtype=torch.int32, device=device)
         self._states: States | None = None  # of fixed steps, which never run at once
         self._forms = [
@@ -110,14 +109,15 @@ class TritonTiles(Attention[LayerMajorPool]):
 
     def fixed(self, rows: int) -> FixedStep:
         # Each row has own keys; besides, splits, and prefixes that rows share, some levels deep.
-        tiles = 2 * rows + self.splits
-        capacity = Capacity(rows, 8 * rows, tiles, 8 * rows + self.splits * (self._narrow // self.group))
+        partials = 8 * rows + self.splits * (self._shape.wide // self._shape.heads)
+        capacity = Capacity(rows, 8 * rows, 2 * rows + self.splits, partials)
         if self._states is None or len(self._states.values) < capacity.partials:
             self._states = States.empty(capacity.partials, self.heads, self.pool.head_dim, self.pool.device)
         return _Fixed(self, capacity, self._states)
 
     def _tables(self, plan: StepPlan, *, direct: bool = True) -> tuple[Tables, Windows]:
-        tables = tables_of(plan, self._narrow // self.group, self._wide // self.group)
+        shape = self._shape
+        tables = tables_of(plan, shape.narrow // shape.heads, shape.wide // shape.heads)
         windows = {
             window: cut(tables, window, self.splits, direct=direct) for window in dict.fromkeys(self.windows)
         }
@@ -153,7 +153,7 @@ class TritonTiles(Attention[LayerMajorPool]):
             store_kv(new, target, slots, places)
             out = torch.empty(len(qkv), heads, pool.head_dim, dtype=qkv.dtype, device=qkv.device)
             window = windows[form.window]
-            for fields, rows in ((window.narrow, self._narrow), (window.wide, self._wide)):
+            for fields, rows in ((window.narrow, self._shape.narrow), (window.wide, self._shape.wide)):
                 if len(fields):
                     tiles = Tiles(fields, queries, positions, slots)
                     attend_tiles(qkv, kept, tiles, form, out, states, rows)

@@ -13,14 +13,17 @@ from torch import Tensor
 from runtime.kernels.device import power_of_two, warps
 from runtime.kernels.paged_attention import LOG2_E, States
 
+NUMBERS = 4096  # of a program
+
 
 def merge_states(states: States, of: Tensor, ends: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
     """of int32: indices of partial results, those of a token side by side, the first token's first; ends
     int32 [tokens + 1]: where each token's begin, and the last one's end. out [tokens, heads, head_dim] is
     filled where a token has any. sinks: [heads] float32 logits that join each softmax and add nothing."""
     heads, dim = out.shape[1:]
-    block_h, block_d = power_of_two(heads), power_of_two(dim)
-    _merge[(out.shape[0],)](
+    block_d = power_of_two(dim)
+    block_h = min(power_of_two(heads), max(1, NUMBERS // block_d))
+    _merge[(out.shape[0], triton.cdiv(heads, block_h))](
         states.values, states.sums, of, ends, out, sinks, heads, dim,
         SINKS=sinks is not None, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=max(4, warps(block_h * block_d)),
     )  # fmt: skip
@@ -50,7 +53,7 @@ def _merge(
     token = tl.program_id(0)
     first, last = tl.load(ends + token), tl.load(ends + token + 1)
     if last > first:
-        head, d = tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
+        head, d = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
         real = head < heads
         both = real[:, None] & (d < dim)[None, :]
         most = tl.full([BLOCK_H], -float("inf"), tl.float32)

@@ -61,7 +61,7 @@ def grouped_matmul(
     _grouped_matmul[(len(blocks.experts), triton.cdiv(outputs, columns))](
         x, weight, blocks.entries, blocks.experts, scales, out, x.stride(0), top_k, outputs, inputs,
         ROWS=blocks.size, COLUMNS=columns, DEPTH=64 if inputs >= 64 else 16, SCALED=scales is not None,
-        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=8 if blocks.size >= 64 else 4, num_stages=3,
+        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=8 if columns >= 128 else 4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -94,6 +94,8 @@ def fused_experts(
     experts, weights [tokens, top_k] -> the weighted sum of each token's experts [tokens, hidden].
     activate: [entries, 2 * ffn] -> [entries, ffn]."""
     tokens, top_k = experts.shape
+    if not tokens:  # as in a pass of which nothing is wanted
+        return torch.empty_like(x)
     # As large as an expert's entries are on average: what a block lacks is computed for nothing.
     size = min(64, max(16, triton.next_power_of_2(tokens * top_k // gate_up.shape[0])))
     blocks = group_by_expert(experts, gate_up.shape[0], size)

@@ -65,23 +65,41 @@ class States(NamedTuple):
         return cls(values, torch.empty(partials, heads, dtype=torch.float32, device=device))
 
 
+class Shape(NamedTuple):
+    """How a program's rows are used: how many query heads of its key head it takes, and rows of the two kinds
+    of tiles. Wide heads (latent attention: one key head of 576 numbers for 128 query heads) leave room for
+    few."""
+
+    heads: int
+    narrow: int
+    wide: int
+
+    @classmethod
+    def of(cls, group: int, head_dim: int) -> Shape:
+        heads = group if head_dim <= 256 else min(group, 16)
+        least = max(16, power_of_two(heads))
+        return cls(heads, least, least if head_dim > 256 else max(64, least))
+
+
 def attend_tiles(
     qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
 ) -> None:
     """qkv [tokens, heads + 2 * kv_heads, head_dim], query heads first; pool [slots, 2 * kv_heads, head_dim],
     key heads first; both with a token's numbers side by side. Fills out [tokens, heads, head_dim] or
-    `states`, as each tile says. rows: of a tile, a power of two; holds its queries times the query heads of
-    a key head."""
+    `states`, as each tile says. rows: of these tiles, narrow or wide as in Shape; they hold a tile's queries
+    times Shape.heads."""
     kv_heads, dim = pool.shape[1] // 2, pool.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
-    wide = dim > 128
-    _attend[(tiles.fields.shape[0], kv_heads)](
+    part = Shape.of(heads // kv_heads, dim).heads
+    block = max(16, power_of_two(dim))
+    _attend[(tiles.fields.shape[0], kv_heads * triton.cdiv(heads // kv_heads, part))](
         qkv, pool, out, states.values, states.sums, form.sinks, *tiles,
         qkv.stride(0), pool.stride(0), form.scale, form.softcap or 1.0, form.window or 0,
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROWS=max(16, rows), KEYS=32 if wide else 64,
-        BLOCK_D=max(16, power_of_two(dim)), CAPPED=form.softcap is not None, WINDOWED=form.window is not None,
-        SINKS=form.sinks is not None, WIDEN=INTERPRETED or qkv.dtype == torch.float32,
-        num_warps=8 if rows >= 128 else 4, num_stages=2,
+        HEADS=heads, KV_HEADS=kv_heads, PART=part, DIM=dim, ROWS=rows,
+        KEYS=64 if block <= 128 else max(16, 8192 // block), BLOCK_D=block,
+        CAPPED=form.softcap is not None, WINDOWED=form.window is not None, SINKS=form.sinks is not None,
+        WIDEN=INTERPRETED or qkv.dtype == torch.float32,
+        num_warps=8 if rows * block >= 1 << 14 else 4, num_stages=2 if block <= 256 else 1,
     )  # fmt: skip
 
 
@@ -89,20 +107,22 @@ def attend_tiles(
 def _attend(
     qkv, pool, out, values, sums, sinks, fields, queries, positions, slots,
     qkv_stride, slot_stride, scale, softcap, window,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    BLOCK_D: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr, SINKS: tl.constexpr,
-    WIDEN: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PART: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr,
+    KEYS: tl.constexpr, BLOCK_D: tl.constexpr, CAPPED: tl.constexpr, WINDOWED: tl.constexpr,
+    SINKS: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tile = fields + tl.program_id(0) * 6
-    kv_head = tl.program_id(1)
+    PARTS: tl.constexpr = (GROUP + PART - 1) // PART
+    kv_head, first_head = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS * PART
     count = tl.load(tile + 1)
     if count > 0:
         first_query, first_key, key_count = tl.load(tile), tl.load(tile + 2), tl.load(tile + 3)
         first_position, target = tl.load(tile + 4), tl.load(tile + 5)
         row, d = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
-        mine, head = row // GROUP, kv_head * GROUP + row % GROUP
-        real, in_head = mine < count, d < DIM
+        mine, in_group = row // PART, first_head + row % PART
+        head = kv_head * GROUP + in_group
+        real, in_head = (mine < count) & (in_group < GROUP), d < DIM
         token = tl.load(queries + first_query + mine, mask=real, other=0).to(tl.int64)
         at = tl.load(positions + token, mask=real, other=0)
         q_place = qkv + token[:, None] * qkv_stride + (head * DIM)[:, None] + d[None, :]

@@ -59,7 +59,9 @@ def test_windows(shape: str, window: int) -> None:
     compare(TritonTiles, plan_of(*PLANS[shape], 1, seed=3), windows=(window, None))
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 32), (6, 2, 20), (20, 1, 16)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(1, 1, 8), (3, 3, 32), (6, 2, 20), (20, 1, 16), (19, 1, 260)]
+)
 def test_head_shapes(heads: int, kv_heads: int, dim: int) -> None:
     plan = plan_of(*PLANS["tree"], 1, seed=5)
     compare(TritonTiles, plan, heads=heads, kv_heads=kv_heads, dim=dim)

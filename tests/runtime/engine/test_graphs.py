@@ -73,7 +73,10 @@ def generated(
     return [[*root_ids, *end] for end in ends], outs
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("mistral, window", marks=pytest.mark.slow)])
+SLOW = ("mistral, window", "gpt oss", "deepseek v3", "mixtral", "gemma2", "gpt_neox", "llama4", "cohere")
+
+
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_kernels_say_what_transformers_says(name: str, tiny: Any, load: Any, drive: Any, prompt: Any) -> None:
     case = tiny(name)
     prompts, outs = generated(load(case.path), drive, prompt, 4)

@@ -16,7 +16,7 @@ from runtime.kernels.kv_store import store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.moe import fused_experts
-from runtime.kernels.paged_attention import FIELDS, Form, States, Tiles, attend_tiles
+from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
 from runtime.kernels.rms_norm import rms_norm
 from runtime.kernels.rotary import rotate
 from runtime.kernels.sampling import Changes, Draws, change, sample
@@ -92,3 +92,9 @@ if __name__ == "__main__":
     JITFunction.run = compile_only
     calls(torch.bfloat16, 128, 4)
     calls(torch.float32, 96, 3)
+    latent = torch.zeros(2, 130, 576, dtype=torch.bfloat16)  # of DeepSeek: 128 query heads for one key head
+    ints, states = torch.zeros(16, dtype=torch.int32), States.empty(4, 128, 576, torch.device("cpu"))
+    tiles = Tiles(torch.zeros(3, FIELDS, dtype=torch.int32), ints, ints, ints)
+    out = torch.zeros(2, 128, 576, dtype=torch.bfloat16)
+    attend_tiles(latent, latent[:, -2:], tiles, Form(0.1), out, states, Shape.of(128, 576).narrow)
+    merge_states(states, ints, ints, out)

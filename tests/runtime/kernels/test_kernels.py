@@ -223,6 +223,14 @@ def test_grouped_product(dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, right, atol=5e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2)
 
 
+def test_nothing_is_taken() -> None:
+    none = torch.zeros(0, 12, device=DEVICE)
+    chosen = torch.zeros(0, 2, dtype=torch.int64, device=DEVICE)
+    assert fused_experts(none, noise(4, 24, 12), noise(4, 12, 12), chosen, chosen.float()).shape == (0, 12)
+    assert rms_norm(none, noise(12), 1e-5).shape == (0, 12)
+    assert silu_mul(none).shape == (0, 6)
+
+
 @pytest.mark.parametrize("biased", [False, True])
 def test_experts(biased: bool) -> None:
     x, gate_up, down = noise(6, 16), noise(4, 24, 16), noise(4, 16, 12)
