@@ -144,7 +144,10 @@ def sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
 
 
 def layers_after(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """DeepSeek's word: first_k_dense_replace (so many layers at the bottom have no experts)."""
+    """DeepSeek's words: first_k_dense_replace (so many layers at the bottom have no experts), moe_layer_freq
+    (of those above, every so many layers one has; always 1)."""
+    if (every := fields.integer("moe_layer_freq", 1)) != 1:
+        raise fields.fail(f"'moe_layer_freq' {every} is not supported; known: 1")
     first = fields.integer("first_k_dense_replace", 0, minimum=0)
     return tuple(layer >= first for layer in range(layers))
 

@@ -14,13 +14,14 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
+from runtime.disagg.transfer.joined import JoinedMemory
 from runtime.engine.runner import TorchRunner
 from runtime.kernels.moe import plain_fused_experts
 from runtime.layers.dense import Dense
 from runtime.layers.lora.linear import Adapted
 from runtime.layers.quantised.choose import method_for
 from runtime.models import experts
-from runtime.plan import Row, Run, StepPlan
+from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.sampling import SamplingParams
 from tests.runtime.engine.expert_families import EXPERTS
@@ -30,6 +31,7 @@ from tests.runtime.engine.test_tensor_parallel import ranks
 from tests.runtime.layers.quantised_tensors import SCHEMES
 
 TOLERANCE = 2e-4
+GREEDY = SamplingParams(temperature=0.0)
 
 
 def _close(got: torch.Tensor, right: torch.Tensor) -> None:
@@ -57,12 +59,33 @@ def test_logits(name: str, tiny: Any, prompt: Any, drive: Any) -> None:
     _close(driver.runner.seen, torch.stack([case.logits([*ids, *end, 9])[-1] for end in ends]))
 
 
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", EXPERTS)
-def test_greedy_text_of_two_ranks_is_the_models(name: str, tiny: Any, drive: Any, prompt: Any) -> None:
+def test_greedy_text_of_ranks_is_the_models(name: str, size: int, tiny: Any, drive: Any, prompt: Any) -> None:
     case, prompts = tiny(name), [prompt(length, seed=length) for length in (1, 40)]
     right = [case.greedy(ids, 8) for ids in prompts]
-    with ranks(case.path, 2) as made:
+    with ranks(case.path, size) as made:
         assert drive(made, page=1, seed=1).generate(prompts, 8, chunk=17) == right
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(1, 2), (2, 1)])
+def test_latents_go_on_with_another_number_of_ranks(
+    tiny: Any, prompt: Any, prefill: int, decode: int
+) -> None:
+    """Each rank keeps the one key head, whole."""
+    case, ids = tiny("deepseek v3"), prompt(30)
+    right = case.greedy(ids, 2)
+    with ranks(case.path, prefill) as source, ranks(case.path, decode) as target:
+        there, here = (
+            JoinedMemory([runner.kv_memory for runner in made.runners]) for made in (source, target)
+        )
+        (first,) = ask(source, StepPlan((Row(1, tuple(ids), 0, (Run(10, 30),), GREEDY),), ()))
+        order = here.layout.order
+        data = there.read([Run(10, 30)], there.layout.span, order)
+        here.write([Run(50, 30)], here.layout.span, order, data)
+        row = Row(1, (right[0],), 30, (Run(90, 1),), GREEDY)
+        (second,) = ask(target, StepPlan((row,), (Segment((Run(50, 30),), (0,), 0),)))
+    assert [first.token, second.token] == right
 
 
 def test_codes_of_four_bits_are_the_numbers_they_stand_for(

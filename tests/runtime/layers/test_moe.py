@@ -158,5 +158,7 @@ def test_which_layers_have_experts() -> None:
     assert layers_after(fields(first_k_dense_replace=0), 2) == (True, True)
     assert checked(fields(), ExpertsSpec((False,) * 3, COUNT, 4, RouterSpec(2))) is None
     assert expert_count(fields(num_experts=5)) == expert_count(fields(n_routed_experts=5)) == 5
+    with pytest.raises(ModelLoadError, match="'moe_layer_freq' 2 is not supported"):
+        layers_after(fields(moe_layer_freq=2), 4)
     with pytest.raises(ModelLoadError, match="'num_experts' is missing"):
         expert_count(fields())
