@@ -52,7 +52,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "head_dim": 64, "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
         "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
         "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
-        "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-5, "rope_theta": 150000, "sliding_window": 128,
+        "num_key_value_heads": 8, "num_local_experts": 32, "rms_norm_eps": 1e-5, "rope_theta": 150000,
+        "sliding_window": 128,
         "rope_scaling": {
             "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096,
             "rope_type": "yarn", "truncate": False,
