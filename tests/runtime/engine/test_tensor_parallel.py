@@ -149,9 +149,9 @@ def test_a_rank_reads_and_holds_its_part(tiny: Any, monkeypatch: pytest.MonkeyPa
     read: list[int] = []
     finish = Checkpoint.finish
 
-    def count(self: Checkpoint, ignored: tuple[str, ...]) -> None:
+    def count(self: Checkpoint, *names: tuple[str, ...]) -> None:
         read.append(self.bytes_taken)
-        finish(self, ignored)
+        finish(self, *names)
 
     monkeypatch.setattr(Checkpoint, "finish", count)
     for case in ("llama", "qwen2", "llama, tied, biased"):
