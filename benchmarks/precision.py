@@ -31,6 +31,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "w8a8_int8": {"quantization": "w8a8_int8"},
     "w8a8_int8, bfloat16": {"dtype": "bfloat16", "quantization": "w8a8_int8"},
     "fp8": {"quantization": "fp8"},
+    "KV in bfloat16": {"kv_cache_dtype": "bfloat16"},
+    "KV in fp8_e4m3": {"kv_cache_dtype": "fp8_e4m3"},
+    "KV in fp8_e5m2": {"kv_cache_dtype": "fp8_e5m2"},
 }
 LONGEST = 96
 END = "<|im_end|>"

@@ -48,11 +48,14 @@ class Codes:
         held = (self.data, self.scale, self.offset, self.order)
         return sum(one.nbytes for one in held if one is not None)
 
-    def numbers(self, outputs: slice | Tensor = slice(None), *, offset: bool = True) -> Tensor:
-        """Of some outputs, float32 [outputs, inputs], columns as they lie here (see `order`). offset: less
-        their offsets; without, code * scale."""
+    def numbers(
+        self, outputs: slice | Tensor = slice(None), *, scale: bool = True, offset: bool = True
+    ) -> Tensor:
+        """Of some outputs, float32 [outputs, inputs], columns as they lie here (see `order`); without their
+        scales, or offsets, where the caller sees to these."""
         code = _floats(self.data[outputs])
-        self._each(code, self.scale[outputs], Tensor.mul_)
+        if scale:
+            self._each(code, self.scale[outputs], Tensor.mul_)
         if offset and self.offset is not None:
             self._each(code, self.offset[outputs], Tensor.sub_)
         return code
@@ -116,9 +119,11 @@ class Codes:
         )
 
     def to(self, device: torch.device) -> Codes:
-        offset = None if self.offset is None else self.offset.to(device)
-        order = None if self.order is None else self.order.to(device)
-        return Codes(self.data.to(device), self.scale.to(device), self.group, offset, order)
+        """A copy of its own: what was read may lie in a file's memory, all of which it would hold."""
+        offset, order = (None if one is None else one.to(device) for one in (self.offset, self.order))
+        return Codes(
+            self.data.to(device, copy=True), self.scale.to(device, copy=True), self.group, offset, order
+        )
 
 
 def stacked(parts: Sequence[Codes]) -> list[Codes]:

@@ -70,12 +70,16 @@ def _product(x: Tensor, part: Codes) -> Tensor:
         return made
     given = _as_computed(x)
     y = given.new_empty(x.shape[0], part.outputs)
-    # In float32 the offsets cost less as a product with the groups' sums than in each number.
-    apart = part.offset is not None and given.dtype == torch.float32
+    # In float32 scales of whole outputs cost less in the results than in each number, and offsets as a
+    # product with the groups' sums.
+    exact = given.dtype == torch.float32
+    apart, flat = exact and part.offset is not None, exact and part.scale.shape[1] == 1
     step = max(1, _AT_ONCE.get(x.device.type, _AT_ONCE_ELSEWHERE) // part.inputs)
     for first in range(0, part.outputs, step):
-        weight = part.numbers(slice(first, first + step), offset=not apart)
+        weight = part.numbers(slice(first, first + step), scale=not flat, offset=not apart)
         y[:, first : first + step] = F.linear(given, weight.to(given.dtype))
+    if flat:
+        y *= part.scale.float().t()
     if part.offset is not None and apart:
         y -= F.linear(part.sums(given), part.offset)
     return y
