@@ -146,6 +146,28 @@ def test_guesses_never_take_others_slots(bench: Any, monkeypatch: pytest.MonkeyP
     assert steps[1][0] < steps[0][0]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_turns_of_a_session(bench: Any, monkeypatch: pytest.MonkeyPatch, streaming: bool) -> None:
+    """Each finds in the cache what the one before left there, and nothing else."""
+    monkeypatch.setattr(Speculation, "guesses", knowing(0.7))
+    found = []
+    for config in ({}, {"speculation": NGRAM}):
+        sim = bench(400, page_size=2, **config)
+        sim.scheduler.open_session("s", streaming=streaming)
+        answers, last = [], None
+        for number in range(5):
+            words = {"session_params": {"id": "s", **({} if last is None else {"rid": last})}}
+            sim.add(str(number), [number, 5], max_new_tokens=9, ignore_eos=True, **words)
+            last = str(number)
+            answer = sim.run().answer(last)
+            answers.append((answer.new_ids, answer.prompt_tokens, answer.cached_tokens))
+            sim.account() if not streaming else sim.scheduler.check()
+        found.append((answers, sim.scheduler.manager.available))
+        sim.scheduler.close_session("s")
+        sim.empty()
+    assert found[0] == found[1]
+
+
 def test_figures_of_a_request_and_of_all(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Speculation, "guesses", knowing(1.0))
     sim = bench(speculation=NGRAM)
