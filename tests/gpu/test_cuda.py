@@ -36,3 +36,22 @@ def test_constraint_and_bfloat16_on_cuda() -> None:
         )
     assert len(out.text) == 2
     assert out.text.isdigit()
+
+
+def test_kernels_and_graphs_say_what_plain_torch_says() -> None:
+    """Rows of padded numbers, a prefix in common, two draws."""
+    params = [SamplingParams(max_new_tokens=24, temperature=0.0)] * 3
+    params += [SamplingParams(max_new_tokens=24, temperature=0.8, top_p=0.9, seed=seed) for seed in (1, 2)]
+    prompts = [*PROMPTS, PROMPTS[0], PROMPTS[1]]
+    outputs = []
+    for attention, graph in (("torch_views", False), ("triton", False), ("triton", True)):
+        with Engine(
+            "pocket",
+            device="cuda",
+            dtype="float32",
+            max_total_tokens=4096,
+            attention=attention,
+            cuda_graph=graph,
+        ) as engine:
+            outputs.append([out.output_ids for out in engine.generate(prompts, params)])
+    assert outputs[0] == outputs[1] == outputs[2]

@@ -73,10 +73,21 @@ def generated(
     return [[*root_ids, *end] for end in ends], outs
 
 
-SLOW = ("mistral, window", "gpt oss", "deepseek v3", "mixtral", "gemma2", "gpt_neox", "llama4", "cohere")
-
-
-@pytest.mark.parametrize("name", ["llama", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama",
+        "mistral, window",
+        "gpt oss",
+        "deepseek v3",
+        "mixtral",
+        "gemma2",
+        "gpt_neox",
+        "llama4",
+        "cohere",
+    ],
+)
 def test_kernels_say_what_transformers_says(name: str, tiny: Any, load: Any, drive: Any, prompt: Any) -> None:
     case = tiny(name)
     prompts, outs = generated(load(case.path), drive, prompt, 4)
@@ -88,10 +99,10 @@ def test_recorded_steps_say_the_same(tiny: Any, load: Any, drive: Any, prompt: A
     runner, again = load(case.path), Again()
     with torch.inference_mode():
         runner._passes.record(4, CudaRecorder(torch.device("cuda")) if ON_GPU else again)
-    prompts, outs = generated(runner, drive, prompt, 5)
-    assert outs == [case.greedy(ids, 5) for ids in prompts]
+    prompts, outs = generated(runner, drive, prompt, 3)
+    assert outs == [case.greedy(ids, 3) for ids in prompts]
     if not ON_GPU:
-        assert (again.recorded, again.repeated) == (3, 4)  # the first token comes from the prompts' pass
+        assert (again.recorded, again.repeated) == (3, 2)  # the first token comes from the prompts' pass
 
 
 def test_a_step_that_does_not_fit_is_computed_as_it_is(

@@ -1,0 +1,206 @@
+"""The kernels alone, as a share of what the GPU can do, and decoding steps with and without CUDA graphs.
+
+    python -m benchmarks.kernels                      # Llama-3-8B's shapes, bfloat16
+    python -m benchmarks.kernels --model PATH         # decoding steps of a checkpoint, too; with --dummy of
+                                                      # random weights: only config.json is read
+
+Bytes count once what must be read and written; the limit is what a copy of 1 GiB reaches in the same run, for
+products of matrices what one of 8192 rows reaches. Needs a CUDA device; `--tiny` runs small shapes wherever
+Triton can, to see that it works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from runtime.attention.pool import KVShape
+from runtime.attention.triton_tiles import TritonTiles
+from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig
+from runtime.engine.runner import TorchRunner
+from runtime.kernels.kv_store import store_kv
+from runtime.kernels.logprobs import gather_logprobs
+from runtime.kernels.moe import fused_experts
+from runtime.kernels.rms_norm import rms_norm
+from runtime.kernels.rotary import rotate
+from runtime.kernels.sampling import Draws, sample
+from runtime.kernels.silu_mul import silu_mul
+from runtime.plan import Row, Run, Segment, StepPlan
+from runtime.protocol.sampling import SamplingParams
+
+HEADS, KV_HEADS, DIM, HIDDEN, FFN, VOCAB = 32, 8, 128, 4096, 14336, 128_256
+
+
+def seconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """The median of some rounds, after two that do not count."""
+    took = []
+    for number in range(rounds + 2):
+        begin = time.perf_counter()
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            run()
+            end.record()
+            end.synchronize()
+            passed = start.elapsed_time(end) / 1e3
+        else:
+            run()
+            passed = time.perf_counter() - begin
+        if number >= 2:
+            took.append(passed)
+    return sorted(took)[len(took) // 2]
+
+
+def decoding(rows: int, own: int, shared: int = 0, new: int = 1) -> tuple[StepPlan, int]:
+    """A plan of rows with `own` keys each behind `shared` common ones; how many slots it takes."""
+    segments, first = [], shared
+    if shared:
+        segments.append(Segment((Run(0, shared),), tuple(range(rows)), 0))
+    made = []
+    for number in range(rows):
+        if own:
+            segments.append(Segment((Run(first, own),), (number,), shared))
+        made.append(
+            Row(number, (1,) * new, shared + own, (Run(first + own, new),), SamplingParams(temperature=0.0))
+        )
+        first += own + new
+    return StepPlan(tuple(made), tuple(segments)), first
+
+
+def attention_cases(
+    device: torch.device, dtype: torch.dtype, tiny: bool
+) -> Iterator[tuple[str, Callable[[], object], float, float]]:
+    """Name, call, bytes, floating-point operations."""
+    cases = [(1, 1024, 0, 1), (32, 1024, 0, 1), (256, 1024, 0, 1), (32, 8192, 0, 1), (256, 24, 1000, 1),
+             (1, 0, 0, 8192), (4, 4096, 0, 512)]  # fmt: skip
+    if tiny:
+        cases = [(2, 30, 0, 1), (2, 5, 20, 1), (1, 0, 0, 20)]
+    for rows, own, shared, new in cases:
+        plan, slots = decoding(rows, own, shared, new)
+        attention = TritonTiles(KVShape(1, KV_HEADS, DIM, dtype, device), slots, HEADS, (None,))
+        qkv = torch.randn(rows * new, HEADS + 2 * KV_HEADS, DIM, device=device).to(dtype)
+        step = attention.begin(plan)
+        keys = shared + rows * (own + new)
+        seen = rows * new * (shared + own + (new + 1) / 2)
+        moved = 2 * keys * KV_HEADS * DIM * dtype.itemsize + 2 * qkv.nbytes
+        name = f"attention: {rows} x {new} new, {own} own, {shared} shared"
+        yield name, lambda step=step, qkv=qkv: step(0, qkv), moved, 4 * seen * HEADS * DIM
+
+
+def cases(
+    device: torch.device, dtype: torch.dtype, tiny: bool
+) -> Iterator[tuple[str, Callable[[], object], float, float]]:
+    """The same for all kernels."""
+    tokens, hidden, ffn, vocab = (2, 64, 128, 300) if tiny else (4096, HIDDEN, FFN, VOCAB)
+    rows = 2 if tiny else 256
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device).to(dtype)
+
+    x, residual, weight = noise(tokens, hidden), noise(tokens, hidden), noise(hidden)
+    yield "RMS norm with residual", lambda: rms_norm(x, weight, 1e-5, residual), 4 * x.nbytes, 0.0
+    both = noise(tokens, 2 * ffn)
+    yield "SiLU times up", lambda: silu_mul(both), 1.5 * both.nbytes, 0.0
+    qkv, angles = noise(tokens, HEADS + 2 * KV_HEADS, DIM), noise(tokens, 1, DIM)
+    turned = qkv[:, : HEADS + KV_HEADS]
+    yield "rotary", lambda: rotate(turned, angles, angles), 2 * turned.numel() * dtype.itemsize, 0.0
+    pool = noise(tokens, 2 * KV_HEADS, DIM)
+    places = torch.arange(tokens, dtype=torch.int32, device=device)
+    yield "KV store", lambda: store_kv(qkv[:, HEADS:], pool, places, places), 2 * pool.nbytes, 0.0
+    logits = torch.randn(rows, vocab, device=device)
+    whole = torch.zeros(rows, dtype=torch.int32, device=device)
+    ones = torch.ones(rows, device=device)
+    words = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    for name, temperature, k, p in (
+        ("best", 0.0, 0, 1.0),
+        ("draw", 1.0, 0, 1.0),
+        ("top-k and top-p", 1.0, 50, 0.9),
+    ):
+        draws = Draws(ones * temperature, whole + k, ones * p, ones * 0, ones.double() / 2, whole - 1, words)
+        yield f"sampling: {name}, {rows} rows", lambda draws=draws: sample(logits, draws), logits.nbytes, 0.0
+    ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+    yield f"log-probabilities, {rows} rows", lambda: gather_logprobs(logits, ids), logits.nbytes, 0.0
+    count, top_k, width = (4, 2, 32) if tiny else (128, 8, 768)  # Qwen3-30B-A3B's
+    inner = 64 if tiny else 2048
+    gate_up, down = noise(count, 2 * width, inner), noise(count, inner, width)
+    for some in (2,) if tiny else (32, 4096):
+        chosen = torch.rand(some, count, device=device).topk(top_k)
+        given = noise(some, inner)
+        used = min(1.0, some * top_k / count) * (gate_up.nbytes + down.nbytes)
+        operations = 6.0 * some * top_k * inner * width
+        yield (
+            f"{count} experts, {some} tokens",
+            lambda given=given, chosen=chosen: fused_experts(
+                given, gate_up, down, chosen.indices, chosen.values
+            ),
+            used + 2 * given.nbytes,
+            operations,
+        )
+    yield from attention_cases(device, dtype, tiny)
+
+
+def steps(path: Path, device: str, tiny: bool, dummy: bool) -> None:
+    """Milliseconds of a decoding step, by the runner, with and without graphs."""
+    spec = ModelSpec.from_dir(path)
+    for graphs in (False, True):
+        config = RunnerConfig(
+            device=device,
+            attention="triton",
+            cuda_graph=graphs,
+            load_format="dummy" if dummy else "auto",
+            memory_fraction=0.8,
+            max_total_tokens=512 if tiny else None,
+        )
+        runner = TorchRunner.load(path, spec, config, beside=False)
+        for rows in (1, 2) if tiny else (1, 32, 256):
+            plan, slots = decoding(rows, 20 if tiny else 1024)
+            if slots > runner.slots:
+                print(f"  {rows} rows: the pool has {runner.slots} slots, {slots} are needed")
+                continue
+            took = []
+            for _ in range(3 if tiny else 30):
+                begin = time.perf_counter()
+                runner.launch(plan)
+                runner.finish({})
+                took.append(time.perf_counter() - begin)
+            middle, word = 1e3 * sorted(took)[len(took) // 2], "on " if graphs else "off"
+            print(f"  {rows:4} rows, graphs {word}: {middle:8.2f} ms a step")
+        runner.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="a checkpoint whose decoding steps are timed, too")
+    parser.add_argument("--dummy", action="store_true", help="with random weights")
+    parser.add_argument("--tiny", action="store_true")
+    given = parser.parse_args()
+    if not (given.tiny or torch.cuda.is_available()):
+        parser.exit(1, "needs a CUDA device; --tiny runs small shapes without (TRITON_INTERPRET=1)\n")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    rounds = 1 if given.tiny else 20
+    with torch.inference_mode():
+        source = torch.zeros(1 << (16 if given.tiny else 30), dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        bandwidth = 2 * source.nbytes / seconds(lambda: target.copy_(source), device, rounds)
+        size = 64 if given.tiny else 8192
+        matrix = torch.randn(size, size, device=device).to(dtype)
+        rate = 2 * size**3 / seconds(lambda: matrix @ matrix, device, rounds)
+        print(f"copy {bandwidth / 1e9:.0f} GB/s, product {rate / 1e12:.2f} TFLOP/s")
+        for name, call, moved, operations in cases(device, dtype, given.tiny):
+            took = seconds(call, device, rounds)
+            line = f"  {name:48} {1e6 * took:10.1f} us  {moved / took / bandwidth:6.1%} of the copy"
+            print(f"{line}, {operations / took / rate:6.1%} of the product" if operations else line)
+    if given.model is not None:
+        steps(given.model, device.type, given.tiny, given.dummy)
+
+
+if __name__ == "__main__":
+    main()
