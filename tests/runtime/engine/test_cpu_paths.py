@@ -1,0 +1,74 @@
+"""The fast ways of the CPU give the tokens of the plain ones: packed matrices, attention in C, rows sampled
+one by one; random requests that share prefixes, greedy and drawn."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig
+from runtime.engine.runner import TorchRunner
+from runtime.engine.sampling import sampler
+from runtime.engine.sampling.draw import pick, pick_at_once
+from runtime.protocol.sampling import SamplingParams
+
+SETTINGS: dict[str, Any] = {"max_total_tokens": 8192, "dtype": "float32", "device": "cpu", "threads": 1}
+FAST = {"attention": "native", "pack_weights": "always"}
+PLAIN = {"attention": "torch_plain", "pack_weights": "never"}
+AT_ONCE, TOKENS = 40, 8
+
+
+def batch(drive: Any, runner: TorchRunner, prompt: Any, seed: int) -> list[list[int]]:
+    """What requests of one batch are answered: below prefixes that some of them share, prompts of all
+    lengths, each sampled in its own way."""
+    draw = random.Random(seed)
+    driver = drive(runner, page=draw.choice((0, 1, 16)), seed=seed)
+    roots = [driver.new() for _ in range(3)]
+    driver.step(
+        [driver.ask(root, prompt(draw.choice((5, 90, 260)), seed=seed), sample=False) for root in roots]
+    )
+    seqs, feeds, sampling = [], [], []
+    for number in range(AT_ONCE):
+        seqs.append(driver.fork(draw.choice(roots)) if draw.random() < 0.7 else driver.new())
+        feeds.append(prompt(draw.choice((1, 2, 9, 40)), seed=seed + number))
+        greedy, top_k, top_p = draw.random() < 0.4, draw.choice((-1, 5)), draw.choice((1.0, 0.8))
+        words = {"temperature": 0.0} if greedy else {"seed": number, "top_k": top_k, "top_p": top_p}
+        sampling.append(SamplingParams(**words))
+    outs: list[list[int]] = [[] for _ in seqs]
+    for step in range(TOKENS):
+        asked = [
+            driver.ask(seq, feed, step=step, sampling=mine) for seq, feed, mine in zip(seqs, feeds, sampling)
+        ]
+        feeds = [[result.token] for result in driver.step(asked)]
+        for out, feed in zip(outs, feeds):
+            out += feed
+    return outs
+
+
+@pytest.mark.parametrize(
+    "requests", [40, pytest.param(2000, marks=pytest.mark.slow)], ids=lambda count: f"{count} requests"
+)
+def test_they_change_no_token(
+    tiny: Any, drive: Any, prompt: Any, monkeypatch: pytest.MonkeyPatch, requests: int
+) -> None:
+    path = tiny("llama").path
+    with contextlib.ExitStack() as stack:
+        fast, plain = (
+            stack.enter_context(
+                contextlib.closing(
+                    TorchRunner.load(path, ModelSpec.from_dir(path), RunnerConfig(**SETTINGS, **ways))
+                )
+            )
+            for ways in (FAST, PLAIN)
+        )
+        for seed in range(requests // AT_ONCE):
+            monkeypatch.setattr(sampler, "pick", pick)
+            found = batch(drive, fast, prompt, seed)
+            monkeypatch.setattr(sampler, "pick", pick_at_once)
+            assert found == batch(drive, plain, prompt, seed)
+            assert torch.get_num_threads() == 1
