@@ -127,6 +127,11 @@ def measure(ways: dict[str, Way], names: Sequence[str], rounds: int) -> list[lis
     return rows
 
 
+def _commit(checkout: Path) -> str:
+    git = ["git", "-C", str(checkout), "describe", "--always"]
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def main() -> int:
     if "--worker" in sys.argv:
         model, vocab, options = sys.argv[2:]
@@ -159,7 +164,8 @@ def main() -> int:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
     named = given.model or "random Llama of 40 M parameters"
     where = conditions(f"{named}, one thread, least of {given.rounds} rounds, ways in turn")
-    text = f"{where}. *: not the output of before.\n\n" + "\n".join(lines)
+    earlier = f" Before: commit {_commit(given.before)}." if given.before else ""
+    text = f"{where}.{earlier} *: not the output of before.\n\n" + "\n".join(lines)
     print(text)
     if given.write:
         keep("versions", f"# Ways of computing on the CPU\n\n{text}", append=given.append)
