@@ -150,7 +150,7 @@ class Bench:
         grammar: Any,
         clock: Callable[[], float],
         stage: Any,
-        adapters: dict[str, Any] | None,
+        adapters: dict[str, Any] | None = None,
     ) -> None:
         """adapters: numbers of an AdapterRegistry; None: there is none."""
         self.vocabulary = VOCABULARY
