@@ -122,7 +122,7 @@ WRONG = [
     (RUNTIME, "serve --schedule-policy lmp", "did you mean 'lpm'?"),
     (RUNTIME, "serve --eviction-policy nope", "known: fifo"),
     (RUNTIME, "serve --grammar-backend nope", "known: auto, llguidance"),
-    (RUNTIME, "serve --attention nope", "known: auto, reference"),
+    (RUNTIME, "serve --attention nope", "known: auto, "),
     (RUNTIME, "serve --device toaster", "cuda:<n>, got 'toaster'"),
     (RUNTIME, "serve --dtype int3", "got 'int3'"),
     (RUNTIME, "serve --model", "expected one argument"),
