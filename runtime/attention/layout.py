@@ -7,7 +7,7 @@ Every new token is in at least one piece; its results over all its pieces are me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,16 +84,31 @@ def spans_of(plan: StepPlan) -> list[Span]:
     return spans
 
 
+class Split(NamedTuple):
+    """What one pass sees: bands and members, which cover every token once, and what several rows see
+    alike, that of most rows first."""
+
+    bands: list[Band]
+    members: list[Member]
+    shared: list[Full]
+
+
 def layout(plan: StepPlan, window: int | None) -> list[Piece]:
     """The pieces of one pass under `window` (None = no window). Each row's own come first: they cover every
     token; then the shared ones, those of most rows first. Spans of a piece belong to different rows."""
+    bands, members, shared = split(plan, window)
+    return [*bands, *_own_pieces(members), *shared]
+
+
+def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
+    """worth: what is shared is apart only if so many keys fewer are read for it, over all its rows."""
     spans = spans_of(plan)
     own = {index: _Own(spans[index], row.slots) for index, row in enumerate(plan.rows)}
-    pieces: list[Piece] = []
+    bands: list[Band] = []
     if window is not None:
         for index, row in enumerate(plan.rows):
             if len(row.tokens) > 1 and row.position + len(row.tokens) > window:
-                pieces += _bands(plan, index, spans[index], window)
+                bands += _bands(plan, index, spans[index], window)
                 del own[index]
     shared: dict[tuple[int, ...], list[Run]] = {}
     for segment in sorted(plan.segments, key=lambda segment: segment.position):
@@ -105,10 +120,25 @@ def layout(plan: StepPlan, window: int | None) -> list[Piece]:
                 own[rows[0]].runs += runs
             elif rows:
                 shared.setdefault(rows, []).extend(runs)
-    pieces += _own_pieces(own.values())
-    for rows in sorted(shared, key=len, reverse=True):
-        pieces.append(Full(tuple(spans[row] for row in sorted(rows)), join(shared[rows])))
-    return pieces
+    for rows in [rows for rows in shared if worth and _saved(rows, shared[rows]) < worth]:
+        for index in rows:
+            own[index].runs += shared[rows]
+        del shared[rows]
+    members = [_member(row) for row in own.values()]
+    fulls = [
+        Full(tuple(spans[row] for row in sorted(rows)), join(shared[rows]))
+        for rows in sorted(shared, key=len, reverse=True)
+    ]
+    return Split(bands, members, fulls)
+
+
+def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
+    return (len(rows) - 1) * sum(run.length for run in runs)
+
+
+def _member(row: _Own) -> Member:
+    runs = join([*row.runs, *row.slots])
+    return Member(row.span, runs, sum(run.length for run in runs) - row.span.size)
 
 
 def _visible(
@@ -142,22 +172,21 @@ def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band
         yield Band(Span(span.first + start, count), visible, position - first, window)
 
 
-def _own_pieces(own: Iterable[_Own]) -> Iterator[Piece]:
+def _own_pieces(members: Iterable[Member]) -> Iterator[Piece]:
     buckets: dict[tuple[bool, int], list[Member]] = {}
-    for row in own:
-        runs = join([*row.runs, *row.slots])
-        keys = sum(run.length for run in runs)
-        member = Member(row.span, runs, keys - row.span.size)
-        if keys <= BUNDLE_KEYS and row.span.size <= BUNDLE_QUERIES:
-            size = max(SHORTEST_BUCKET, 1 << (keys - 1).bit_length())
-            buckets.setdefault((row.span.size == 1, size), []).append(member)
+    for member in members:
+        size = member.span.size
+        keys = member.past + size
+        if keys <= BUNDLE_KEYS and size <= BUNDLE_QUERIES:
+            bucket = max(SHORTEST_BUCKET, 1 << (keys - 1).bit_length())
+            buckets.setdefault((size == 1, bucket), []).append(member)
         else:
             yield from _alone(member)
-    for members in buckets.values():
-        if len(members) == 1:
-            yield from _alone(members[0])
+    for together in buckets.values():
+        if len(together) == 1:
+            yield from _alone(together[0])
         else:
-            yield Bundle(tuple(members))
+            yield Bundle(tuple(together))
 
 
 def _alone(member: Member) -> Iterator[Piece]:

@@ -108,18 +108,17 @@ class TorchViews(Attention[HeadMajorPool]):
     # -- once per pass
     # -------------------------------------------------------------------------------------------
 
-    def _levels(self, pieces: Iterable[Piece], height: dict[int, int] | None = None) -> list[Level]:
+    def _levels(self, pieces: Iterable[Piece]) -> list[Level]:
         """Each row's first part in level 0, its second in level 1, and so on. Own pieces come first, so that
-        level 0 covers every token. height: in which level a row's (or band's) next part lies, by its first
-        token; level 0 covers the other tokens then."""
-        height = {} if height is None else height
+        level 0 covers every token."""
+        height: dict[int, int] = {}  # of a row or band, by its first token
         parts: list[list[Part]] = []
         reach: list[list[Span]] = []
         for piece in pieces:
             for part, spans in self._parts(piece):
                 level = max(height.get(span.first, 0) for span in spans)
                 height.update((span.first, level + 1) for span in spans)
-                while level >= len(parts):
+                if level == len(parts):
                     parts.append([])
                     reach.append([])
                 parts[level].append(part)
@@ -210,24 +209,14 @@ class TorchViews(Attention[HeadMajorPool]):
     # -- once per layer
     # ------------------------------------------------------------------------------------------
 
-    def _merged(
-        self,
-        layer: int,
-        q: Tensor,
-        own: Tensor,
-        levels: Sequence[Level],
-        made: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:
-        """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]. made: results of the shape of
-        q and their log-sum-exp, of the tokens that level 0 does not cover; both are written into."""
+    def _merged(self, layer: int, q: Tensor, own: Tensor, levels: Sequence[Level]) -> Tensor:
+        """q [kv_heads, tokens, group, head_dim] -> [tokens, heads * head_dim]."""
         kv_heads, tokens, group, dim = q.shape
-        base = levels[0] if levels else _level((), ())
-        if made is None and len(base.parts) == 1 and base.whole and base.parts[0].taken is None:
+        base = levels[0]
+        if len(base.parts) == 1 and base.whole and base.parts[0].taken is None:
             out, lse = self._attend(layer, q, own, base.parts[0])
         else:
-            if made is None:
-                made = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
-            out, lse = made
+            out, lse = q.new_empty(q.shape), q.new_empty((kv_heads, tokens, group), dtype=torch.float32)
             self._fill(layer, q, own, base.parts, out, lse, 0)
         for level in levels[1:]:
             span = slice(level.first, level.last)
@@ -323,8 +312,8 @@ def _computed_in(shape: KVShape) -> torch.dtype:
 
 
 def _level(parts: Sequence[Part], spans: Sequence[Span]) -> Level:
-    first = min((span.first for span in spans), default=0)
-    last = max((span.first + span.size for span in spans), default=0)
+    first = min(span.first for span in spans)
+    last = max(span.first + span.size for span in spans)
     return Level(tuple(parts), first, last, whole=sum(span.size for span in spans) == last - first)
 
 

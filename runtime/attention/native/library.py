@@ -2,7 +2,8 @@
 cache folder. Without a compiler, or where what it made gives other numbers, there is none: whoever asks
 computes with torch then.
 
-It knows pointers and shapes; not pools, plans or layers.
+It is plain C behind ctypes: nothing of Python or torch is compiled against, and a call lets go of the
+interpreter. Knows pointers and shapes; not pools, plans or layers.
 """
 
 from __future__ import annotations
@@ -11,41 +12,69 @@ import ctypes
 import functools
 import hashlib
 import logging
-import math
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("attend.c")
-FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared")
-DIM_STEP, MOST_DIM = 16, 256  # as in the source
+FOLDER = Path(__file__).parent
+SOURCES = ("attend.c", "tasks.h")  # the first one includes the other
+FLAGS = ("-O3", "-fPIC", "-shared")  # for all processors of a kind: the source has a copy for each
+DIM_STEP, ROWS = 16, 128  # as in the source
 _COMPILE_S = 60.0
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+
+
+class Pass(ctypes.Structure):
+    """The source's struct of that name."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("tokens", "kv_heads", "group", "dim", "slots")),
+        *((name, c_int64) for name in ("short_queries", "short_pool")),
+        *((name, c_int64) for name in ("pieces", "tasks", "places", "merged", "part_tokens", "threads")),
+        ("work_size", c_int64),
+        *((name, c_void_p) for name in ("piece", "span", "run", "place", "merge", "first_part", "part")),
+        *((name, c_void_p) for name in ("parts", "sums", "work", "parallel")),
+        ("scale", c_float),
+        ("softcap", c_float),
+    )
 
 
 class Library:
-    """attend: see the source. put: the same."""
+    """attend: see the source. lanes: how many floats its vectors have on this processor. parallel: the
+    address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
+    None: it has none, or they go by another name, and there is one thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError and AttributeError: it is no such library."""
         loaded = ctypes.CDLL(str(path))
+        loaded.attend_lanes.restype, loaded.attend_lanes.argtypes = c_int, (c_int,)
+        loaded.attend_work.restype, loaded.attend_work.argtypes = c_int64, (c_int64,)
         self.attend: Any = loaded.attend
-        self.attend.argtypes = [
-            *(_POINTER, _INT, _INT, _INT, _INT, _INT, _POINTER, _INT),
-            *(_POINTER, _INT, _POINTER, ctypes.c_float, _POINTER, _POINTER),
-        ]
-        self.put: Any = loaded.put
-        self.put.argtypes = [_POINTER, _INT, _INT, _INT, _INT, _POINTER, _INT, _POINTER, _INT]
-        self.attend.restype = self.put.restype = None
+        self.attend.restype = None
+        self.attend.argtypes = (ctypes.POINTER(Pass), c_void_p, c_void_p, c_void_p, c_void_p)
+        self._loaded = loaded
+        self.lanes = self.use_lanes(16)
+        try:
+            self.parallel = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
+        except (AttributeError, OSError, TypeError):
+            self.parallel = None
+
+    def use_lanes(self, most: int) -> int:
+        """From now on vectors of at most so many floats; gives how many."""
+        self.lanes = int(self._loaded.attend_lanes(most))
+        return self.lanes
+
+    def work_size(self, dim: int) -> int:
+        """Floats of working memory that each thread needs for heads of `dim` numbers."""
+        return int(self._loaded.attend_work(dim))
 
 
 @functools.cache
@@ -59,17 +88,23 @@ def library() -> Library | None:
         made = Library(_compiled(compiler))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        log.warning("%s cannot be compiled or loaded, torch's products take its place: %s", SOURCE, said)
+        source = FOLDER / SOURCES[0]
+        log.warning("%s cannot be compiled or loaded, torch's products take its place: %s", source, said)
+        return None
+    if made.lanes < 8 and platform.machine().lower() in ("x86_64", "amd64"):
+        log.info("this processor has no AVX2: attention is computed with torch's products")
         return None
     if not _right(made):
-        log.warning("%s gives wrong numbers on this machine, torch's products take its place", SOURCE)
+        source = FOLDER / SOURCES[0]
+        log.warning("%s gives wrong numbers on this machine, torch's products take its place", source)
         return None
     return made
 
 
 def _compiled(compiler: str) -> Path:
     """Raises OSError and subprocess.SubprocessError."""
-    what = [SOURCE.read_bytes(), *(word.encode() for word in (compiler, *FLAGS, *_processor()))]
+    what = [(FOLDER / name).read_bytes() for name in SOURCES]
+    what += [word.encode() for word in (compiler, *FLAGS, platform.machine())]
     name = hashlib.sha256(b"\0".join(what)).hexdigest()[:24] + ".so"
     folder = _folder()
     kept = folder / name
@@ -79,7 +114,7 @@ def _compiled(compiler: str) -> Path:
     file, draft = tempfile.mkstemp(suffix=".so", dir=folder)
     os.close(file)
     try:
-        command = [compiler, *FLAGS, str(SOURCE), "-o", draft, "-lm"]
+        command = [compiler, *FLAGS, str(FOLDER / SOURCES[0]), "-o", draft, "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_S)
         os.replace(draft, kept)
     finally:
@@ -101,32 +136,26 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
 
 
-def _processor() -> tuple[str, ...]:
-    """What the compiler makes depends on: a cache folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    kinds = ("model name", "flags", "Features", "CPU part")
-    return (platform.machine(), *(sorted({line for line in lines if line.startswith(kinds)})))
-
-
 def _right(made: Library) -> bool:
-    """Against the definition, on numbers of every place."""
-    kv_heads, group, dim, slots = 2, 3, 32, 50
-    data, queries = torch.randn(2 * kv_heads, slots, dim), torch.randn(1, kv_heads * group, dim)
-    jobs, runs = torch.tensor([[0, 0, 2]], dtype=torch.int32), torch.tensor([[7, 35], [0, 3]]).int()
-    out, lse = torch.empty(1, kv_heads * group, dim), torch.empty(1, kv_heads * group)
-    scale = 1 / math.sqrt(dim)
-    made.attend(
-        *(data.data_ptr(), slots, kv_heads, dim, 0, group, queries.data_ptr(), queries.stride(0)),
-        *(jobs.data_ptr(), 1, runs.data_ptr(), scale, out.data_ptr(), lse.data_ptr()),
-    )
-    seen = data[:, [*range(7, 42), 0, 1, 2]]
-    scores = queries[0].view(kv_heads, group, dim) @ seen[:kv_heads].transpose(1, 2) * scale
-    right = (scores.softmax(-1) @ seen[kv_heads:]).view(-1, dim)
-    return _near(out[0], right) and _near(lse[0], scores.logsumexp(-1).flatten())
-
-
-def _near(one: Tensor, other: Tensor) -> bool:
-    return torch.allclose(one, other, atol=1e-5)
+    """Against the definition: a row of one token, and one of five, with numbers of every place."""
+    kv_heads, group, dim, slots, tokens = 2, 3, 32, 120, 6
+    heads, width = kv_heads * group, kv_heads * group + 2 * kv_heads
+    data, qkv = torch.randn(2 * kv_heads, slots, dim), torch.randn(tokens, width, dim)
+    out, work = torch.empty(tokens, heads, dim), torch.empty(made.work_size(dim))
+    runs = torch.tensor([[7, 35], [0, 3], [110, 1], [50, 60], [111, 5]])
+    spans, places = torch.tensor([[0, 1], [1, 5]]), torch.tensor([[110, 6]])
+    pieces = torch.tensor([[0, 1, 0, 3, 39, 38, 0, -1, 1, 0], [1, 1, 3, 2, 65, 60, 0, -1, 5, kv_heads]])
+    given = Pass(
+        tokens=tokens, kv_heads=kv_heads, group=group, dim=dim, slots=slots, pieces=2, tasks=2 * kv_heads,
+        places=1, threads=1, work_size=work.numel(), piece=pieces.data_ptr(), span=spans.data_ptr(),
+        run=runs.data_ptr(), place=places.data_ptr(), work=work.data_ptr(), scale=dim**-0.5,
+    )  # fmt: skip
+    made.attend(ctypes.byref(given), qkv.data_ptr(), data.data_ptr(), out.data_ptr(), None)
+    data[:, 110:116] = qkv[:, heads:].transpose(0, 1)
+    for token in range(tokens):
+        seen = [*range(7, 42), 0, 1, 2, 110] if token == 0 else [*range(50, 110), *range(111, 111 + token)]
+        keys, values = data[:kv_heads, seen], data[kv_heads:, seen]
+        scores = qkv[token, :heads].view(kv_heads, group, dim) @ keys.transpose(1, 2) * dim**-0.5
+        if not torch.allclose(out[token], (scores.softmax(-1) @ values).view(heads, dim), atol=1e-5):
+            return False
+    return True

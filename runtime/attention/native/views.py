@@ -1,69 +1,37 @@
-"""NativeViews: TorchViews, with the attention of single queries computed in C.
+"""NativeViews: attention on CPUs by a kernel in C, one call for each layer.
 
-A row's own keys, and those that it shares with few others, are read where they lie, run by run, in one pass:
-no gather into a padded buffer, no call per run, no merging. What many rows share, and the prompts of rows
-with many new tokens, stay products of matrices, which do more with what is read; the two are merged by
-log-sum-exp.
+The pool and what rows share are as with TorchViews: a prefix of many rows is read once for all of them, and
+results are merged by log-sum-exp. What differs is the price of a piece: TorchViews pays for views, buffers,
+masks and products of torch's, for each of them and in each layer; the kernel takes all pieces at once, reads
+keys and values where they lie, and keeps scores in registers and the first cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import pairwise
+import ctypes
+from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from runtime.attention.base import PLAIN, AttentionStep, Scoring
-from runtime.attention.layout import Bundle, Full, Piece, Span, layout
-from runtime.attention.native.library import DIM_STEP, MOST_DIM, Library, library
+from runtime.attention.layout import Span, split
+from runtime.attention.native.library import DIM_STEP, ROWS, Library, Pass, library
 from runtime.attention.pool import KVShape
-from runtime.attention.runs import cut_runs
-from runtime.attention.torch_views import Level, TorchViews
+from runtime.attention.torch_views import TorchViews
 from runtime.plan import Run, StepPlan
 
-SHARED_AT_MOST = 1 << 20
-"""Numbers of queries times keys up to which a shared piece is read by each row alone."""
-ALONE = 1 << 20
-"""Numbers read up to which one thread computes them: to hand them over has its price."""
-
-
-@dataclass(slots=True)
-class Jobs:
-    """Tokens whose own runs are read in C. tokens: the spans' first ones. slices: jobs, as [token, first run,
-    runs], of which each can be computed by another thread; runs [runs, 2]: start and length. Both int32."""
-
-    of: dict[int, list[Run]] = field(default_factory=dict)
-    spans: set[int] = field(default_factory=set)
-    slices: list[Tensor] = field(default_factory=list)
-    runs: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.int32))
-
-    def pack(self, threads: int, width: int) -> None:
-        """Once all are known. width: numbers read per key."""
-        flat: list[Run] = []
-        jobs, keys = [], []
-        for token, runs in self.of.items():
-            jobs.append((token, len(flat), len(runs)))
-            flat += runs
-            keys.append(sum(run.length for run in runs))
-        self.runs = torch.tensor(flat, dtype=torch.int32)
-        packed = torch.tensor(jobs, dtype=torch.int32)
-        if threads > 1 and sum(keys) * width > ALONE:
-            ends, total, done = [0], sum(keys), 0
-            for number, count in enumerate(keys, 1):
-                done += count
-                if done * threads >= len(ends) * total:
-                    ends.append(number)
-            self.slices = [packed[first:last] for first, last in pairwise(ends)]
-        else:
-            self.slices = [packed]
+WORTH = 256
+"""What rows share is a piece of its own if so many fewer keys are read: its results must be merged."""
+TYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeViews(TorchViews):
-    """Where the source cannot be used (no compiler, numbers of another type, capped scores, a head size that
-    is no multiple of 16) it is TorchViews."""
+    """Where the kernel cannot be used (no compiler, a pool of another type, a head size that is no multiple
+    of 16, several threads that it cannot start) it is TorchViews."""
 
     def __init__(
         self,
@@ -74,107 +42,113 @@ class NativeViews(TorchViews):
         scoring: Scoring = PLAIN,
     ) -> None:
         super().__init__(shape, slots, heads, windows, scoring)
-        fits = (
-            shape.device.type == "cpu"
-            and shape.dtype in (torch.float32, torch.bfloat16)
-            and shape.head_dim % DIM_STEP == 0
-            and shape.head_dim <= MOST_DIM
-            and self.softcap is None
-        )
+        fits = shape.device.type == "cpu" and shape.dtype in TYPES and shape.head_dim % DIM_STEP == 0
         self._library = library() if fits else None
-        self._threads: ThreadPoolExecutor | None = None
+        self._memory = [torch.empty(0)] * 3
+        self._layers = [self.pool.data[layer].data_ptr() for layer in range(shape.layers)]
+        self._own_sinks = [sink.float().contiguous() for sink in self.sinks]
 
     def begin(self, plan: StepPlan) -> AttentionStep:
-        if self._library is None:
+        native, threads = self._library, torch.get_num_threads()
+        if native is None or (threads > 1 and native.parallel is None):
             return super().begin(plan)
-        return self._step(plan, self._library)
-
-    def _step(self, plan: StepPlan, made: Library) -> AttentionStep:
-        split = {window: self._split(layout(plan, window)) for window in dict.fromkeys(self.windows)}
-        pool, heads, tokens = self.pool, self.heads, plan.token_count
-        kv_heads, dim, group, slots = pool.kv_heads, pool.head_dim, self.group, pool.slots
-        runs = [run for row in plan.rows for run in row.slots]
-        places = torch.tensor([slot for start, length in runs for slot in range(start, start + length)])
-        half, width = int(pool.kv.dtype == torch.bfloat16), pool.kv.dtype.itemsize
-        first, each = pool.data.data_ptr(), pool.data.stride(0) * width  # of a layer
-        # Used by one layer after the other: each result is read before the next one is made.
-        out = torch.empty(tokens, heads, dim)
-        lse = torch.empty(tokens, heads)
-        out_at, lse_at, places_at = out.data_ptr(), lse.data_ptr(), places.data_ptr()
+        tables = {
+            window: _Tables(plan, window, self.group, self.pool.kv_heads)
+            for window in dict.fromkeys(self.windows)
+        }
+        memory = self._memory_for(max(one.part_tokens for one in tables.values()), threads, native)
+        passes = {window: self._pass(one, native, threads, memory) for window, one in tables.items()}
+        layers, windows = self._layers, self.windows
+        sinks = [sink.data_ptr() for sink in self._own_sinks] or [None] * len(layers)
+        shape = (plan.token_count, self.heads * self.pool.head_dim)
 
         def attend(layer: int, qkv: Tensor) -> Tensor:
-            jobs, levels = split[self.windows[layer]]
-            qkv, data = qkv.contiguous(), first + layer * each
-            stride = qkv.stride(0)
-            if qkv.dtype == pool.data.dtype:
-                kv = qkv.data_ptr() + heads * dim * width
-                made.put(data, slots, 2 * kv_heads, dim, width, kv, stride, places_at, tokens)
-            else:
-                pool.write(layer, places, qkv[:, heads:])
-            queries = qkv
-            if qkv.dtype != torch.float32:
-                queries, stride = qkv[:, :heads].float().contiguous(), heads * dim
-            given, seen = queries.data_ptr(), jobs.runs.data_ptr()
-
-            def compute(some: Tensor) -> None:
-                count = some.shape[0]
-                made.attend(
-                    *(data, slots, kv_heads, dim, half, group, given, stride, some.data_ptr(), count),
-                    *(seen, self.scale, out_at, lse_at),
-                )
-
-            self._each(compute, jobs.slices)
-            if not levels and not self.sinks:
-                return out.view(tokens, -1).to(qkv.dtype)
-            base = out.view(tokens, kv_heads, group, dim).transpose(0, 1)
-            sums = lse.view(tokens, kv_heads, group).transpose(0, 1)
-            mine = queries[:, :heads].reshape(tokens, kv_heads, group, dim).transpose(0, 1)
-            own = qkv[:, heads:].to(pool.kv.dtype).float()
-            merged = self._merged(layer, mine.contiguous(), own, levels, (base, sums))
-            return merged.to(qkv.dtype)
+            given = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
+            out = given.new_empty(shape)
+            mine, *_ = passes[windows[layer]]
+            mine.short_queries = given.dtype == torch.bfloat16
+            address = ctypes.byref(mine)
+            native.attend(address, given.data_ptr(), layers[layer], out.data_ptr(), sinks[layer])
+            return out.to(qkv.dtype)
 
         return attend
 
-    def _each(self, compute: Callable[[Tensor], None], slices: Sequence[Tensor]) -> None:
-        """The last slice by this thread, the others beside it: the interpreter is let go of meanwhile."""
-        if not slices:
-            return
-        *others, last = slices
-        if others and self._threads is None:
-            self._threads = ThreadPoolExecutor(max_workers=len(others), thread_name_prefix="attention")
-        beside = [self._threads.submit(compute, some) for some in others if self._threads is not None]
-        compute(last)
-        for future in beside:
-            future.result()
+    def _memory_for(self, part_tokens: int, threads: int, native: Library) -> list[Tensor]:
+        """For results of parts, their sums, and the threads' work: it grows with the largest pass."""
+        rows = part_tokens * self.heads
+        sizes = (rows * self.pool.head_dim, 2 * rows, threads * native.work_size(self.pool.head_dim))
+        self._memory = [
+            have if have.numel() >= size else torch.empty(size, dtype=torch.float32)
+            for have, size in zip(self._memory, sizes)
+        ]
+        return self._memory
 
-    def _split(self, pieces: Iterable[Piece]) -> tuple[Jobs, list[Level]]:
-        """What is computed in C, and what is left."""
-        jobs = Jobs()
-        rest = [piece for piece in pieces if not self._taken(piece, jobs)]
-        if jobs.of:
-            jobs.pack(torch.get_num_threads(), 2 * self.pool.kv_heads * self.pool.head_dim)
-        return jobs, self._levels(rest, dict.fromkeys(jobs.spans, 1))
+    def _pass(
+        self, tables: _Tables, native: Library, threads: int, memory: list[Tensor]
+    ) -> tuple[Pass, list[npt.NDArray[np.int64]], list[Tensor]]:
+        """The struct, and what it points to."""
+        pool = self.pool
+        arrays = [np.array(numbers, dtype=np.int64) for numbers in tables.lists]
+        piece, span, run, place, merge, first_part, part = (array.ctypes.data for array in arrays)
+        parts, sums, work = (one.data_ptr() for one in memory)
+        made = Pass(
+            tokens=tables.tokens, kv_heads=pool.kv_heads, group=self.group, dim=pool.head_dim,
+            slots=pool.slots, short_pool=pool.kv.dtype == torch.bfloat16, pieces=tables.pieces,
+            tasks=tables.tasks, places=len(tables.places) // 2, merged=len(tables.merges) // 2,
+            part_tokens=tables.part_tokens, threads=threads, work_size=native.work_size(pool.head_dim),
+            piece=piece, span=span, run=run, place=place, merge=merge, first_part=first_part, part=part,
+            parts=parts, sums=sums, work=work, parallel=native.parallel, scale=self.scale,
+            softcap=self.softcap or 0.0,
+        )  # fmt: skip
+        return made, arrays, memory
 
-    def _taken(self, piece: Piece, jobs: Jobs) -> bool:
-        """Own pieces come first: what is shared only goes to tokens that are there already."""
-        match piece:
-            case Bundle(members):
-                for member in members:
-                    jobs.spans.add(member.span.first)
-                    for place in range(member.span.size):
-                        seen = cut_runs(member.runs, 0, member.past + place + 1)
-                        jobs.of[member.span.first + place] = list(seen)
-            case Full((Span(first, 1),), runs) if first not in jobs.of:
-                jobs.spans.add(first)
-                jobs.of[first] = list(runs)
-            case Full(spans, runs) if all(span.first in jobs.spans for span in spans):
-                tokens = sum(span.size for span in spans)
-                numbers = tokens * self.heads * self.pool.head_dim * sum(run.length for run in runs)
-                if numbers > SHARED_AT_MOST:
-                    return False
-                for span in spans:
-                    for token in range(span.first, span.first + span.size):
-                        jobs.of[token] += runs
-            case _:
-                return False
-        return True
+
+class _Tables:
+    """What the kernel wants to know of one pass under one window, as flat lists of numbers."""
+
+    def __init__(self, plan: StepPlan, window: int | None, group: int, kv_heads: int) -> None:
+        self._group, self._kv_heads = group, kv_heads
+        self.tokens, self.tasks, self.part_tokens, self.pieces = plan.token_count, 0, 0, 0
+        self._pieces: list[int] = []
+        self._spans: list[int] = []
+        self._runs: list[int] = []
+        self.places = list(chain.from_iterable(run for row in plan.rows for run in row.slots))
+        bands, members, shared = split(plan, window, WORTH)
+        parts: dict[Span, list[int]] = {span: [] for full in shared for span in full.spans}
+        for full in shared:
+            base = self._add(full.spans, full.runs, None, 0, merged=True)
+            for span in full.spans:
+                parts[span].append(base)
+                base += span.size
+        for member in members:
+            base = self._add((member.span,), member.runs, member.past, 0, merged=member.span in parts)
+            if base >= 0:
+                parts[member.span].append(base)
+        for band in bands:
+            self._add((band.span,), band.runs, band.lead, band.window, merged=False)
+        self.merges = list(chain.from_iterable(parts))
+        firsts = [0]
+        for mine in parts.values():
+            firsts.append(firsts[-1] + len(mine))
+        every = list(chain.from_iterable(parts.values()))
+        self.lists = (self._pieces, self._spans, self._runs, self.places, self.merges, firsts, every)
+
+    def _add(
+        self, spans: Sequence[Span], runs: Sequence[Run], lead: int | None, window: int, *, merged: bool
+    ) -> int:
+        """A piece; lead None: all its tokens see all its keys. Gives where its results go; -1: to the output,
+        as they are."""
+        keys = sum(run.length for run in runs)
+        tokens = sum(span.size for span in spans)
+        base = self.part_tokens if merged else -1
+        self._pieces += (
+            len(self._spans) // 2, len(spans), len(self._runs) // 2, len(runs), keys,
+            keys if lead is None else lead, window, base, tokens, self.tasks,
+        )  # fmt: skip
+        self._spans += chain.from_iterable(spans)
+        self._runs += chain.from_iterable(runs)
+        self.pieces += 1
+        self.tasks += -(-tokens * self._group // ROWS) * self._kv_heads
+        if merged:
+            self.part_tokens += tokens
+        return base
