@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from runtime.protocol.errors import ModelLoadError
@@ -45,3 +47,8 @@ def kv_dtype(name: str, computed: torch.dtype) -> torch.dtype:
         "fp8_e5m2": torch.float8_e5m2,
     }
     return kept[name]
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Makes a GPU the thread's own: there Triton launches kernels, wherever their tensors are."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -28,7 +28,7 @@ from runtime.config.runner import RunnerConfig, World
 from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
-from runtime.engine.device import kv_dtype, pick_device, pick_dtype
+from runtime.engine.device import current, kv_dtype, pick_device, pick_dtype
 from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
@@ -163,7 +163,7 @@ class TorchRunner:
         device = pick_device(config.device, world.rank, ranks)
         dtype = pick_dtype(config.dtype, device)
         group = group or Group.join(world.rank, ranks, world.file, device, world.timeout_s)
-        with torch.inference_mode():
+        with torch.inference_mode(), current(device):
             method = linear_method(spec, config, dtype, device, str(directory))
             dummy = config.load_format == "dummy"
             decoder = Decoder.load(directory, spec, dtype, device, method, group, dummy=dummy)
@@ -246,7 +246,7 @@ class TorchRunner:
                 f"the forward pass failed: {type(error).__name__}: {error}", where="runner"
             ) from error
         begin = time.perf_counter()
-        with torch.inference_mode():
+        with torch.inference_mode(), current(self._decoder.device):
             rows = self._results(pending.batch, forward, masks)
         return StepResult(rows, forward.seconds + time.perf_counter() - begin, forward.hidden_s)
 
@@ -288,7 +288,7 @@ class TorchRunner:
         if self._threads is not None:
             self._threads.use_for(len(batch.ids))
         decoder, count = self._decoder, len(batch.sampled)
-        with torch.inference_mode():
+        with torch.inference_mode(), current(decoder.device):
             hidden = self._passes.hidden(batch)
             hidden_s = time.perf_counter() - begin
             scored = count + batch.targets.shape[0]

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
+from runtime.engine.device import current
 from runtime.engine.graphs import CudaRecorder, sizes_up_to
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter, StepPlan
@@ -145,6 +146,12 @@ def test_a_pass_that_cannot_be_recorded_is_not(
     assert "not permitted when stream is capturing" in caplog.text
     prompts, outs = generated(runner, drive, prompt, 1)
     assert outs == [case.greedy(ids, 1) for ids in prompts]
+
+
+def test_kernels_are_launched_on_the_models_gpu() -> None:
+    assert current(torch.device("cuda:1")).idx == 1  # type: ignore[attr-defined]
+    with current(torch.device("cpu")):
+        pass
 
 
 def test_sizes() -> None:
