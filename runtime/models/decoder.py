@@ -321,9 +321,9 @@ class _Loader:
         spec, names, own = self.spec, self.names, self.shard.heads(self.spec)
         output, latent = names.output.format(layer=number), spec.latent
         if latent is None:
-            size = spec.head_dim
+            first, size = self._qkv(number), spec.head_dim
             last = self._to_hidden(output, spec.num_heads * size, _elements(own, size), spec.output_bias)
-            return self._qkv(number), last
+            return first, last
         loader = LatentLoader(
             self.weights,
             latent,
