@@ -135,6 +135,7 @@ _FAMILIES: Final = (
 _OWN: Final = frozenset({"cuda_graph_max_bs"})
 SPECULATION: Final = ("NGRAM", "STANDALONE")
 """Of its ways to guess tokens ahead those that there are; what belongs to others changes no answer."""
+_OTHER_WAYS: Final = ("EAGLE", "EAGLE3", "NEXTN", "DFLASH")
 _SPECULATIVE: Final[frozenset[str]] = frozenset({
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_draft_tokens",
     "speculative_num_steps", "speculative_ngram_min_match_window_size",
@@ -161,7 +162,8 @@ def own_options(
     `lenient`: what there is not, too, but another tokenizer. Else it raises NotSupported."""
     made: dict[str, Any] = {}
     idle: list[str] = []
-    guesses = str(given.get("speculative_algorithm") or "").upper() in SPECULATION
+    algorithm = given.get("speculative_algorithm")
+    guesses = bool(algorithm) and str(algorithm).upper() not in _OTHER_WAYS
     for name, value in given.items():
         if guesses and name in _SPECULATIVE:
             made[name] = value

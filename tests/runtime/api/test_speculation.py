@@ -46,6 +46,7 @@ def test_nothing_is_told_where_nothing_is_guessed(engine: Engine) -> None:
         ({"speculative_algorithm": "STANDALONE"}, "speculative-draft-model-path"),
         ({**GUESSING, "speculative_num_draft_tokens": 1}, "2 to 128"),
         ({**GUESSING, "speculative_ngram_max_match_window_size": 0}, "max_match_window_size"),
+        ({"speculative_algorithm": "GUESS"}, "must be one of NGRAM, STANDALONE, got 'GUESS'"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
