@@ -80,6 +80,7 @@ class RouterConfig:
     api_key: str | None = same("api_key")
     api_key_file: str | None = same("api_key_file")
     cors_origins: tuple[str, ...] = same("cors_origins")
+    allowed_hosts: tuple[str, ...] = same("allowed_hosts")
     max_body_bytes: int = same("max_body_bytes")
     max_body_depth: int = same("max_body_depth")
     max_concurrent_requests: int = same("max_concurrent_requests")

@@ -1,10 +1,12 @@
 """Who may ask: whoever has the API key, sent as a bearer token, and no page of another origin in somebody's
-browser. The key is compared in constant time and never written anywhere.
+browser, nor one whose own name was made to lead here (DNS rebinding). The key is compared in constant time
+and never written anywhere.
 """
 
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
@@ -72,6 +74,49 @@ class OriginCheck:
                 where="origin",
                 hint="start the server with its origin among cors_origins",
             )
+
+
+class HostCheck:
+    """Turns away requests that name the server by another host than those it is known by. An address is what
+    the client connected to; a name may be a page's own, which its DNS leads here."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        names = [config.host, *config.allowed_hosts, *(urlsplit(one).hostname for one in config.cors_origins)]
+        self._names = frozenset(name.lower().rstrip(".") for name in names if name)
+        strict = config.allowed_hosts or (_is_local(config.host) and config.api_key is None)
+        self._any = not strict or "*" in config.allowed_hosts + config.cors_origins
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raise ForeignOrigin unless the request may pass."""
+        given = headers.get("host")
+        if self._any or not given or path in OPEN_PATHS:
+            return
+        try:
+            name = (urlsplit(f"http://{given}").hostname or "").rstrip(".")
+        except ValueError:
+            name = ""
+        if name not in self._names and not _is_local(name) and not _is_address(name):
+            raise ForeignOrigin(
+                f"this server is not known as {given!r:.200}",
+                where="host",
+                hint="use its address, or start it with this name among allowed_hosts",
+            )
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def _is_local(host: str) -> bool:
+    """Whether it is this machine alone."""
+    name = host.lower().strip("[]")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    return _is_address(name) and ipaddress.ip_address(name.partition("%")[0]).is_loopback
 
 
 def _same_place(origin: str, host: str) -> bool:

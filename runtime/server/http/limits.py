@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.server.http.auth import OPEN_PATHS, KeyCheck, OriginCheck
+from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
 from runtime.server.http.errors import Overloaded, error_body, error_headers, from_http, json_response
 from runtime.server.http.metrics import HttpMetrics
 
@@ -42,7 +42,7 @@ class Gate:
         shapes: Sequence[tuple[str, ErrorShape]] = (),
     ) -> None:
         self._app, self._metrics, self._shapes = app, metrics, tuple(shapes)
-        self._keys, self._origins = KeyCheck(config), OriginCheck(config)
+        self._keys, self._origins, self._hosts = KeyCheck(config), OriginCheck(config), HostCheck(config)
         self._limit = config.max_concurrent_requests
         self._active = 0
 
@@ -72,6 +72,7 @@ class Gate:
         path = scope["path"]
         try:
             headers = Headers(scope=scope)
+            self._hosts.check(path, headers)
             self._keys.check(scope["method"], path, headers)
             self._origins.check(scope["method"], headers)
             if self._active > self._limit and path not in UNLIMITED:

@@ -38,7 +38,7 @@ class Client:
     def __call__(self, method: str, path: str, body: Any = None) -> httpx.Response:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(app=self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 return await client.request(method, path, json=body, timeout=30)
 
         return asyncio.run(ask())

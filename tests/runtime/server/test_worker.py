@@ -19,7 +19,7 @@ from runtime.server.worker import Entrance, told_options
 def get(app: Any, path: str) -> httpx.Response:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             return await client.get(path)
 
     return asyncio.run(ask())

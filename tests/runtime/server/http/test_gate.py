@@ -48,7 +48,7 @@ def served(
 def ask(app: Gate, *requests: tuple[str, str] | tuple[str, str, dict[str, Any]]) -> list[httpx.Response]:
     async def main() -> list[httpx.Response]:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             answers = [
                 client.request(method, path, **(more[0] if more else {})) for method, path, *more in requests
             ]
@@ -158,7 +158,7 @@ def test_too_many_at_once_are_turned_away_and_health_is_not() -> None:
 
         app = served(slow, max_concurrent_requests=2)
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             held = [asyncio.ensure_future(client.get("/generate")) for _ in range(2)]
             for _ in held:
                 await inside.acquire()
@@ -308,7 +308,7 @@ OWN = {"host": "models.example:30000"}
     ],
 )
 def test_a_page_of_another_origin_changes_nothing(headers: dict[str, str], status: int) -> None:
-    app = served(fine, cors_origins=("https://a.example",))
+    app = served(fine, cors_origins=("https://a.example",), allowed_hosts=("models.example",))
     post, get = ask(
         app,
         ("POST", "/generate", {"headers": OWN | headers}),
@@ -320,9 +320,55 @@ def test_a_page_of_another_origin_changes_nothing(headers: dict[str, str], statu
         assert "cors_origins" in post.text
 
 
+@pytest.mark.parametrize(
+    ("host", "options", "status"),
+    [
+        ("127.0.0.1:30000", {}, 200),
+        ("localhost", {}, 200),
+        ("LOCALHOST.:80", {}, 200),
+        ("app.localhost:1", {}, 200),
+        ("[::1]:30000", {}, 200),
+        ("10.0.0.7:8080", {}, 200),
+        ("pages.example", {}, 403),
+        ("pages.example:30000", {}, 403),
+        ("127.0.0.1.pages.example", {}, 403),
+        ("localhost.pages.example", {}, 403),
+        ("a@pages.example", {}, 403),
+        ("pages.example:x", {}, 403),
+        ("[", {}, 403),
+        ("models.example:1", {"allowed_hosts": ("models.example",)}, 200),
+        ("pages.example", {"allowed_hosts": ("models.example",)}, 403),
+        ("pages.example", {"allowed_hosts": ("models.example",), "host": "0.0.0.0"}, 403),
+        ("pages.example", {"allowed_hosts": ("*",)}, 200),
+        ("pages.example", {"host": "0.0.0.0"}, 200),
+        ("pages.example", {"api_key": KEY}, 200),
+        ("pages.example", {"cors_origins": ("*",)}, 200),
+        ("a.example", {"cors_origins": ("https://a.example",)}, 200),
+        ("box", {"host": "box"}, 200),
+    ],
+)
+def test_a_name_that_was_made_to_lead_here_is_none_of_the_servers(
+    host: str, options: dict[str, Any], status: int
+) -> None:
+    headers = {"host": host, "origin": f"http://{host}", "authorization": f"Bearer {KEY}"}
+    if "cors_origins" in options:
+        del headers["origin"]
+    post, get, ready = ask(
+        served(fine, **options),
+        *(("POST", "/generate", {"headers": headers}), ("GET", "/generate", {"headers": headers})),
+        ("GET", "/ready", {"headers": {"host": host}}),
+    )
+    assert (get.status_code, ready.status_code) == (status, 200)
+    assert (post.status_code == 200) is (status == 200)
+    if status == 403:
+        assert get.json()["error"]["code"] == "foreign_origin"
+        assert "allowed_hosts" in get.text
+
+
 def test_default_ports_are_the_same_place_and_all_origins_may_be_allowed() -> None:
     headers = {"host": "models.example", "origin": "https://models.example:443"}
-    (answer,) = ask(served(fine), ("POST", "/generate", {"headers": headers}))
+    app = served(fine, host="0.0.0.0")
+    (answer,) = ask(app, ("POST", "/generate", {"headers": headers}))
     assert answer.status_code == 200
     (answer,) = ask(served(fine, cors_origins=("*",)), ("POST", "/generate", {"headers": {"origin": "x"}}))
     assert answer.status_code == 200
