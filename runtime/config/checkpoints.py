@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from runtime.config.gguf.directory import SUFFIX, directory_of
@@ -28,7 +29,7 @@ def find_checkpoint(model: str | Path) -> Path:
             where=str(bundled),
             hint="install sglang-dsl again, or pass the directory of another checkpoint",
         )
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))
     if path.suffix == SUFFIX and path.is_file():
         return directory_of(path)
     if str(model) and path.is_dir():

@@ -6,6 +6,7 @@ computed. To add a family: one file under runtime/models/ with an EncoderFamily 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,7 +128,7 @@ AnySpec: TypeAlias = ModelSpec | EncoderSpec
 def read_spec(path: str | Path) -> AnySpec:
     """The shape of the checkpoint in `path`: a decoder's or an encoder's. Raises ModelLoadError: see
     ModelSpec.from_dir."""
-    config = Path(path).expanduser() / "config.json"
+    config = Path(os.path.expanduser(path)) / "config.json"
     if not config.is_file():
         return ModelSpec.from_dir(path)  # which says what is wrong
     fields = Fields.read(config)

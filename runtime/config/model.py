@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
 from pathlib import Path
@@ -124,7 +125,7 @@ class ModelSpec(Traits):
         the table, a field that is missing, of the wrong type or out of range, or a feature this runtime does
         not compute.
         """
-        directory = Path(path).expanduser()
+        directory = Path(os.path.expanduser(path))
         if not directory.exists():
             raise ModelLoadError(
                 "no such directory", where=str(directory), hint="give a checkpoint's local directory"

@@ -8,6 +8,7 @@ It knows rows and their adapters' numbers; not names, requests or who may load w
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class Adapters:
             self._pinned.add(adapter.number)
 
     def _read(self, adapter: Adapter) -> dict[Projection, Factors]:
-        directory = Path(adapter.path).expanduser()
+        directory = Path(os.path.expanduser(adapter.path))
         if not self._method.linears:
             raise AdapterError("the model has no matrices that can be adapted", where=adapter.path)
         like = self._method.linears[0].like

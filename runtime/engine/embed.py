@@ -6,6 +6,7 @@ It knows the model and the ways of pooling; not requests, queues or lengths of v
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,7 +44,7 @@ class TorchTextRunner:
     ) -> TorchTextRunner:
         """Read the checkpoint in `path`. Raises ModelLoadError."""
         config = (config or RunnerConfig()).verify()
-        directory = Path(path).expanduser()
+        directory = Path(os.path.expanduser(path))
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def read_again(directory: Path, before: Decoder, config: RunnerConfig, group: Gr
     """The same model with other weights. All ranks of the group read them; where one cannot, all
     fail. Raises ModelLoadError."""
     fault: RuntimeFault | None = None
-    directory = directory.expanduser()
+    directory = Path(os.path.expanduser(directory))
     made, spec, dtype, device = before, before.spec, before.dtype, before.device
     try:
         if unlike := spec.unlike(ModelSpec.from_dir(directory)):

@@ -153,7 +153,7 @@ class TorchRunner:
         ranks = world.size
         if config.tp_size != ranks:
             raise InternalFault(f"tp_size is {config.tp_size}, there are {ranks} ranks", where="runner")
-        directory = Path(path).expanduser()
+        directory = Path(os.path.expanduser(path))
         if kv_file is None and config.shared_kv:
             kv_file = os.memfd_create("kv")  # as long as this process: its peers may ask for it at any time
         if config.threads is not None:

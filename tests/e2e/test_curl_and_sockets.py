@@ -114,7 +114,7 @@ def test_methods_and_paths(shared_server: Any) -> None:
 def request(body: Any, *headers: str, path: str = "/generate", method: str = "POST") -> bytes:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [
-        f"{method} {path} HTTP/1.1", "Host: here", "Content-Type: application/json",
+        f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json",
         f"Content-Length: {len(data)}", *headers,
     ]  # fmt: skip
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + data
@@ -225,7 +225,7 @@ def test_a_request_may_come_byte_by_byte_and_in_chunks(line: Line) -> None:
     assert status == 200
     data = json.dumps(SHORT).encode()
     line.send(
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Transfer-Encoding: chunked\r\n\r\n"
     )
     for start in range(0, len(data), 7):
@@ -259,13 +259,13 @@ def test_every_chunk_of_a_stream_is_whole_events(line: Line) -> None:
     [
         b"this is not HTTP\r\n\r\n",
         b"GET /health\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nno colon here\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nno colon here\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64) + b"\r\n\r\n",  # TLS, on the wrong port
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
-        b"POST /generate HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"X-Long: " + b"a" * 200_000 + b"\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
+        b"POST /generate HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X-Long: " + b"a" * 200_000 + b"\r\n\r\n",
     ],
 )
 def test_what_is_not_http_is_refused_and_hurts_nobody(
@@ -331,11 +331,11 @@ def test_the_head_of_a_stream_waits_for_its_first_word(line: Line) -> None:
 
 
 def test_options_and_head_on_the_wire(line: Line) -> None:
-    line.send(b"OPTIONS /generate HTTP/1.1\r\nHost: x\r\nOrigin: http://evil.example\r\n\r\n")
+    line.send(b"OPTIONS /generate HTTP/1.1\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n")
     status, headers, _ = line.answer()
     assert status == 405
     assert "access-control-allow-origin" not in headers
-    line.send(b"HEAD /health HTTP/1.1\r\nHost: x\r\n\r\n")
+    line.send(b"HEAD /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head = line.until(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     line.send(request(SHORT))  # no body came with the answer to HEAD, so the line is in step

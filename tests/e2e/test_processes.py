@@ -237,7 +237,7 @@ def test_a_client_that_never_reads_holds_up_nobody(start_server: Callable[..., A
         {"text": "One, two", "sampling_params": ENDLESS, "stream": True, "return_logprob": True}
     )
     head = (
-        "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )
     stalled = []

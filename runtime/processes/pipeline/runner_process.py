@@ -114,7 +114,7 @@ class RunnerProcess:
                     self._spawn(rank)
                 self._ranks = Ranks(self._links)
             start = Start(
-                path=str(Path(path).expanduser()),
+                path=str(Path(os.path.expanduser(path))),
                 spec=spec,
                 config=self._config,
                 parent=os.getpid(),

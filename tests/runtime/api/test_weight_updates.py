@@ -97,9 +97,10 @@ def test_the_route(checkpoint: Path, other: Path, wanted: list[str]) -> None:
             assert [one["text"] for one in answers] == wanted
             assert client.get(path).status_code == 405
             assert client.post(path, json={"model_path": str(other), "flush_cache": False}).status_code == 400
-            missing = client.post(path, json={"model_path": str(other / "none")})
-            assert missing.status_code == 400
-            assert "no such directory" in missing.text
+            for folder in (str(other / "none"), "~nobody-of-this-name/x", "a\0b", ""):
+                missing = client.post(path, json={"model_path": folder})
+                assert missing.status_code == 400, missing.text
+            assert "no such directory" in client.post(path, json={"model_path": "~nobody/x"}).text
     finally:
         pipeline.close()
 
