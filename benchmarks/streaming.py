@@ -159,7 +159,7 @@ class Client:
         if api.path == "/generate":
             limit = {"sampling_params": limit}
         body = json.dumps({**api.body, **limit, "stream": True}).encode()
-        head = f"POST {api.path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        head = f"POST {api.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         self.socket = socket.create_connection(("127.0.0.1", worker.port))
         self.socket.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         self.socket.setblocking(False)

@@ -35,9 +35,9 @@ class ServerConfig:
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "names by which clients may address the server, beside IP addresses and localhost (separated by "
-        "commas, * for all). By default any where other machines are let in or a key is needed, else none: a "
-        "page could have its own name lead here",
+        "names by which clients may address the server, beside IP addresses and names without a dot "
+        "(separated by commas, * for all). By default any where other machines are let in or a key is "
+        "needed, else none: a page could have its own name lead here",
     )
     max_body_bytes: int = option(32 << 20, "size of a request's body, at most; more is answered with 413")
     max_batch_items: int = option(1024, "prompts times samples (n) of one request, at most")

@@ -92,10 +92,12 @@ class HostCheck:
         if self._any or not given or path in OPEN_PATHS:
             return
         try:
-            name = (urlsplit(f"http://{given}").hostname or "").rstrip(".")
+            full = urlsplit(f"http://{given}").hostname or "."
         except ValueError:
-            name = ""
-        if name not in self._names and not _is_local(name) and not _is_address(name):
+            full = "."
+        name = full.rstrip(".")
+        # Without a dot it is a name of the local network, which no page has.
+        if "." in full and name not in self._names and not _is_local(name) and not _is_address(name):
             raise ForeignOrigin(
                 f"this server is not known as {given!r:.200}",
                 where="host",

@@ -329,7 +329,9 @@ def test_a_page_of_another_origin_changes_nothing(headers: dict[str, str], statu
         ("app.localhost:1", {}, 200),
         ("[::1]:30000", {}, 200),
         ("10.0.0.7:8080", {}, 200),
+        ("box:30000", {}, 200),
         ("pages.example", {}, 403),
+        ("pages.", {}, 403),
         ("pages.example:30000", {}, 403),
         ("127.0.0.1.pages.example", {}, 403),
         ("localhost.pages.example", {}, 403),
@@ -344,7 +346,8 @@ def test_a_page_of_another_origin_changes_nothing(headers: dict[str, str], statu
         ("pages.example", {"api_key": KEY}, 200),
         ("pages.example", {"cors_origins": ("*",)}, 200),
         ("a.example", {"cors_origins": ("https://a.example",)}, 200),
-        ("box", {"host": "box"}, 200),
+        ("box.lan", {"host": "box.lan"}, 200),
+        ("box", {"allowed_hosts": ("models.example",), "host": "0.0.0.0"}, 200),
     ],
 )
 def test_a_name_that_was_made_to_lead_here_is_none_of_the_servers(
