@@ -87,6 +87,7 @@ class _Speller:
         self._python: list[str] = []
         self._rust: list[str] = []
         self._why = ""
+        self._open: list[bool] = []  # groups, and whether each is a look-behind
 
     def run(self) -> Spelled:
         while self._at < len(self._text):
@@ -115,7 +116,9 @@ class _Speller:
                 self._at += 1
             case "{":
                 self._brace()
-            case "^" | "|" | ")" | "*" | "+" | "?":
+            case ")":
+                self._close()
+            case "^" | "|" | "*" | "+" | "?":
                 self._put(char)
                 self._at += 1
             case _:
@@ -139,8 +142,19 @@ class _Speller:
         self._put(found[0])
         self._at = found.end()
 
+    def _close(self) -> None:
+        behind = self._open.pop() if self._open else False
+        self._put(")")
+        self._at += 1
+        if behind and (
+            self._text[self._at : self._at + 1] in ("*", "+", "?") or _REPEAT.match(self._text, self._at)
+        ):
+            raise self._mistake("a repeated look-behind")
+
     def _group(self) -> None:
         rest = self._text[self._at : self._at + 4]
+        if rest != "(?i)" or self._at:
+            self._open.append(rest.startswith(("(?<=", "(?<!")))
         if rest.startswith(("(?=", "(?!")):
             self._take(rest[:3], "look-ahead")
         elif rest.startswith(("(?<=", "(?<!")):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.grammar.json_schema.texts import regex_format
@@ -50,6 +50,8 @@ texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
 @settings(deadline=None, max_examples=400)
+@example("(?<=)*")
+@example("((?<!a)b)+(?<=c){2}")
 @given(texts)
 def test_patterns_and_the_format_agree(text: str) -> None:
     """But for repeats that take all they can, which ECMA has not, and for forward references."""
