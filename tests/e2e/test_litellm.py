@@ -17,7 +17,8 @@ from tests.e2e.patience import PROGRAM_S
 from tests.e2e.weather import ANSWER, BAD_SCHEMA_TOLD
 
 SCRIPT = """
-import asyncio, json, sys
+import asyncio, faulthandler, json, os, sys
+faulthandler.dump_traceback_later(120, exit=True)  # should it hang: where
 import litellm
 
 url = sys.argv[1]
@@ -86,7 +87,8 @@ for name, change in (
         litellm.completion(**{**words, **there, **change})
     except Exception as error:
         told["errors"][name] = [type(error).__name__, str(error)]
-print("told " + json.dumps(told))
+print("told " + json.dumps(told), flush=True)
+os._exit(0)  # what it leaves open may hold up the interpreter's end
 """
 
 
