@@ -295,11 +295,6 @@ def run_items(
         SCOPE.reset(before)
 
 
-def inside_a_program() -> bool:
-    """Whether the caller is the body of a program that runs."""
-    return SCOPE.get() is not None
-
-
 def _item(program: Startable, wanted: Wanted, item: Any, index: int) -> ProgramState:
     return launch(program, wanted, *_arguments(item), index)
 

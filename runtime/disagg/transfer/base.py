@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Final, Protocol
@@ -33,11 +33,6 @@ class KVPoll(IntEnum):
     @property
     def ended(self) -> bool:
         return self in (KVPoll.Failed, KVPoll.Success)
-
-
-def group_poll(polls: Iterable[KVPoll]) -> KVPoll:
-    """Of several ranks, what all have reached: the least. Failed where one of them failed."""
-    return min(polls)
 
 
 @dataclass(frozen=True)

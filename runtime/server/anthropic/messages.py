@@ -51,10 +51,6 @@ def messages_of(
     return made
 
 
-def _instructions(content: Any, where: str) -> str:
-    return content if isinstance(content, str) else _joined(_listed(content, where), f"{where}.content")
-
-
 def _user(content: Any, where: str) -> list[Message]:
     if isinstance(content, str):
         return [Message("user", content)]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.disagg.transfer.base import MAX_ROOM, KVPoll, Progress, TransferOptions, check_room, group_poll
+from runtime.disagg.transfer.base import MAX_ROOM, KVPoll, Progress, TransferOptions, check_room
 from runtime.disagg.transfer.fake import FIRST_TOKEN, FakeManager
 from runtime.disagg.transfer.memory import KVLayout, make_memory
 from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
@@ -54,11 +54,6 @@ def test_deadlines() -> None:
     time[0] = 100
     assert not done.overdue()
     assert done.now is KVPoll.Success
-
-
-def test_a_group_is_where_its_last_is() -> None:
-    assert group_poll([KVPoll.Success, KVPoll.Transferring]) is KVPoll.Transferring
-    assert group_poll([KVPoll.Success, KVPoll.Failed, KVPoll.Bootstrapping]) is KVPoll.Failed
 
 
 @pytest.mark.parametrize("room", [0, -1, MAX_ROOM + 1])
