@@ -269,10 +269,11 @@ class SendingSide:
             for at in range(0, count, size):
                 part = cut(runs, at, min(size, count - at))
                 self._push(link, _PoolPiece(sender, self.memory, first + at, part, heads))
-        if row is not None:
-            self._send_row(sender, link, row)
         if faults is not None and faults.happens("cut"):
+            # Before the metadata: a side that has all could end well before it sees the cut.
             link.break_off(TransferError("the link was cut by an injected fault", where=link.peer))
+        elif row is not None:
+            self._send_row(sender, link, row)
 
     def _send_row(self, sender: Sender, link: Link, row: bytes) -> None:
         faults = self._faults
