@@ -30,6 +30,7 @@ from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.layers.weights import Weights
 from runtime.models.experts import ExpertsLoader
 from runtime.models.latent import LatentLoader
+from runtime.models.vision.tower import VisionTower
 from runtime.parallel import ALONE, Group
 from runtime.protocol.errors import ModelLoadError
 
@@ -65,9 +66,10 @@ class Decoder:
         layers: list[Layer],
         final_norm: Norm,
         head: Linear,
+        tower: VisionTower | None = None,
     ) -> None:
-        """positions: table of learned positions [positions, hidden]."""
-        self.spec, self.shard = spec, shard
+        """positions: table of learned positions [positions, hidden]. tower: for pictures' tokens."""
+        self.spec, self.shard, self.tower = spec, shard, tower
         self._embedding, self._positions = embedding, positions
         self._layers, self._final_norm, self._head = layers, final_norm, head
         sinks = tuple(layer.sinks for layer in layers if layer.sinks is not None)
@@ -92,13 +94,22 @@ class Decoder:
         return self._embedding.table.dtype
 
     def hidden(
-        self, ids: Tensor, positions: Tensor, attend: AttentionStep, wanted: Tensor | None = None
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        attend: AttentionStep,
+        wanted: Tensor | None = None,
+        given: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """ids, positions [tokens] -> the last layer's normalised output [wanted or tokens, hidden].
+        """ids [tokens], positions [tokens] or [3, tokens] (see Rotary) -> the last layer's normalised output
+        [wanted or tokens, hidden].
 
         `wanted`: indices of the tokens whose output is needed; the others still write their keys and values.
+        `given`: indices of tokens that stand for something else, and their embeddings [indices, hidden].
         """
         x = self._embedding(ids)
+        if given is not None:
+            x[given[0]] = given[1].to(x.dtype)
         if self.spec.embedding_scale != 1.0:
             x = x.mul_(self._scale)
         if self._positions is not None:
@@ -193,7 +204,7 @@ class Decoder:
         with open_checkpoint(directory, spec, progress=group.rank == 0, dummy=dummy) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
             shard = Shard(group.rank, group.size)
-            weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed)
+            weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed, names.within)
             decoder = _Loader(weights, spec, names, method, group, shard).decoder()
             if names.beside and group.rank == 0:
                 log.info("of %s the text model is loaded, nothing else", spec.architecture)
@@ -237,7 +248,10 @@ class _Loader:
             positions = self.weights.tensor(names.positions, size)
         layers = [self._layer(number) for number in range(spec.num_layers)]
         final_norm = self._norm(names.final_norm)
-        return Decoder(spec, self.shard, embedding, positions, layers, final_norm, self._head(embedding))
+        head = self._head(embedding)
+        # Every rank has all of the tower: it is small beside the decoder.
+        tower = None if spec.vision is None else VisionTower.load(self.weights, spec.vision)
+        return Decoder(spec, self.shard, embedding, positions, layers, final_norm, head, tower)
 
     def _norm(self, name: str) -> Norm:
         """Of the hidden state."""

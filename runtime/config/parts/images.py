@@ -1,0 +1,45 @@
+"""ImageOptions: what of pictures an engine takes, as options of EngineConfig."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.config.options import option
+from runtime.protocol.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """Of models that take pictures; others do not look at them."""
+
+    max_images: int = option(16, "pictures of one request, at most")
+    max_image_bytes: int = option(20 << 20, "bytes of one encoded picture, at most")
+    max_image_pixels: int = option(
+        40_000_000, "pixels that a picture may have before it is made smaller; looked at before it is decoded"
+    )
+    image_cache_tokens: int = option(
+        32_768, "tokens of pictures that the model's process keeps for later steps, at most"
+    )
+    allowed_media_domains: tuple[str, ...] = option(
+        (),
+        "hosts from which pictures are fetched over http(s), separated by commas; * for all that have a "
+        "public address; none: pictures must come with the request",
+    )
+    allowed_local_media_path: str = option(
+        "", "folder of which requests may name files (file:///...); empty: none"
+    )
+    media_timeout_s: float = option(10.0, "seconds that fetching one picture may take")
+
+    def verify_images(self) -> None:
+        """Raise BadRequest naming the option and its rule."""
+        for name in ("max_images", "max_image_bytes", "max_image_pixels", "image_cache_tokens"):
+            if getattr(self, name) < 1:
+                raise BadRequest(f"must be at least 1, got {getattr(self, name)}", where=name)
+        if not 0 < self.media_timeout_s < float("inf"):
+            raise BadRequest(
+                f"must be a positive number, got {self.media_timeout_s}", where="media_timeout_s"
+            )
+        folder = self.allowed_local_media_path
+        if folder and not Path(folder).expanduser().is_dir():
+            raise BadRequest(f"{folder!r} is no folder", where="allowed_local_media_path")

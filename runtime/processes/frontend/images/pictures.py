@@ -1,0 +1,179 @@
+"""A picture's bytes -> pixels of the size that the model's vision tower takes, and a hash of them.
+
+The same pixels as transformers' image processor for these families (Pillow's) gives. What the header says
+of the size is looked at before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PIL import Image, ImageOps
+
+from runtime.config.parts.images import ImageOptions
+from runtime.config.parts.vision import VisionSpec
+from runtime.processes.frontend.images.sources import Sources
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.media import DETAILS, ImageData
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+LOW_PIXELS = 512 * 512
+"""With detail "low" a picture is made as small."""
+STRETCHED = 200
+"""How many times longer than wide a picture may be."""
+DECODED_AT_ONCE = 2
+KEPT_BYTES = 64 << 20
+"""Of pixels of pictures that came lately: conversations bring theirs again with each turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """pixels: uint8 [height, width, 3]. rows, columns: of its tokens."""
+
+    pixels: bytes
+    height: int
+    width: int
+    rows: int
+    columns: int
+    digest: bytes
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+
+class PictureReader:
+    """Thread safe; it blocks. `decoded`: pictures that were decoded, each time counted."""
+
+    def __init__(self, spec: VisionSpec, options: ImageOptions) -> None:
+        self.spec, self._options, self._sources = spec, options, Sources(options)
+        self._turn = threading.BoundedSemaphore(DECODED_AT_ONCE)  # decoding takes memory
+        self._recent = _Recent(KEPT_BYTES)
+        self.decoded = 0
+
+    def check_count(self, count: int) -> None:
+        """Raise BadRequest for too many."""
+        if count > self._options.max_images:
+            raise BadRequest(
+                f"the request has {count} pictures; at most {self._options.max_images} are taken",
+                where="images",
+                hint="start the engine with more max_images",
+            )
+
+    def read(self, images: Sequence[ImageData], room: int) -> list[Picture]:
+        """In their order. room: tokens that they may have together. Raises BadRequest naming which."""
+        self.check_count(len(images))
+        found: list[Picture] = []
+        for index, one in enumerate(images):
+            where = f"images[{index}]"
+            if one.detail not in DETAILS:
+                raise BadRequest(
+                    f"detail is one of {', '.join(DETAILS)}, got {one.detail!r:.40}", where=where
+                )
+            if one.max_dynamic_patch is not None:
+                raise BadRequest("this model cuts no pictures into tiles: max_dynamic_patch", where=where)
+            found.append(self._read(one, where))
+            room -= found[-1].tokens
+            if room < 0:
+                raise BadRequest(
+                    f"the pictures up to this one have {-room} tokens more than there is room for",
+                    where=where,
+                    hint='send smaller ones, or with detail "low"',
+                )
+        return found
+
+    def _read(self, one: ImageData, where: str) -> Picture:
+        data = self._sources.read(one.url, where)
+        key = hashlib.sha256(data).digest(), one.detail == "low"
+        known = self._recent.get(key)
+        if known is not None:
+            return known
+        with self._turn:
+            self.decoded += 1
+            made = self._made(data, low=one.detail == "low", where=where)
+        self._recent.add(key, made)
+        return made
+
+    def _made(self, data: bytes, *, low: bool, where: str) -> Picture:
+        spec = self.spec
+        try:
+            with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+                self._check_size(opened.width, opened.height, where)
+                upright = ImageOps.exif_transpose(opened)
+                if "transparency" in upright.info:
+                    upright = upright.convert("RGBA")
+                rgb = upright.convert("RGB")
+            most = min(spec.max_pixels, LOW_PIXELS) if low else spec.max_pixels
+            most = max(most, spec.min_pixels)
+            height, width = smart_size(rgb.height, rgb.width, spec.step, spec.min_pixels, most)
+            pixels = rgb.resize((width, height), Image.Resampling(spec.resample)).tobytes()
+        except BadRequest:
+            raise
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+            raise self._too_many_pixels(where) from None
+        except Exception as error:
+            raise BadRequest(
+                f"is no picture that can be read ({', '.join(FORMATS)}): {type(error).__name__}", where=where
+            ) from error
+        digest = hashlib.sha256(f"{height} {width} ".encode() + pixels).digest()
+        return Picture(pixels, height, width, *spec.grid(height, width), digest)
+
+    def _check_size(self, width: int, height: int, where: str) -> None:
+        if width * height > self._options.max_image_pixels:
+            raise self._too_many_pixels(where)
+        if max(width, height) > STRETCHED * min(width, height):
+            raise BadRequest(
+                f"the picture has {width} x {height} pixels: more than {STRETCHED} times longer than wide",
+                where=where,
+            )
+
+    def _too_many_pixels(self, where: str) -> BadRequest:
+        return BadRequest(
+            f"the picture has more than {self._options.max_image_pixels} pixels",
+            where=where,
+            hint="make it smaller, or start the engine with more max_image_pixels",
+        )
+
+
+def smart_size(height: int, width: int, step: int, least: int, most: int) -> tuple[int, int]:
+    """Height and width nearest to the picture's that are multiples of `step` and have from `least` to `most`
+    pixels together, as far as its shape allows (the rule is Qwen2-VL's)."""
+    high, wide = (round(side / step) * step for side in (height, width))
+    if high * wide > most:
+        factor = math.sqrt(height * width / most)
+        high, wide = (max(step, math.floor(side / factor / step) * step) for side in (height, width))
+    elif high * wide < least:
+        factor = math.sqrt(least / (height * width))
+        high, wide = (math.ceil(side * factor / step) * step for side in (height, width))
+    return high, wide
+
+
+class _Recent:
+    """Pictures by what they were made of, up to so many bytes; who was asked for longest ago goes first."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._held: OrderedDict[tuple[bytes, bool], Picture] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[bytes, bool]) -> Picture | None:
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+            return found
+
+    def add(self, key: tuple[bytes, bool], one: Picture) -> None:
+        with self._lock:
+            if key in self._held:
+                return
+            self._held[key] = one
+            self._bytes += len(one.pixels)
+            while self._bytes > self._most and self._held:
+                self._bytes -= len(self._held.popitem(last=False)[1].pixels)
