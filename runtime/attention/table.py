@@ -11,7 +11,7 @@ AUTO = "auto"
 ATTENTION: Registry[Any] = Registry(
     "attention",
     {
-        "native": "runtime.attention.native.views:NativeViews",
+        "native": "runtime.attention.native_views:NativeViews",
         "torch_views": "runtime.attention.torch_views:TorchViews",
         "torch_plain": "runtime.attention.torch_views:TorchPlain",
         "triton": "runtime.attention.triton_tiles:TritonTiles",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import Want
-from runtime.plan import StepPlan
+from runtime.models.vision.store import ImageStore
+from runtime.plan import MediaSpan, Row, StepPlan
 from runtime.protocol.errors import InternalFault
 
 _SHOWN: dict[str, Callable[[int], int]] = {
@@ -25,7 +26,8 @@ _SHOWN: dict[str, Callable[[int], int]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """ids, positions   [tokens] int64, the plan's rows one behind the other
+    """ids, positions   [tokens] int64, the plan's rows one behind the other; positions [3, tokens] where some
+                     stand for parts of pictures
     sampled          plan row of each next token that is wanted
     wanted           [len(sampled) + scored + shown + drafts] int64: tokens whose final hidden states are
                      needed: to sample from, to score at, to give back as they are, to sample from behind
@@ -34,6 +36,7 @@ class Batch:
     plan.rows
     wants            what each row with scores asks of them, in the same order
     shown            of how many tokens each plan row's hidden states are wanted
+    media            which tokens stand for parts of pictures: [those] int64 and, in their order, the spans
     """
 
     plan: StepPlan
@@ -44,6 +47,7 @@ class Batch:
     targets: Tensor
     wants: tuple[Want, ...]
     shown: tuple[int, ...]
+    media: tuple[Tensor, tuple[MediaSpan, ...]] | None = None
 
     @classmethod
     def of(
@@ -53,15 +57,16 @@ class Batch:
         slots: int,
         device: torch.device,
         adapters: Container[int] = (),
+        images: ImageStore | None = None,
     ) -> Batch:
         """Raises InternalFault when the plan is not whole: see check()."""
-        check(plan, vocab_size, slots, adapters)
+        check(plan, vocab_size, slots, adapters, images)
         lengths = [len(row.tokens) for row in plan.rows]
         ids = [token for row in plan.rows for token in row.tokens]
         positions = [
             place
             for row, length in zip(plan.rows, lengths)
-            for place in range(row.position, row.position + length)
+            for place in range(row.position + row.shift, row.position + row.shift + length)
         ]
         sampled, wanted, scored, targets, first = [], [], [], [], 0
         wants: list[Want] = []
@@ -84,13 +89,40 @@ class Batch:
         # One tensor, and one copy to the device.
         numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64).to(device)
         made = numbers.split([len(part) for part in parts])
-        return cls(plan, made[0], made[1], tuple(sampled), made[2], made[3], tuple(wants), tuple(shown))
+        places, media = made[1], None
+        if images is not None and any(row.media for row in plan.rows):
+            places, media = _with_media(plan.rows, places, images)
+        return cls(plan, made[0], places, tuple(sampled), made[2], made[3], tuple(wants), tuple(shown), media)
 
 
-def check(plan: StepPlan, vocab_size: int, slots: int, adapters: Container[int] = ()) -> None:
+def _with_media(
+    rows: tuple[Row, ...], positions: Tensor, images: ImageStore
+) -> tuple[Tensor, tuple[Tensor, tuple[MediaSpan, ...]]]:
+    """The positions, in three numbers, and Batch.media."""
+    found, first = positions.cpu().expand(3, -1).clone(), 0
+    which: list[int] = []
+    for row in rows:
+        if row.media:
+            found[:, first : first + len(row.tokens)] = images.positions(row)
+        for span in row.media:
+            which += range(first + span.first, first + span.first + span.length)
+        first += len(row.tokens)
+    spans = tuple([span for row in rows for span in row.media])
+    device = positions.device
+    return found.to(device), (torch.tensor(which, dtype=torch.int64).to(device), spans)
+
+
+def check(
+    plan: StepPlan,
+    vocab_size: int,
+    slots: int,
+    adapters: Container[int] = (),
+    images: ImageStore | None = None,
+) -> None:
     """Raise InternalFault, naming the row, for a plan that would read or write the wrong memory: ids beyond
     the vocabulary, slots beyond the pool, KV that does not add up to the row's position, an adapter that is
-    none of `adapters`. Proportional to tokens to compute, rows and segments; not to the context."""
+    none of `adapters`, a picture that is none of `images`. Proportional to tokens to
+    compute, rows and segments; not to the context."""
     if not plan.rows:
         raise InternalFault("the plan has no rows", where="step plan")
     covered = [0] * len(plan.rows)
@@ -129,8 +161,22 @@ def check(plan: StepPlan, vocab_size: int, slots: int, adapters: Container[int] 
         if row.adapter and row.adapter not in adapters:
             raise InternalFault(f"the adapter {row.adapter} is not loaded", where=where)
         if row.media:
-            raise InternalFault("the model takes no media", where=where)
+            _check_media(row, images, where)
         if row.token_ids and not (min(row.token_ids) >= 0 and max(row.token_ids) < vocab_size):
             raise InternalFault(
                 f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=where
             )
+
+
+def _check_media(row: Row, images: ImageStore | None, where: str) -> None:
+    if images is None:
+        raise InternalFault("the model takes no media", where=where)
+    at = 0
+    for span in row.media:
+        if span.item not in images:
+            raise InternalFault(f"the picture {span.item} is not loaded", where=where)
+        whole = images.tokens(span.item)
+        within = span.offset >= 0 and span.length > 0 and span.offset + span.length <= whole
+        if not within or span.first < at or span.first + span.length > len(row.tokens):
+            raise InternalFault(f"{span} does not fit the row, or the picture's {whole} tokens", where=where)
+        at = span.first + span.length

@@ -23,7 +23,7 @@ from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.config.speculation import draft_spec
 from runtime.engine.runner import TorchRunner
-from runtime.plan import Adapter, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -133,6 +133,13 @@ class DraftingRunner:
 
     def unload_adapter(self, number: int) -> None:
         self._target.unload_adapter(number)
+
+    def load_images(self, images: Sequence[Image]) -> None:
+        """For the large model; the small one guesses without."""
+        self._target.load_images(images)
+
+    def drop_images(self, numbers: Sequence[int]) -> None:
+        self._target.drop_images(numbers)
 
     def update_weights(self, path: str) -> None:
         """Of the large model; the small one guesses as before."""

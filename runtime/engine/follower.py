@@ -35,10 +35,12 @@ from runtime.ipc.plans import (
     ORDERS,
     Copy,
     Done,
+    DropImages,
     Failure,
     Finish,
     Launch,
     LoadAdapter,
+    LoadImages,
     MaskReader,
     Order,
     PlanReader,
@@ -50,6 +52,7 @@ from runtime.ipc.plans import (
 )
 from runtime.ipc.wire import Wire
 from runtime.plan import DecoderRunner, TokenMask
+from runtime.protocol.console import set_title
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
 
@@ -158,6 +161,10 @@ class Follower:
                 self._answer(lambda: self._runner.load_adapter(adapter))
             case UnloadAdapter(number):
                 self._answer(lambda: self._runner.unload_adapter(number))
+            case LoadImages(images):
+                self._runner.load_images(images)
+            case DropImages(numbers):
+                self._runner.drop_images(numbers)
             case UpdateWeights(path):
                 self._answer(lambda: self._runner.update_weights(path))
             case Profile():
@@ -295,6 +302,7 @@ def main(arguments: list[str]) -> int:
     try:
         (start,) = inbox.receive(None)
         assert isinstance(start, Start)
+        set_title(f"runner-{start.world.rank}")
         watch = threading.Thread(
             target=_end_with_parent, args=(address.descriptor, start.parent), name="lifeline", daemon=True
         )

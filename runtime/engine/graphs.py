@@ -23,6 +23,7 @@ from runtime.attention.pool import KVPool
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.models.decoder import Decoder
+from runtime.models.vision.store import ImageStore
 
 log = logging.getLogger(__name__)
 
@@ -109,15 +110,22 @@ class Passes:
     """A runner's forward passes: recorded ones where that was asked for and a batch is for them."""
 
     def __init__(
-        self, decoder: Decoder, attention: Attention[KVPool], adapters: Adapters | None = None
+        self,
+        decoder: Decoder,
+        attention: Attention[KVPool],
+        adapters: Adapters | None = None,
+        images: ImageStore | None = None,
     ) -> None:
         self._decoder, self._attention, self._adapters = decoder, attention, adapters
+        self._images = images
         self._graphs: Graphs | None = None
         self._most = 0
 
     def use(self, decoder: Decoder) -> None:
         """Another one of the same shape; steps are recorded anew."""
         self._decoder, self._graphs = decoder, None
+        if self._images is not None and decoder.tower is not None:
+            self._images.use(decoder.tower)
         self.record(self._most)
 
     def record(self, most: int, record: Recorder | None = None) -> None:
@@ -136,10 +144,19 @@ class Passes:
     def hidden(self, batch: Batch) -> Tensor:
         """The final hidden states that the batch wants."""
         adapted = self._adapters is not None and self._adapters.use(batch.plan.rows)
-        recorded = None if adapted or self._graphs is None else self._graphs.hidden(batch)
+        given = self._given(batch)
+        known = None if adapted or given is not None else self._graphs
+        recorded = None if known is None else known.hidden(batch)
         if recorded is not None:
             return recorded
         step = self._attention.begin(batch.plan)
         if adapted:  # in all layers the same tokens, each with its adapter
-            return self._decoder.hidden(batch.ids, batch.positions, step)[batch.wanted]
-        return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted)
+            return self._decoder.hidden(batch.ids, batch.positions, step, given=given)[batch.wanted]
+        return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted, given)
+
+    def _given(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
+        """Embeddings of tokens that stand for parts of pictures."""
+        if batch.media is None or self._images is None:
+            return None
+        which, spans = batch.media
+        return which, self._images.features(spans)

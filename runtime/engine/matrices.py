@@ -29,7 +29,8 @@ def linear_method(
     bits = memory.code_bits(spec, config.quantization, expand=expand)
     memory.check_weights_fit(spec, dtype, device, where, config.tp_size, bits)
     pack = memory.packs(config.pack_weights, size, dtype, device)
-    dense = Dense(pack=pack, timed=config.pack_weights == "auto")
+    timed = config.pack_weights == "auto"
+    dense = Dense(pack=pack, timed=timed, both=pack and timed and memory.second_copy_fits(size, device))
     method = method_for(spec, config.quantization, dense, expand=expand)
     if config.enable_lora:
         return Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))

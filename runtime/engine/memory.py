@@ -50,22 +50,10 @@ def _number(path: Path) -> int | None:
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype, bits: int | None = None) -> int:
-    """All matrices of the model, whatever ranks hold them (norms and biases are negligible). bits: of one
-    code of the layers' matrices; None: they are kept as `dtype`."""
-    attention = spec.hidden_size * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    if (latent := spec.latent) is not None:
-        queries, up = spec.num_heads * latent.query, spec.num_heads * (latent.plain + latent.value)
-        first, rank = latent.query_rank or queries, latent.query_rank or 0
-        attention = spec.hidden_size * (first + latent.kept + spec.num_heads * latent.value)
-        attention += rank * queries + latent.rank * up
-    widths = spec.num_layers * spec.ffn_size
-    if spec.experts is not None:
-        each = spec.experts.count * spec.experts.width + spec.experts.shared_width
-        widths += spec.experts.layer_count * (each - spec.ffn_size)
-    matrices = 3 if spec.gated else 2
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tie_embeddings else 2)
+    """All matrices of the model, whatever ranks hold them. bits: of one code of the layers' matrices; None:
+    they are kept as `dtype`."""
+    layers, embeddings = spec.matrix_sizes
     per_number = dtype.itemsize if bits is None else bits / 8 * SCALES
-    layers = spec.num_layers * attention + matrices * spec.hidden_size * widths
     return int(layers * per_number) + embeddings * dtype.itemsize
 
 
@@ -96,7 +84,12 @@ def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> 
     bfloat16 there is no second one."""
     if device.type != "cpu" or wish == "never" or not can_pack(dtype):
         return False
-    return wish == "always" or dtype == torch.bfloat16 or weights <= PACK_AT_MOST * available_bytes(device)
+    return wish == "always" or dtype == torch.bfloat16 or second_copy_fits(weights, device)
+
+
+def second_copy_fits(weights: int, device: torch.device) -> bool:
+    """Whether matrices of so many bytes (of all ranks) may be there twice."""
+    return weights <= PACK_AT_MOST * available_bytes(device)
 
 
 def code_bits(spec: ModelSpec, wished: str | None, *, expand: bool) -> int | None:

@@ -33,6 +33,7 @@ from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method, read_again
+from runtime.engine.sampling.few import few_logits
 from runtime.engine.sampling.logprobs import (
     NOT_FINITE,
     Logits,
@@ -50,8 +51,9 @@ from runtime.engine.sampling.sampler import Unsampled, uniform
 from runtime.engine.threads import Here, Threads
 from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
+from runtime.models.vision.store import ImageStore
 from runtime.parallel import ALONE, Group
-from runtime.plan import Adapter, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
@@ -60,8 +62,6 @@ _CLOSE_WAIT_S = 30.0
 PATIENCE = 0.8
 """How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
 and who says nothing is the one that is stuck."""
-FEW = 4
-"""Logits of less than 1/FEW of the vocabulary are computed apart: gathering has its price."""
 LOGITS_AT_ONCE = 1 << 26
 """Of places behind drafts, elements: more are computed in parts."""
 log = logging.getLogger(__name__)
@@ -126,7 +126,9 @@ class TorchRunner:
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
         )
         self._pending: _Pending | None = None
-        self._adapters, self._passes = adapters, Passes(decoder, attention, adapters)
+        self._adapters = adapters
+        self._images = None if decoder.tower is None else ImageStore(decoder.tower)
+        self._passes = Passes(decoder, attention, adapters, self._images)
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
@@ -220,7 +222,8 @@ class TorchRunner:
         for handle in plan.released:
             self._seeds.pop(handle, None)
         self._sampler.release(plan.released)
-        batch = Batch.of(plan, self.vocab_size, self.slots, self._decoder.device, self._adapters or ())
+        device, adapters = self._decoder.device, self._adapters or ()
+        batch = Batch.of(plan, self.vocab_size, self.slots, device, adapters, self._images)
         self._pending = _Pending(batch, self._worker.submit(self._forward, batch))
 
     def done(self) -> bool:
@@ -265,6 +268,15 @@ class TorchRunner:
     def unload_adapter(self, number: int) -> None:
         if self._adapters is not None:
             self._worker.submit(self._adapters.unload, number).result()
+
+    def load_images(self, images: Sequence[Image]) -> None:
+        if self._images is None:
+            raise BadRequest("the model takes no pictures", where="image_data")
+        self._images.load(images)
+
+    def drop_images(self, numbers: Sequence[int]) -> None:
+        if self._images is not None:
+            self._images.drop(numbers)
 
     def update_weights(self, path: str) -> None:
         """Both models are in memory for a moment; where it raises, all ranks keep the one before."""
@@ -392,7 +404,7 @@ class TorchRunner:
         draws = [self._draw(row) for row in rows]
         if known is not None:
             return self._from_logits(known, rows, mine, draws)
-        few = self._few(rows, mine)
+        few = few_logits(rows, mine, self.vocab_size)
         rest = [place for place in range(len(rows)) if place not in few]
         found: dict[int, Sampled] = {}
         if few:
@@ -407,26 +419,6 @@ class TorchRunner:
             theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
             found |= zip(rest, self._from_logits(logits, others, theirs, [draws[at] for at in rest]))
         return [found[place] for place in range(len(rows))]
-
-    def _few(self, rows: Sequence[Row], masks: Mapping[int, TokenMask]) -> dict[int, npt.NDArray[np.int64]]:
-        """Rows that need the logits of some ids only, and these ids. None where together they are so many
-        that one product with the whole matrix costs no more."""
-        few: dict[int, npt.NDArray[np.int64]] = {}
-        different: dict[int, int] = {}
-        for place, mask in masks.items():
-            row = rows[place]
-            if (
-                mask.allowed is None
-                or row.logprob
-                or row.top_logprobs
-                or row.token_ids
-                or row.sampling.custom_logit_processor is not None
-            ):
-                continue
-            ids = np.asarray(mask.allowed, dtype=np.int64)
-            few[place] = ids if not len(ids) or ids[-1] < self.vocab_size else ids[ids < self.vocab_size]
-            different[id(mask.allowed)] = len(ids)
-        return few if sum(different.values()) * FEW <= self.vocab_size else {}
 
     def _from_lists(
         self,

@@ -1,4 +1,5 @@
-"""The kernels that others may use instead of torch's operations, where they can run. Imports no Triton."""
+"""The kernels that others may use instead of torch's operations, where they can run: Triton's on GPUs, some
+of the same name in C on CPUs. Imports no Triton."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 from runtime.kernels.device import compiled
+from runtime.kernels.native import layers
 from runtime.protocol.registry import Registry
 
 KERNELS: Registry[Any] = Registry(
@@ -26,6 +28,6 @@ KERNELS: Registry[Any] = Registry(
 def kernel(name: str, device: torch.device) -> Callable[..., Any] | None:
     """The kernel's function; None where it cannot run: then the caller computes in torch."""
     if not compiled(device):
-        return None
+        return layers.kernel(name) if device.type == "cpu" else None
     found: Callable[..., Any] = KERNELS.load(name)
     return found

@@ -1,9 +1,10 @@
 """Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
 
 On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A copy
-of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. In bfloat16 it
-takes W's place. In float32 it is a second one: which of the two is faster for one to three rows, where the
-memory is the limit, depends on the processor: `Dense.tune` measures it.
+of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. For one to four
+rows, where the memory is the limit, a kernel in C (torch, where there is none) reads W as it is: which of the
+two is faster there depends on the processor, and `Dense.tune` measures it. In bfloat16 W is kept beside its
+copy only where there is memory for both.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -20,13 +21,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.native.layers import FEW_ROWS, product_of
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 
 log = logging.getLogger(__name__)
 
 PACKABLE = (torch.float32, torch.bfloat16)
-FEW_ROWS = 3  # for more the packed product is faster everywhere
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
 _ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
 _TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
@@ -39,7 +40,7 @@ class DenseLinear(Linear):
     """`weight` [outputs, inputs], `bias` [outputs] or None. `plain_up_to`: up to how many rows a packed one
     uses the plain weights."""
 
-    __slots__ = ("_packed", "_plain", "_sized", "_transpose", "bias", "plain_up_to")
+    __slots__ = ("_few", "_packed", "_plain", "_sized", "_transpose", "bias", "plain_up_to")
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, keep: bool = True
@@ -49,6 +50,7 @@ class DenseLinear(Linear):
         on_cpu = weight.device.type == "cpu"
         self._packed = _pack(weight) if pack and on_cpu and weight.dtype in PACKABLE else None
         self._plain = weight if keep or self._packed is None else None
+        self._few = None if self._plain is None else product_of(self._plain)
         self.bias, self.plain_up_to = bias, 0
         self._transpose = on_cpu and weight.dtype == torch.float32
         self._sized = on_cpu and not self._transpose
@@ -67,6 +69,11 @@ class DenseLinear(Linear):
         return held.dtype
 
     @property
+    def both(self) -> bool:
+        """Whether there are plain weights beside packed ones."""
+        return self._packed is not None and self._plain is not None
+
+    @property
     def packed(self) -> bool:
         return self._packed is not None
 
@@ -74,6 +81,8 @@ class DenseLinear(Linear):
         rows = x.shape[0]
         if self._packed is not None and rows > self.plain_up_to:
             return self._sized_product(x, self._packed)
+        if self._few is not None and rows <= FEW_ROWS and x.dtype == self.dtype:
+            return self._few(x, self.bias)
         if self._sized:
             return self._sized_product(x, None)
         if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
@@ -102,10 +111,11 @@ class DenseLinear(Linear):
 
 class Dense(LinearMethod):
     """Projections of one input are one matrix, one above the other. `pack`: keep a packed copy on the CPU;
-    `timed`: let tune() choose the weights for passes of few rows, else they use the packed ones too."""
+    `timed`: let tune() choose the weights for passes of few rows, else they use the packed ones too. `both`:
+    where it is in bfloat16, too, keep the plain ones beside it."""
 
-    def __init__(self, *, pack: bool = False, timed: bool = False) -> None:
-        self._pack, self._timed = pack, timed
+    def __init__(self, *, pack: bool = False, timed: bool = False, both: bool = False) -> None:
+        self._pack, self._timed, self._both = pack, timed, both
         self._packed: list[DenseLinear] = []
 
     def load(
@@ -124,11 +134,11 @@ class Dense(LinearMethod):
 
     def of(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
         """Over a matrix that is there already."""
-        return self._keep(DenseLinear(weight, bias, pack=self._pack, keep=weight.dtype != torch.bfloat16))
+        keep = self._both or weight.dtype != torch.bfloat16
+        return self._keep(DenseLinear(weight, bias, pack=self._pack, keep=keep))
 
     def _keep(self, linear: DenseLinear) -> DenseLinear:
-        # In bfloat16 the packed product is faster for any number of rows.
-        if linear.packed and linear.dtype != torch.bfloat16:
+        if linear.both:
             self._packed.append(linear)
         return linear
 

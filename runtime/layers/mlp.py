@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from runtime.kernels.native.layers import takes
 from runtime.kernels.table import kernel
 from runtime.layers.activation import ACTIVATION
 from runtime.layers.linear import Linear
@@ -31,7 +32,7 @@ class GatedMLP:
     def activate(self, both: Tensor) -> Tensor:
         """[tokens, 2 * ffn], gate first -> [tokens, ffn]."""
         fused = kernel("silu_mul", both.device) if self._silu else None
-        if fused is not None and both.stride(-1) == 1:
+        if fused is not None and both.stride(-1) == 1 and takes(both, both.shape[-1] // 2):
             made: Tensor = fused(both)
             return made
         gate, up = both.chunk(2, -1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.native.layers import takes
 from runtime.kernels.table import kernel
 from runtime.parallel import Group
 
@@ -30,12 +31,12 @@ class RMSNorm:
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[-1]
         self.weight, self._eps = weight, eps
-        self._kernel = kernel("rms_norm", weight.device)
+        self._kernel = kernel("rms_norm", weight.device) if weight.is_contiguous() else None
         self._scale = weight * math.sqrt(size) if weight.dtype == torch.float32 else None
         self._floor = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._kernel is not None and x.shape[1:] == self.weight.shape and _together(x):
+        if self._kernel is not None and self._fits(x) and _together(x):
             return self._kernel(x, self.weight, self._eps, wide=self._wide(x))
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
@@ -46,9 +47,14 @@ class RMSNorm:
 
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
         """`more` is added to x [tokens, size], in place; the norm of that."""
-        if self._kernel is not None and x.shape[1:] == self.weight.shape and more.stride(-1) == 1:
+        if self._kernel is not None and self._fits(x) and more.stride(-1) == x.stride(-1) == 1:
             return self._kernel(more, self.weight, self._eps, x, wide=self._wide(x))
         return self(x.add_(more))
+
+    def _fits(self, x: Tensor) -> bool:
+        weight = self.weight
+        known = x.dtype == weight.dtype or weight.dtype == torch.float32
+        return x.shape[1:] == weight.shape and known and takes(x, x.shape[-1])
 
     def _wide(self, x: Tensor) -> bool:
         return self.weight.dtype == torch.float32 != x.dtype

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from runtime.config.model import RopeSpec
+from runtime.kernels.native.layers import takes
 from runtime.kernels.table import kernel
 
 
@@ -59,18 +60,24 @@ def _yarn(plain: Tensor, rope: RopeSpec, head_dim: int) -> Tensor:
 class Rotary:
     """Turns queries and keys. `angles` once per step, `turn_` once per layer."""
 
-    __slots__ = ("_dims", "_frequencies", "_kernel", "_neighbours", "_scale", "_whole")
+    __slots__ = ("_axes", "_dims", "_frequencies", "_kernel", "_neighbours", "_scale", "_whole")
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device) -> None:
         self._dims = rope.dims or head_dim
         self._whole = self._dims == head_dim
         self._frequencies = inverse_frequencies(rope, self._dims).to(device)
         self._scale, self._neighbours = rope.attention_factor, rope.pairs == "neighbours"
+        axes = [axis for axis, count in enumerate(rope.sections) for _ in range(count)]
+        self._axes = torch.tensor(axes, dtype=torch.int64, device=device)
         self._kernel = None if self._neighbours else kernel("rotate", device)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """positions [tokens] -> cos and signed sin, each [tokens, 1, turned dimensions] in `dtype`."""
-        angle = positions.float()[:, None] * self._frequencies
+        """positions [tokens], or [3, tokens] where a position is time, row and column -> cos and signed sin,
+        each [tokens, 1, turned dimensions] in `dtype`."""
+        if positions.dim() == 2:
+            angle = positions.float()[self._axes].T * self._frequencies
+        else:
+            angle = positions.float()[:, None] * self._frequencies
         cos, sin = angle.cos() * self._scale, angle.sin() * self._scale
         if self._neighbours:
             cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
@@ -80,7 +87,8 @@ class Rotary:
 
     def turn_(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """In place, x [tokens, heads, head_dim]: each dimension that is turned with the one it pairs with."""
-        if self._kernel is not None and x.stride(2) == 1 and x.stride(1) == x.shape[2]:
+        whole = x.stride(2) == 1 and x.stride(1) == x.shape[2]
+        if self._kernel is not None and whole and takes(x, self._dims // 2) and cos.dtype == x.dtype:
             self._kernel(x, cos, sin)
             return x
         part = x if self._whole else x[..., : self._dims]

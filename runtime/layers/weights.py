@@ -246,7 +246,8 @@ class RandomWeights(Checkpoint):
 
 class Weights:
     """Tensors of a checkpoint as `dtype` on `device`. `prefix`: stands before each name that the checkpoint
-    does not have as it is. `transposed`: ends of names of matrices that it has as [inputs, outputs]."""
+    does not have as it is; `within`: in place of its `model.`. `transposed`: ends of names of matrices that
+    it has as [inputs, outputs]."""
 
     def __init__(
         self,
@@ -255,8 +256,9 @@ class Weights:
         device: torch.device,
         prefix: str = "",
         transposed: tuple[str, ...] = (),
+        within: str = "",
     ) -> None:
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self._within = dtype, device, within
         self.checkpoint, self._prefix, self._transposed = checkpoint, prefix, transposed
 
     def __contains__(self, name: str) -> bool:
@@ -308,7 +310,11 @@ class Weights:
         return self.checkpoint.path_of(self._named(name))
 
     def _named(self, name: str) -> str:
-        return name if name in self.checkpoint else self._prefix + name
+        if name in self.checkpoint:
+            return name
+        if self._within and name.startswith("model."):
+            return self._within + name.removeprefix("model.")
+        return self._prefix + name
 
 
 def _slice(places: range | None) -> slice:

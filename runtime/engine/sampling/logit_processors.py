@@ -42,6 +42,7 @@ PROCESSORS: Registry[type[LogitProcessor]] = Registry(
         "allowed_token_ids": "runtime.engine.sampling.processors:AllowedTokenIds",
         "bad_words": "runtime.engine.sampling.processors:BadWords",
         "deterministic": "runtime.engine.sampling.processors:Deterministic",
+        "token_rules": "runtime.engine.sampling.processors:TokenRules",
         "thinking_budget": "runtime.engine.sampling.processors:ThinkingBudget",
     },
 )

@@ -58,6 +58,29 @@ class BadWords(LogitProcessor):
         return logits
 
 
+class TokenRules(LogitProcessor):
+    """AllowedTokenIds and BadWords in one, each where its parameters are given."""
+
+    _ALLOWED = frozenset({"allowed_token_ids"})
+
+    def __init__(self) -> None:
+        self._allowed, self._bad = AllowedTokenIds(), BadWords()
+
+    def verify(self, params: Mapping[str, Any], vocab_size: int) -> None:
+        bad = {name: value for name, value in params.items() if name not in self._ALLOWED}
+        if bad or not params:
+            self._bad.verify(bad, vocab_size)
+        if len(bad) < len(params):
+            _ids(params, "allowed_token_ids", vocab_size)
+
+    def process(self, logits: Tensor, params: list[dict[str, Any]]) -> Tensor:
+        logits = self._bad.process(logits, params)
+        rows = [row for row, mine in enumerate(params) if "allowed_token_ids" in mine]
+        if rows:
+            logits[rows] = self._allowed.process(logits[rows], [params[row] for row in rows])
+        return logits
+
+
 class Deterministic(LogitProcessor):
     """token_id: always this one. For tests of clients."""
 

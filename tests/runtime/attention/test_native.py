@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.attention import native_views as views
 from runtime.attention.base import PLAIN, Scoring, choose
-from runtime.attention.native import library as made
-from runtime.attention.native import views
-from runtime.attention.native.views import NativeViews
+from runtime.attention.native_views import NativeViews
 from runtime.attention.pool import KVShape
 from runtime.attention.reference import Reference
+from runtime.kernels.native import library as made
 from tests.contracts.test_attention import PLANS, compare, plan_of
 
 MIXED = (
@@ -30,8 +32,9 @@ compiled = pytest.mark.skipif(made.library() is None, reason="there is no C comp
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
-    """The library is looked for once more, then and afterwards."""
+def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library is looked for once more, then and afterwards; not the package's own."""
+    monkeypatch.setattr(made, "_built", lambda: None)
     made.library.cache_clear()
     yield
     made.library.cache_clear()
@@ -170,17 +173,49 @@ def test_without_a_compiler_torch_computes(
 
 
 @compiled
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("= 1.0f / (l[r] + sink)", "= 1.01f / (l[r] + sink)"), ("/ (1.0f + NAME(exp)", "/ (1.1f + NAME(exp)")],
+)
 def test_wrong_numbers_are_noticed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    anew: None,
+    caplog: pytest.LogCaptureFixture,
+    right: str,
+    wrong: str,
 ) -> None:
-    for name in made.SOURCES:
-        text = (made.FOLDER / name).read_text().replace("= 1.0f / (l[r] + sink)", "= 1.01f / (l[r] + sink)")
-        (tmp_path / name).write_text(text)
+    sources = {name: (made.FOLDER / name).read_text() for name in made.SOURCES}
+    assert any(right in text for text in sources.values())
+    for name, text in sources.items():
+        (tmp_path / name).write_text(text.replace(right, wrong))
     monkeypatch.setattr(made, "FOLDER", tmp_path)
     monkeypatch.setattr(made, "FLAGS", QUICKLY)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert made.library() is None
     assert "wrong numbers" in caplog.text
+
+
+@compiled
+def test_the_packages_own_is_taken_unless_it_is_another_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    library = made.library()
+    assert library is not None
+    for name in made.SOURCES:
+        shutil.copy2(made.FOLDER / name, tmp_path)
+    own = tmp_path / "built.abi3.so"
+    shutil.copy(library.path, own)
+    monkeypatch.setattr(made, "FOLDER", tmp_path)
+    monkeypatch.setattr(made, "_made_here", lambda: None)
+    found = made.library.__wrapped__()
+    assert found is not None
+    assert found.path == own
+    with monkeypatch.context() as patch:
+        patch.setattr(made, "VERSION", made.VERSION + 1)
+        assert made.library.__wrapped__() is None
+    os.utime(own, (1, 1))  # long before the source
+    assert made.library.__wrapped__() is None
 
 
 @compiled

@@ -44,6 +44,8 @@ LLAMA3 = _rope(
 YARN = _rope("yarn", factor=4.0, original_max_position_embeddings=64)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
+    # Those that the CPU's kernels in C are for.
+    "llama, sizes of kernels": ("Llama", {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}),
     "llama, tied, biased": (
         "Llama",
         {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4},

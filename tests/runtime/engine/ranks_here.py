@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -19,6 +20,16 @@ from runtime.parallel import Group
 from runtime.plan import Run, StepPlan, StepResult, TokenMask
 
 PATIENCE_S = 60.0
+
+
+def rank_processes() -> list[psutil.Process]:
+    """The processes of models that this one started, in their order."""
+    found = []
+    for one in psutil.Process().children():
+        line = " ".join(one.cmdline())
+        if "runtime.engine.follower" in line or line.startswith("sglang-dsl runner"):
+            found.append(one)
+    return sorted(found, key=lambda one: one.pid)
 
 
 class Meeting:

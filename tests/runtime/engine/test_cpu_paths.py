@@ -1,5 +1,5 @@
-"""The fast ways of the CPU give the tokens of the plain ones: packed matrices, attention in C, rows sampled
-one by one; random requests that share prefixes, greedy and drawn."""
+"""The fast ways of the CPU give the tokens of the plain ones: packed matrices, attention and all between in
+C, rows sampled one by one; random requests that share prefixes, greedy and drawn, in batches of two sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import sampler
 from runtime.engine.sampling.draw import pick, pick_at_once
+from runtime.kernels.native import layers
+from runtime.layers import dense
 from runtime.protocol.sampling import SamplingParams
 
 SETTINGS: dict[str, Any] = {"max_total_tokens": 8192, "dtype": "float32", "device": "cpu", "threads": 1}
-FAST = {"attention": "native", "pack_weights": "always"}
+FAST = {"attention": "native"}
 PLAIN = {"attention": "torch_plain", "pack_weights": "never"}
-AT_ONCE, TOKENS = 40, 8
+AT_ONCE, FEW, TOKENS = 40, 3, 8
 
 
-def batch(drive: Any, runner: TorchRunner, prompt: Any, seed: int) -> list[list[int]]:
+def batch(drive: Any, runner: TorchRunner, prompt: Any, seed: int, rows: int) -> list[list[int]]:
     """What requests of one batch are answered: below prefixes that some of them share, prompts of all
     lengths, each sampled in its own way."""
     draw = random.Random(seed)
@@ -33,7 +35,7 @@ def batch(drive: Any, runner: TorchRunner, prompt: Any, seed: int) -> list[list[
         [driver.ask(root, prompt(draw.choice((5, 90, 260)), seed=seed), sample=False) for root in roots]
     )
     seqs, feeds, sampling = [], [], []
-    for number in range(AT_ONCE):
+    for number in range(rows):
         seqs.append(driver.fork(draw.choice(roots)) if draw.random() < 0.7 else driver.new())
         feeds.append(prompt(draw.choice((1, 2, 9, 40)), seed=seed + number))
         greedy, top_k, top_p = draw.random() < 0.4, draw.choice((-1, 5)), draw.choice((1.0, 0.8))
@@ -56,19 +58,37 @@ def batch(drive: Any, runner: TorchRunner, prompt: Any, seed: int) -> list[list[
 def test_they_change_no_token(
     tiny: Any, drive: Any, prompt: Any, monkeypatch: pytest.MonkeyPatch, requests: int
 ) -> None:
-    path = tiny("llama").path
-    with contextlib.ExitStack() as stack:
-        fast, plain = (
-            stack.enter_context(
-                contextlib.closing(
-                    TorchRunner.load(path, ModelSpec.from_dir(path), RunnerConfig(**SETTINGS, **ways))
-                )
-            )
-            for ways in (FAST, PLAIN)
-        )
-        for seed in range(requests // AT_ONCE):
-            monkeypatch.setattr(sampler, "pick", pick)
-            found = batch(drive, fast, prompt, seed)
-            monkeypatch.setattr(sampler, "pick", pick_at_once)
-            assert found == batch(drive, plain, prompt, seed)
-            assert torch.get_num_threads() == 1
+    path = tiny("llama, sizes of kernels").path
+    in_c = layers.library
+
+    def load(ways: dict[str, Any]) -> contextlib.closing[TorchRunner]:
+        config = RunnerConfig(**SETTINGS, **ways)
+        return contextlib.closing(TorchRunner.load(path, ModelSpec.from_dir(path), config))
+
+    asked: list[int] = []
+    product_of = layers.product_of
+
+    def counted(weight: torch.Tensor) -> Any:
+        product = product_of(weight)
+
+        def count(x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            asked.append(len(x))
+            return product(x, bias)
+
+        return product and count
+
+    monkeypatch.setattr(dense, "product_of", counted)
+    monkeypatch.setattr(dense, "_least_s", lambda linears, rows: (0.0, 1.0))  # whatever is faster here
+    with load(FAST) as fast, monkeypatch.context() as patch:
+        patch.setattr(layers, "library", lambda: None)
+        with load(PLAIN) as plain:
+            for seed in range(requests // AT_ONCE):
+                for rows in (AT_ONCE - FEW, FEW):
+                    patch.setattr(layers, "library", in_c)
+                    patch.setattr(sampler, "pick", pick)
+                    found = batch(drive, fast, prompt, seed, rows)
+                    patch.setattr(layers, "library", lambda: None)
+                    patch.setattr(sampler, "pick", pick_at_once)
+                    assert found == batch(drive, plain, prompt, seed, rows)
+                    assert torch.get_num_threads() == 1
+    assert FEW in asked

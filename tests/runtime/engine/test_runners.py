@@ -4,6 +4,7 @@ the same, bit for bit. And what only the second can meet: its process killed, st
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import random
 import signal
@@ -502,6 +503,10 @@ def test_it_ends_with_whoever_started_it_even_when_stopped() -> None:
 def test_a_process_of_its_own_is_the_default_where_it_pays() -> None:
     decide = loading.own_process.__wrapped__  # without what tests/conftest.py does
     cores = len(os.sched_getaffinity(0))
-    assert decide(EngineConfig(model="pocket")) is (cores >= 2)
-    assert decide(EngineConfig(model="pocket", runner_process=False)) is False
-    assert decide(EngineConfig(model="pocket", runner_process=True)) is True
+    small = ModelSpec.from_dir(find_checkpoint("pocket"))
+    large = dataclasses.replace(small, hidden_size=1024)
+    assert sum(small.matrix_sizes) < loading.SMALL < sum(large.matrix_sizes)
+    assert decide(EngineConfig(model="pocket"), small) is False
+    assert decide(EngineConfig(model="pocket"), large) is (cores >= 2)
+    assert decide(EngineConfig(model="pocket", runner_process=False), large) is False
+    assert decide(EngineConfig(model="pocket", runner_process=True), small) is True

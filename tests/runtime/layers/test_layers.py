@@ -82,7 +82,7 @@ def test_few_rows_take_the_weights_that_are_faster_here(
         else:
             patch.setattr(torch.ops.mkldnn, "_linear_pointwise", slowly(packed))
         up_to, (plain_s, packed_s) = dense.time_rows(layers)
-    assert up_to == (0 if slow == "plain" else 3)
+    assert up_to == (0 if slow == "plain" else dense.FEW_ROWS)
     assert (plain_s > packed_s) == (slow == "plain")
     assert {layer.plain_up_to for layer in layers} == {up_to}
     torch.testing.assert_close(layers[0](x), before)
@@ -114,6 +114,14 @@ def test_in_bfloat16_the_packed_weights_are_the_only_ones() -> None:
     assert method.shared(weight).weight is weight  # the embedding's
     method.tune()
     assert made.plain_up_to == 0
+
+
+def test_in_bfloat16_there_are_both_where_that_is_asked_for() -> None:
+    if not dense.can_pack(torch.bfloat16):
+        pytest.skip("this processor does not multiply bfloat16")
+    made = dense.Dense(pack=True, timed=True, both=True).of(torch.randn(40, 24).bfloat16(), None)
+    assert made.both
+    assert made.packed
 
 
 def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:

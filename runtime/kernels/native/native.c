@@ -1,4 +1,5 @@
-/* Attention of one layer over runs of a pool of keys and values, on CPUs: new keys and values are written to
+/* What a decoder computes on CPUs. layers.h: products with few rows, norms, rotary embedding, SiLU. tasks.h: attention
+ * of one layer over runs of a pool of keys and values: new keys and values are written to
  * their slots, then each task takes up to ROWS query rows of a piece through the keys in blocks, with a running
  * maximum and sum (online softmax, arXiv 1805.02867); results of tokens in several pieces are merged by their
  * sums (log-sum-exp). All in float32, whatever the pool holds.
@@ -8,6 +9,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
@@ -95,6 +97,55 @@ INLINE void narrow(void *to, int64_t at, const float *from, int count, int is_sh
     }
 }
 
+/* Parts 0 .. total - 1 of a job, taken `step` at a time. */
+typedef struct {
+    int64_t next, total, step;
+} Share;
+
+/* The first of the next parts; -1: there are none left. */
+INLINE int64_t next_of(Share *share) {
+    int64_t from = __atomic_fetch_add(&share->next, share->step, __ATOMIC_RELAXED);
+    return from < share->total ? from : -1;
+}
+
+/* out [rows, outputs] = x [rows, inputs] weight^T + bias. x is float32 here; the rest bfloat16 where `is_short`. */
+typedef struct {
+    const float *x;
+    const void *weight, *bias;
+    void *out;
+    int64_t rows, outputs, inputs;
+    int is_short;
+    Share share;
+} Product;
+
+/* As runtime/kernels/rms_norm.py. `each`: every row of a token has a weight of its own. */
+typedef struct {
+    const void *x, *weight;
+    void *residual, *out;
+    int64_t tokens, rows, size, stride, residual_stride;
+    float eps;
+    int each, is_short, short_weight, wide;
+    Share share;
+} Norm;
+
+/* As runtime/kernels/rotary.py. */
+typedef struct {
+    void *x;
+    const void *cosine, *sine;
+    int64_t tokens, heads, dim, turned, stride;
+    int is_short;
+    Share share;
+} Rotation;
+
+/* As runtime/kernels/silu_mul.py. */
+typedef struct {
+    const void *both;
+    void *out;
+    int64_t rows, size, stride;
+    int is_short;
+    Share share;
+} Gate;
+
 #if defined(__x86_64__)
 #define WIDE_KINDS 1
 #else
@@ -111,12 +162,9 @@ INLINE void narrow(void *to, int64_t at, const float *from, int count, int is_sh
 #define W 16
 #define KEYS_AT_ONCE 8
 #define DIMS 4
+#define ROWS_AT_ONCE 4
 #define NAME(x) x##_512
-#include "tasks.h"
-#undef W
-#undef KEYS_AT_ONCE
-#undef DIMS
-#undef NAME
+#include "kind.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -128,12 +176,9 @@ INLINE void narrow(void *to, int64_t at, const float *from, int count, int is_sh
 #define W 8
 #define KEYS_AT_ONCE 4
 #define DIMS 2
+#define ROWS_AT_ONCE 2
 #define NAME(x) x##_256
-#include "tasks.h"
-#undef W
-#undef KEYS_AT_ONCE
-#undef DIMS
-#undef NAME
+#include "kind.h"
 #if defined(__clang__)
 #pragma clang attribute pop
 #else
@@ -144,8 +189,9 @@ INLINE void narrow(void *to, int64_t at, const float *from, int count, int is_sh
 #define W 4
 #define KEYS_AT_ONCE 4
 #define DIMS 2
+#define ROWS_AT_ONCE 2
 #define NAME(x) x##_128
-#include "tasks.h"
+#include "kind.h"
 
 /* Floats that lie side by side in this processor's vectors. `most`: no more than so many. */
 static int lanes_here(int most) {
@@ -161,6 +207,9 @@ static int lanes_here(int most) {
 }
 
 static int chosen = 0; /* 0: not chosen yet */
+
+/* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
+int native_version(void) { return 1; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
@@ -226,19 +275,73 @@ static void merge(const Layer *layer) {
     }
 }
 
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned); /* GOMP_parallel */
+typedef void (*Work)(void *);
+
+#if WIDE_KINDS
+#define BY_KIND(name) (kind() == 16 ? name##_512 : kind() == 8 ? name##_256 : name##_128)
+#else
+#define BY_KIND(name) name##_128
+#endif
+
+static int kind(void) {
+    if (!chosen) chosen = lanes_here(16);
+    return chosen;
+}
+
+static void share_out(Work work, void *job, Parallel parallel, int64_t threads) {
+    if (threads > 1 && parallel)
+        parallel(work, job, threads, 0);
+    else
+        work(job);
+}
+
+/* An even number at a time, no fewer than `least`. */
+static Share shared(int64_t total, int64_t threads, int64_t least) {
+    int64_t step = threads > 1 ? total / (4 * threads) : total;
+    if (step < least) step = least;
+    return (Share){0, total, step + (step & 1)};
+}
+
 /* Write one layer's new keys and values, then attend. */
 void attend(const Pass *pass, const void *qkv, void *pool, void *out, const float *sinks) {
     Layer layer = {pass, qkv, pool, out, sinks, 0, 0};
-    void (*tasks)(void *) = tasks_128;
-    if (!chosen) chosen = lanes_here(16);
-#if WIDE_KINDS
-    if (chosen == 16) tasks = tasks_512;
-    if (chosen == 8) tasks = tasks_256;
-#endif
     write_new(&layer);
-    if (pass->threads > 1 && pass->parallel && pass->tasks > 1)
-        pass->parallel(tasks, &layer, pass->threads, 0);
-    else
-        tasks(&layer);
+    share_out(BY_KIND(tasks), &layer, pass->parallel, pass->tasks > 1 ? pass->threads : 1);
     merge(&layer);
+}
+
+/* 0: there was no memory for it. */
+int product(const void *x, const void *weight, const void *bias, void *out, int64_t rows, int64_t outputs,
+            int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
+    float *wide = 0;
+    if (is_short) {
+        wide = malloc(sizeof(float) * rows * inputs);
+        if (!wide) return 0;
+        widen(wide, x, 0, rows * inputs, 1);
+    }
+    Product job = {is_short ? wide : x, weight, bias, out, rows, outputs, inputs, is_short, shared(outputs, threads, 16)};
+    share_out(BY_KIND(linears), &job, parallel, threads);
+    free(wide);
+    return 1;
+}
+
+void rms_norm(const void *x, const void *weight, void *residual, void *out, int64_t tokens, int64_t rows, int64_t size,
+              int64_t stride, int64_t residual_stride, float eps, int each, int is_short, int short_weight, int wide,
+              Parallel parallel, int64_t threads) {
+    Norm job = {x,    weight,   residual,     out,  tokens, rows, size, stride, residual_stride, eps,
+                each, is_short, short_weight, wide, shared(tokens, threads, 1)};
+    share_out(BY_KIND(norms), &job, parallel, threads);
+}
+
+void rotate(void *x, const void *cosine, const void *sine, int64_t tokens, int64_t heads, int64_t dim, int64_t turned,
+            int64_t stride, int is_short, Parallel parallel, int64_t threads) {
+    Rotation job = {x, cosine, sine, tokens, heads, dim, turned, stride, is_short, shared(tokens, threads, 1)};
+    share_out(BY_KIND(rotations), &job, parallel, threads);
+}
+
+void silu_mul(const void *both, void *out, int64_t rows, int64_t size, int64_t stride, int is_short, Parallel parallel,
+              int64_t threads) {
+    Gate job = {both, out, rows, size, stride, is_short, shared(rows, threads, 1)};
+    share_out(BY_KIND(gates), &job, parallel, threads);
 }

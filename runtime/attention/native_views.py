@@ -19,14 +19,13 @@ from torch import Tensor
 
 from runtime.attention.base import PLAIN, AttentionStep, Scoring
 from runtime.attention.layout import Span, split
-from runtime.attention.native.library import DIM_STEP, ROWS, Library, Pass, library
 from runtime.attention.pool import KVShape
 from runtime.attention.torch_views import TorchViews
+from runtime.kernels.native.library import DIM_STEP, ROWS, TYPES, Library, Pass, library
 from runtime.plan import Run, StepPlan
 
 WORTH = 256
 """What rows share is a piece of its own if so many fewer keys are read: its results must be merged."""
-TYPES = (torch.float32, torch.bfloat16)
 
 
 class NativeViews(TorchViews):

@@ -1,6 +1,6 @@
-"""The compiled source: made by this machine's C compiler when it is first asked for, and kept in the user's
-cache folder. Without a compiler, or where what it made gives other numbers, there is none: whoever asks
-computes with torch then.
+"""The compiled source: made when the package was built, or else by this machine's C compiler when it is
+first asked for, and then kept in the user's cache folder. Where there is neither, or it gives other numbers,
+there is none: whoever asks computes with torch then.
 
 It is plain C behind ctypes: nothing of Python or torch is compiled against, and a call lets go of the
 interpreter. Knows pointers and shapes; not pools, plans or layers.
@@ -26,10 +26,13 @@ import torch
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-SOURCES = ("attend.c", "tasks.h")  # the first one includes the other
+SOURCES = ("native.c", "kind.h", "vectors.h", "tasks.h", "layers.h")  # the first one includes the others
 FLAGS = ("-O3", "-fPIC", "-shared")  # for all processors of a kind: the source has a copy for each
 DIM_STEP, ROWS = 16, 128  # as in the source
+VERSION = 1  # as in the source
+TYPES = (torch.float32, torch.bfloat16)
 _COMPILE_S = 60.0
+_UNPACKING_S = 60.0  # between files that are installed together
 
 
 class Pass(ctypes.Structure):
@@ -48,18 +51,27 @@ class Pass(ctypes.Structure):
 
 
 class Library:
-    """attend: see the source. lanes: how many floats its vectors have on this processor. parallel: the
-    address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
-    None: it has none, or they go by another name, and there is one thread."""
+    """attend, product, rms_norm, rotate, silu_mul: see the source. path: where it lies. lanes: how many
+    floats its vectors have on this processor. parallel: the address of what starts torch's own OpenMP threads
+    (others beside them would wait for the same cores); None: it has none, or they go by another name, and
+    there is one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError and AttributeError: it is no such library."""
+        """Raises OSError and AttributeError: it is no such library, or one of another version."""
         loaded = ctypes.CDLL(str(path))
+        if (version := loaded.native_version()) != VERSION:
+            raise OSError(f"{path} has version {version}, not {VERSION}")
         loaded.attend_lanes.restype, loaded.attend_lanes.argtypes = c_int, (c_int,)
         loaded.attend_work.restype, loaded.attend_work.argtypes = c_int64, (c_int64,)
         self.attend: Any = loaded.attend
         self.attend.restype = None
         self.attend.argtypes = (ctypes.POINTER(Pass), c_void_p, c_void_p, c_void_p, c_void_p)
+        self.path = path
+        self.product = _function(loaded.product, "ppppiiibpi")
+        self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
+        self.rotate = _function(loaded.rotate, "pppiiiiibpi")
+        self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
+        loaded.product.restype = c_int
         self._loaded = loaded
         self.lanes = self.use_lanes(16)
         try:
@@ -77,26 +89,60 @@ class Library:
         return int(self._loaded.attend_work(dim))
 
 
+_C_TYPES: dict[str, Any] = {"p": c_void_p, "i": c_int64, "b": c_int, "f": c_float}
+
+
+def _function(found: Any, takes: str) -> Any:
+    """takes: the kind of each argument."""
+    found.restype, found.argtypes = None, tuple(_C_TYPES[kind] for kind in takes)
+    return found
+
+
 @functools.cache
 def library() -> Library | None:
     """The same for the whole process."""
+    return _checked(_built()) or _checked(_made_here())
+
+
+def _built() -> Library | None:
+    """That of the package, but for one that a checkout has changed since."""
+    changed = max((FOLDER / name).stat().st_mtime for name in SOURCES)
+    for path in sorted(FOLDER.glob("built*")):
+        if path.stat().st_mtime < changed - _UNPACKING_S:
+            log.info("%s is not used: its source has changed", path)
+            continue
+        try:
+            return Library(path)
+        except (OSError, AttributeError) as error:
+            log.info("%s is not used: %s", path, error)
+    return None
+
+
+def _made_here() -> Library | None:
+    """By this machine's compiler, now or before."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
-        log.info("there is no C compiler (cc): attention is computed with torch's products")
+        log.info("there is no C compiler (cc): all is computed with torch")
         return None
     try:
-        made = Library(_compiled(compiler))
+        return Library(_compiled(compiler))
     except (OSError, AttributeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         source = FOLDER / SOURCES[0]
-        log.warning("%s cannot be compiled or loaded, torch's products take its place: %s", source, said)
+        log.warning("%s cannot be compiled or loaded, torch takes its place: %s", source, said)
+        return None
+
+
+def _checked(made: Library | None) -> Library | None:
+    """It, if it is of use on this machine."""
+    if made is None:
         return None
     if made.lanes < 8 and platform.machine().lower() in ("x86_64", "amd64"):
-        log.info("this processor has no AVX2: attention is computed with torch's products")
+        log.info("this processor has no AVX2: all is computed with torch")
         return None
-    if not _right(made):
+    if not (_attends_right(made) and _computes_right(made)):
         source = FOLDER / SOURCES[0]
-        log.warning("%s gives wrong numbers on this machine, torch's products take its place", source)
+        log.warning("%s gives wrong numbers on this machine, torch takes its place", source)
         return None
     return made
 
@@ -136,7 +182,56 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
 
 
-def _right(made: Library) -> bool:
+def _computes_right(made: Library) -> bool:
+    """What lies between attention and attention, against the definitions."""
+    rows, outputs, size, half = 5, 7, 96, 16
+    dice = torch.Generator().manual_seed(2)
+    x, weight, more = (torch.randn(count, size, generator=dice) for count in (rows, outputs, rows))
+    x0, weight0, more0 = x.data_ptr(), weight.data_ptr(), more.data_ptr()
+    products, normed, gated = (
+        torch.empty(rows, outputs),
+        torch.empty(rows, size),
+        torch.empty(rows, size // 2),
+    )
+    made.product(x0, weight0, None, products.data_ptr(), rows, outputs, size, False, None, 1)
+    made.silu_mul(x0, gated.data_ptr(), rows, size // 2, size, False, None, 1)
+    turned = x.clone()  # one head a row, of which the first 2 * half numbers are turned
+    cos, sin = weight[:rows, : 2 * half].contiguous(), more[:, : 2 * half].contiguous()
+    made.rotate(
+        turned.data_ptr(), cos.data_ptr(), sin.data_ptr(), rows, 1, size, 2 * half, size, False, None, 1
+    )
+    pairs = x[:, : 2 * half] * cos + x[:, : 2 * half].roll(half, -1) * sin
+    added = x + more
+    made.rms_norm(
+        x0,
+        weight0,
+        more0,
+        normed.data_ptr(),
+        rows,
+        1,
+        size,
+        size,
+        size,
+        0.5,
+        False,
+        False,
+        False,
+        False,
+        None,
+        1,
+    )
+    scale = torch.rsqrt(added.square().mean(-1, keepdim=True) + 0.5)
+    expected = (
+        (products, x @ weight.t()),
+        (gated, torch.nn.functional.silu(x[:, : size // 2]) * x[:, size // 2 :]),
+        (turned, torch.cat((pairs, x[:, 2 * half :]), -1)),
+        (more, added),
+        (normed, added * scale * weight[0]),
+    )
+    return all(torch.allclose(found, right, atol=1e-4) for found, right in expected)
+
+
+def _attends_right(made: Library) -> bool:
     """Against the definition: a row of one token, and one of five, with numbers of every place."""
     kv_heads, group, dim, slots, tokens = 2, 3, 32, 120, 6
     heads, width = kv_heads * group, kv_heads * group + 2 * kv_heads

@@ -1,0 +1,121 @@
+"""Calls of the library's kernels for what lies between attention and attention: products of few rows, and
+those of `kernel`, with the names and arguments of Triton's. Only for what `takes` says: whoever has another
+type or size computes with torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.native.library import DIM_STEP, TYPES, Library, library
+
+SHARED = 32_768
+"""Numbers from which on an operation is shared out among threads; torch's operations, too."""
+FEW_ROWS = 4
+"""Products of up to so many rows are for the kernel: with more it is not the memory that takes the time."""
+_PAIR = 32  # numbers that a product's sums take at once
+
+
+def takes(x: Tensor, size: int) -> bool:
+    """Whether kernels are made for x, of which `size` numbers lie side by side: on GPUs always."""
+    return x.device.type != "cpu" or (x.dtype in TYPES and size % DIM_STEP == 0)
+
+
+def product_of(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor] | None:
+    """x [rows, inputs], bias -> [rows, outputs], by `weight` [outputs, inputs], for x of its type and at most
+    FEW_ROWS rows. None: there is no kernel for it."""
+    native = library() if weight.device.type == "cpu" else None
+    outputs, inputs = weight.shape
+    if native is None or weight.dtype not in TYPES or inputs % _PAIR or not weight.is_contiguous():
+        return None
+    call, parallel, kind = native.product, native.parallel, weight.dtype
+    short, address = kind == torch.bfloat16, weight.data_ptr()
+    large = weight.numel() >= SHARED
+
+    def product(x: Tensor, bias: Tensor | None) -> Tensor:
+        given, rows = x.contiguous(), x.shape[0]
+        out = given.new_empty(rows, outputs)
+        threads = torch.get_num_threads() if large else 1
+        added = None if bias is None else bias.data_ptr()
+        if not call(
+            given.data_ptr(), address, added, out.data_ptr(), rows, outputs, inputs, short, parallel, threads
+        ):
+            raise MemoryError(f"a product of {rows} rows of {inputs} numbers")
+        return out
+
+    product.weight = weight  # type: ignore[attr-defined]  # it must not go before the product
+    return product
+
+
+def kernel(name: str) -> Callable[..., Any] | None:
+    """rms_norm, rotate or silu_mul."""
+    native = library() if name in _MADE else None
+    return None if native is None else _kernel(name, native)
+
+
+@functools.cache
+def _kernel(name: str, native: Library) -> Callable[..., Any]:
+    return _MADE[name](native)
+
+
+def _threads(numbers: int) -> int:
+    return torch.get_num_threads() if numbers >= SHARED else 1
+
+
+def _rms_norm(native: Library) -> Callable[..., Tensor]:
+    call, parallel = native.rms_norm, native.parallel
+
+    def rms_norm(
+        x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, *, wide: bool = False
+    ) -> Tensor:
+        size = weight.shape[-1]
+        rows = weight.numel() // size
+        out = torch.empty(x.shape, dtype=x.dtype)
+        to, stride = (None, 0) if residual is None else (residual.data_ptr(), residual.stride(0))
+        call(
+            x.data_ptr(), weight.data_ptr(), to, out.data_ptr(), x.shape[0], rows, size, x.stride(0), stride,
+            eps, rows > 1, x.dtype == torch.bfloat16, weight.dtype == torch.bfloat16, wide, parallel,
+            _threads(out.numel()),
+        )  # fmt: skip
+        return out
+
+    return rms_norm
+
+
+def _rotate(native: Library) -> Callable[..., None]:
+    call, parallel = native.rotate, native.parallel
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        tokens, heads, dim = x.shape
+        call(
+            x.data_ptr(), cos.data_ptr(), sin.data_ptr(), tokens, heads, dim, cos.shape[-1], x.stride(0),
+            x.dtype == torch.bfloat16, parallel, _threads(tokens * heads * dim),
+        )  # fmt: skip
+
+    return rotate
+
+
+def _silu_mul(native: Library) -> Callable[..., Tensor]:
+    call, parallel = native.silu_mul, native.parallel
+
+    def silu_mul(gate_up: Tensor) -> Tensor:
+        rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+        out = gate_up.new_empty(rows, size)
+        call(
+            gate_up.data_ptr(), out.data_ptr(), rows, size, gate_up.stride(0),
+            gate_up.dtype == torch.bfloat16, parallel, _threads(out.numel()),
+        )  # fmt: skip
+        return out
+
+    return silu_mul
+
+
+_MADE: dict[str, Callable[[Library], Callable[..., Any]]] = {
+    "rms_norm": _rms_norm,
+    "rotate": _rotate,
+    "silu_mul": _silu_mul,
+}

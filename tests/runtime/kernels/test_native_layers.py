@@ -1,0 +1,138 @@
+"""The layers' kernels in C give what torch gives: on every kind of processor, in both types, with threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.config.model import RopeSpec
+from runtime.kernels.native import layers
+from runtime.kernels.native.library import library
+from runtime.layers.dense import DenseLinear
+from runtime.layers.mlp import GatedMLP
+from runtime.layers.norm import RMSNorm
+from runtime.layers.rope import Rotary
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True, params=[4, 8, 16])
+def lanes(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every kind of processor that this one can be."""
+    native = library()
+    assert native is not None
+    if native.use_lanes(request.param) < request.param:
+        pytest.skip(f"this processor has no vectors of {request.param} floats")
+    torch.manual_seed(3)
+    yield
+    native.use_lanes(16)
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layers, "SHARED", 1)  # whatever the size
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def close(found: Tensor, right: Tensor) -> None:
+    """To the last digits of the type."""
+    digits = 1e-5 if found.dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found, right, atol=digits, rtol=digits)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]) -> Tensor:
+    """By torch."""
+    with monkeypatch.context() as patch:
+        patch.setattr("runtime.kernels.native.layers.library", lambda: None)
+        return compute()
+
+
+@TYPES
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_products(rows: int, biased: bool, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(37, 64).to(dtype), torch.randn(rows, 64).to(dtype)
+    bias = torch.randn(37).to(dtype) if biased else None
+    product = layers.product_of(weight)
+    assert product is not None
+    made = product(x, bias)
+    close(made, F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(dtype))
+    for row in range(rows):  # whatever else there is
+        assert torch.equal(product(x[row : row + 1], bias)[0], made[row])
+    assert torch.equal(product(x.t().contiguous().t(), bias), made)
+
+
+def test_matrices_it_is_not_for() -> None:
+    assert layers.product_of(torch.randn(8, 40)) is None
+    assert layers.product_of(torch.randn(8, 64).half()) is None
+    assert layers.product_of(torch.randn(64, 8).t()) is None
+    assert layers.product_of(torch.empty(8, 64, device="meta")) is None
+
+
+def test_few_rows_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = DenseLinear(torch.randn(8, 64))
+    monkeypatch.setattr("runtime.layers.dense.F.linear", None)
+    assert linear(torch.randn(layers.FEW_ROWS, 64)).shape == (4, 8)
+    with pytest.raises(TypeError):
+        linear(torch.randn(layers.FEW_ROWS + 1, 64))
+
+
+@TYPES
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("wide", [True, False])
+def test_norms(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, wide: bool) -> None:
+    weight = torch.randn(96) if wide else torch.randn(96).to(dtype)
+    x, more = torch.randn(9, 96).to(dtype), torch.randn(9, 96).to(dtype)
+    heads, qkv = (
+        weight[:32].expand(4, -1).contiguous() * torch.tensor([[1], [2], [3], [4]]),
+        more.view(9, 6, 16),
+    )
+    streams = x.clone(), x.clone()
+    norm, plain = RMSNorm(weight, 1e-5), without(monkeypatch, lambda: RMSNorm(weight, 1e-5))  # type: ignore[arg-type, return-value]
+    assert norm._kernel is not None
+    assert plain._kernel is None  # type: ignore[attr-defined]
+    close(norm(x), plain(x))
+    close(norm.of_sum(streams[0], more), plain.of_sum(streams[1], more))  # type: ignore[attr-defined]
+    assert torch.equal(*streams)
+    by_head = RMSNorm(heads.to(weight.dtype)[:, :16].contiguous(), 1e-5)
+    right = (
+        F.rms_norm(qkv[:, :4].float(), (16,), eps=1e-5).to(dtype if not wide else torch.float32)
+        * by_head.weight
+    )
+    close(by_head(qkv[:, :4]), right.to(dtype))
+
+
+@TYPES
+@pytest.mark.usefixtures("threads")
+def test_rotary_embedding(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    spec = RopeSpec(theta=100.0, dims=32)
+    rotary, plain = Rotary(spec, 48, CPU), without(monkeypatch, lambda: Rotary(spec, 48, CPU))  # type: ignore[arg-type, return-value]
+    qkv, positions = torch.randn(5, 7, 48).to(dtype), torch.tensor([0, 1, 7, 300, 2])
+    angles = rotary.angles(positions, dtype)
+    found, right = qkv.clone(), qkv.clone()
+    rotary.turn_(found[:, :5], *angles)
+    plain.turn_(right[:, :5], *angles)  # type: ignore[attr-defined]
+    close(found, right)
+    assert torch.equal(found[:, 5:], qkv[:, 5:])
+
+
+@TYPES
+@pytest.mark.usefixtures("threads")
+def test_gates(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    mlp = GatedMLP(DenseLinear(torch.randn(64, 32)), DenseLinear(torch.randn(32, 32)))
+    both = (torch.randn(6, 64) * 30).to(dtype)
+    both[0, 0], both[0, 1], both[1, 0] = -200.0, 200.0, float("nan")
+    found, right = mlp.activate(both), without(monkeypatch, lambda: mlp.activate(both))
+    torch.testing.assert_close(
+        found, right, atol=1e-5, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, equal_nan=True
+    )
