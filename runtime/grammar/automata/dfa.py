@@ -8,9 +8,11 @@ does not know tokens.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,29 @@ MAX_PATTERN = 1 << 17
 """Characters of a pattern; longer ones would take seconds in `re`'s own parser."""
 _PRODUCT_LIMIT = 1 << 21
 _MIX = np.uint64(0x9E3779B97F4A7C15)
+_SETS = 16
+"""Sets of bytes, the most common ones, of which one is chosen for a run."""
+
+
+class Run(NamedTuple):
+    """Characters that many states do not tell apart: a repeat of a wide class is a chain of such states.
+
+    classes: bool [classes + 1], those of the characters. after: int [character states], the one to which
+    each of them leads, -1 where not all of them lead to the same one. ends: bool [character states], where
+    none of them leads on."""
+
+    classes: npt.NDArray[np.bool_]
+    after: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.bool_]
+
+    def chain(self, state: int, most: int) -> list[int]:
+        """The character states from `state` on along the run, at most `most` of them; [] where it ends
+        before that in a state from which some of its characters lead on."""
+        found, after = [state], self.after.item
+        while len(found) < most and (following := after(state)) >= 0:
+            state = following
+            found.append(state)
+        return found if len(found) == most or self.ends[state] else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +92,24 @@ class ByteDfa(ByteAutomaton):
         return (rows @ below.T.astype(np.float32)) > 0, pattern_of
 
     @cached_property
+    def kind_of(self) -> npt.NDArray[np.intp]:
+        """int64 [256]: bytes of equal columns of the UTF-8 table are of one kind, numbered by their first
+        byte; -1 for those that lead nowhere."""
+        columns = np.ascontiguousarray(self.utf8.T)
+        numbers: dict[bytes, int] = {}
+        nowhere = (columns == ~self.classes).all(axis=1).tolist()
+        kinds = [
+            -1 if nowhere[byte] else numbers.setdefault(columns[byte].tobytes(), len(numbers))
+            for byte in range(256)
+        ]
+        return np.array(kinds, dtype=np.intp)
+
+    @cached_property
     def product(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int32]] | None:
         """The written-out byte automaton, where it is small: (kind of each byte [256], the state after each
         kind [states * nodes, kinds], DEAD where not allowed); else None."""
-        _, firsts, kind_of = np.unique(self.utf8, axis=1, return_index=True, return_inverse=True)
+        kind_of = self.kind_of
+        firsts = np.unique(kind_of, return_index=True)[1]
         states, nodes, kinds = len(self.delta), self.nodes, len(firsts)
         if states * nodes * kinds > _PRODUCT_LIMIT:
             return None
@@ -84,15 +123,15 @@ class ByteDfa(ByteAutomaton):
             np.where(after >= 0, after * nodes, DEAD),
             np.where(self.open_nodes[self.pattern_of][:, inner], here, DEAD),
         )
-        return kind_of.reshape(-1), table.reshape(states * nodes, kinds).astype(np.int32)
+        return kind_of - kind_of.min(), table.reshape(states * nodes, kinds).astype(np.int32)
 
     def step(self, state: int, byte: int) -> int:
         """The state after one byte, or DEAD."""
         at, node = divmod(state, self.nodes)
-        entry = int(self.utf8[node, byte])
+        entry = self.utf8.item(node, byte)
         if entry >= 0:
-            return at * self.nodes + entry if self.open_nodes[self.pattern_of[at], entry] else DEAD
-        after = int(self.delta[at, ~entry])
+            return at * self.nodes + entry if self.open_nodes.item(self.pattern_of.item(at), entry) else DEAD
+        after = self.delta.item(at, ~entry)
         return after * self.nodes if after >= 0 else DEAD
 
     def accepts(self, state: int) -> bool:
@@ -130,7 +169,7 @@ class ByteDfa(ByteAutomaton):
     def width(self, state: int) -> int:
         """The most ASCII bytes that lead from `state` to one and the same; 0 in the middle of a character."""
         at, node = divmod(state, self.nodes)
-        return 0 if node else int(self._widths[at])
+        return 0 if node else int(self._widths[0][at])
 
     def alike(self, steps: int) -> npt.NDArray[np.uint64]:
         """uint64 [character states]: equal digests for states from which the same texts of up to `steps`
@@ -141,30 +180,69 @@ class ByteDfa(ByteAutomaton):
         for shift in (30, 27, 31):
             weights = (weights ^ (weights >> np.uint64(shift))) * _MIX
         weights |= np.uint64(1)
-        digests = np.ones(len(self.delta) + 1, dtype=np.uint64)
-        digests[-1] = 0  # of DEAD, which is -1
-        for _ in range(min(steps, len(self.delta))):
+        states = len(self.delta)
+        rows, classes = np.nonzero(self.delta >= 0)
+        edges, which = np.unique(rows * states + self.delta[rows, classes], return_inverse=True)
+        factors = np.zeros(len(edges), dtype=np.uint64)
+        np.add.at(factors, which, weights[classes])
+        sources, targets = np.divmod(edges, states)
+        some, first = np.unique(sources, return_index=True)
+        digests = np.ones(states, dtype=np.uint64)
+        for _ in range(min(steps, states)):
             digests *= _MIX
             digests ^= digests >> np.uint64(29)
-            digests[:-1] = (digests[self.delta] * weights).sum(axis=1, dtype=np.uint64) | np.uint64(1)
-        return digests[:-1]
+            after = np.ones(states, dtype=np.uint64)
+            if len(some):
+                after[some] = np.add.reduceat(digests[targets] * factors, first) | np.uint64(1)
+            digests = after
+        return digests
 
     @cached_property
     def widest(self) -> int:
         """The greatest width() of all states."""
-        return int(self._widths.max(initial=0))
+        return int(self._widths[0].max(initial=0))
 
     @cached_property
-    def _widths(self) -> npt.NDArray[np.int64]:
+    def _widths(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """width() of each character state, and the state to which so many bytes lead, -1 for none."""
         states = len(self.delta)
         some = np.flatnonzero(self._bytes)
         part = self.delta[:, some]
         rows, columns = np.nonzero(part >= 0)
         edges, which = np.unique(rows * states + part[rows, columns], return_inverse=True)
         bytes_ = np.bincount(which, self._bytes[some][columns], len(edges)).astype(np.int64)
-        widths = np.zeros(states, dtype=np.int64)
-        np.maximum.at(widths, edges // states, bytes_)
-        return widths
+        order = bytes_.argsort()  # of the edges of a state the widest is written last
+        sources, targets = np.divmod(edges[order], states)
+        widths, after = np.zeros(states, dtype=np.int64), np.full(states, -1)
+        widths[sources], after[sources] = bytes_[order], targets
+        return widths, after
+
+    def runs(self, least: int) -> list[Run]:
+        """One run that serves most of the states whose width() is `least` or more, for as many characters as
+        possible; and where it does not serve all of them to their ends, the run of no characters."""
+        widths, after = self._widths
+        wide = np.flatnonzero(widths >= least)
+        if not len(wide):
+            return []
+        some = np.flatnonzero(self._bytes)
+        along = self.delta[wide][:, some] == after[wide, None]
+        rows = np.ascontiguousarray(np.packbits(along, axis=1))
+        sets = Counter(rows.view(np.dtype((np.void, rows.shape[1]))).ravel().tolist()).most_common(_SETS)
+        offered = np.array([list(row) for row, _ in sets], dtype=np.uint8).reshape(len(sets), -1)
+        flags = np.unpackbits(offered, axis=1, count=len(some)).astype(np.int64)
+        served = (flags @ (1 - flags).T == 0) @ np.array([count for _, count in sets])
+        best = flags[(served * (flags @ self._bytes[some])).argmax()] > 0
+        serves = along[:, best].all(axis=1)
+        states = wide[serves]
+        classes = (self.delta[states] == after[states, None]).all(axis=0)
+        ends = np.logical_and.reduce(self.delta[:, classes] < 0, axis=1)
+        run = Run(classes, np.full(len(after), -1), ends)
+        run.after[states] = after[states]
+        follow = after[states]
+        whole = serves.all() and ((run.after[follow] >= 0) | run.ends[follow]).all()
+        nothing = np.zeros_like(classes)
+        none = Run(nothing, np.full(len(after), -1), np.ones(len(after), dtype=np.bool_))
+        return [run] if whole else [run, none]
 
     @cached_property
     def _bytes(self) -> npt.NDArray[np.intp]:

@@ -346,7 +346,8 @@ class KeywordRules:
         self.leave("dependencies", "dependentRequired", "dependentSchemas")
         if self.has("propertyNames"):
             if (
-                self._names_rule() is not None
+                not self._names_held  # by unevaluatedProperties
+                and self._names_rule() is not None
                 and not self.has("properties")
                 and not self.has("additionalProperties")
             ):

@@ -2,14 +2,18 @@
 
 An automaton over bytes tells few kinds of them apart: of a string's inside, the quote, the backslash and the
 rest. Tokens that differ within a kind share their path here, so a walk takes thousands of nodes instead of
-hundreds of thousands. It knows kinds of bytes, not automata.
+hundreds of thousands. And of a run, the characters that lead along a wide repeat, only the number counts as
+long as a token goes on with them: most tokens in a string are nothing else. It knows kinds of bytes, not
+states.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -17,25 +21,27 @@ import numpy.typing as npt
 
 from runtime.grammar.automata.dfa import ByteDfa
 from runtime.grammar.masks.mask_store import MaskStore
-from runtime.grammar.masks.trie import TokenTrie, spread, stepper
+from runtime.grammar.masks.trie import Ints, Small, TokenTrie, spread, walk
 
 _SCATTERED = 8
+_ALONG, _LEFT = -2, -1
+_LENGTH = (1 << 16) - 1
 
-Ints = npt.NDArray[np.int64]
-Small = npt.NDArray[np.signedinteger[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
 class MergedTrie:
-    """Nodes level by level; a node's children are consecutive; the first `roots` nodes are the first bytes.
+    """Nodes level by level; a node's children are consecutive. The first `roots` nodes are the numbers
+    of characters of the run at the beginning of a token, from 0 on.
 
-    byte, child_start, child_count int [nodes]: some byte of the node's kind, its children. node_of int32 [ids
-    of the vocabulary, in whole words of 32]: where an id's text ends; `nodes` for ids without a text, and for
-    those that hold a byte of no kind.
+    byte, child_start, child_count int [nodes]: some byte of the node's kind (0 for the roots), its children.
+    node_of int32 [ids of the vocabulary, in whole words of 32]: where an id's text ends; `nodes` for ids
+    without a text, and for those that hold a byte of no kind.
     """
 
     def __init__(self, byte: Small, child_count: Small, roots: int, node_of: npt.NDArray[np.int32]) -> None:
-        self.byte, self.child_count, self.roots, self.node_of = byte, child_count, roots, node_of
+        self.byte, self.child_count, self.roots = byte, child_count, roots
+        self.node_of = node_of.astype(np.intp)  # quicker to take by
         self.nodes = len(byte)
         self.child_start = (roots + np.cumsum(child_count) - child_count).astype(np.int32)
 
@@ -49,59 +55,79 @@ class MergedTrie:
         flags = nodes.take(self.node_of)
         return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32, copy=False)
 
-    def reach(self, dfa: ByteDfa, state: int) -> npt.NDArray[np.uint32]:
-        """The ids whose bytes `dfa` allows from `state`, as words; a new array. Its kinds of bytes are those
-        of `dfa`."""
-        step = stepper(dfa)
+    def reach(self, dfa: ByteDfa, chain: Sequence[int]) -> npt.NDArray[np.uint32]:
+        """The ids whose bytes `dfa` allows from chain[0], as words; a new array. `chain`: the states after 0,
+        1 ... characters of the run, as far as it goes, at most `roots`. The tree's kinds of bytes are
+        those of `dfa`."""
         nodes = np.zeros(self.nodes + 1, dtype=np.bool_)
-        here = np.arange(self.roots)
-        at = np.full(self.roots, state, dtype=np.int64)
-        while len(here):
-            at = step(at, self.byte.take(here))
-            keep = (at >= 0).nonzero()[0]
-            here = here.take(keep)
-            nodes[here] = True
-            here, source = spread(self.child_start.take(here), self.child_count.take(here))
-            at = at.take(keep.take(source))
+        nodes[: len(chain)] = True
+        here, source = spread(self.child_start[: len(chain)], self.child_count[: len(chain)])
+        for found, _ in walk(self, dfa, here, np.array(chain, dtype=np.int64).take(source)):
+            nodes[found] = True
         return self.pack(nodes)
 
 
-def merged(trie: TokenTrie, kind_of: Ints) -> MergedTrie:
-    """`kind_of` [256]: the kind of each byte, -1 for those that are never wanted: what holds one is left
-    out."""
+def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> MergedTrie:
+    """`kind_of` [256]: as ByteDfa.kind_of, -1 for bytes that are never wanted: what holds one is left
+    out. `run`: see run_table()."""
     kinds = int(kind_of.max(initial=-1)) + 1
     some = np.zeros(max(kinds, 1), dtype=np.int64)
     wanted = np.flatnonzero(kind_of >= 0)
     some[kind_of[wanted]] = wanted
+    lengths, behind = _runs(trie, run)
     place = np.full(len(trie.byte) + 1, -1, dtype=np.int32)  # the merged node of each, in the end of all
-    kind: Ints = kind_of.astype(np.int32)[trie.byte].astype(np.int64)
-    bytes_: list[Ints] = []
-    counts: list[Ints] = []
-    above, width, made, roots = -1, 1, 0, 0
-    for low, high in zip(trie.levels, trie.levels[1:]):
-        cell = kind[low:high]
-        if above < 0:
-            kept = np.flatnonzero(cell >= 0)
-            cell = cell[kept]
-        else:
-            before = place[trie.parent[low:high]]
-            kept = np.flatnonzero((cell >= 0) & (before >= 0))
-            cell = (before[kept] - above).astype(np.int64) * kinds + cell[kept]
+    whole, others = np.flatnonzero(behind == 0), np.flatnonzero(behind)
+    place[whole] = lengths[whole]
+    others = others[behind[others].argsort(kind="stable")]
+    ends = np.bincount(behind[others]).cumsum().tolist()
+    useful = trie.token >= 0  # what has no token at or below it is left out: characters of the run, begun
+    for low, high in reversed(list(itertools.pairwise(ends))):
+        level = others[low:high]
+        above = trie.parent[level[useful[level]]]
+        useful[above[above >= 0]] = True
+    place[-1] = 0  # above the first bytes
+    roots = int(lengths[whole].max(initial=0)) + 1
+    bytes_, counts = [np.zeros(roots, dtype=np.int64)], []
+    first, width, made = 0, roots, roots
+    for low, high in itertools.pairwise(ends):
+        level = others[low:high]
+        before, own = place[trie.parent[level]], kind_of[trie.byte[level]]
+        kept = np.flatnonzero((own >= 0) & (before >= 0) & useful[level])
         if not len(kept):
             break
-        cells, mine = _numbered(cell, width * kinds)
-        place[low:high][kept] = made + mine
+        cells, mine = _numbered((before[kept] - first).astype(np.int64) * kinds + own[kept], width * kinds)
+        place[level[kept]] = made + mine
         bytes_.append(some[cells % kinds])
-        if above < 0:
-            roots = len(cells)
-        else:
-            counts.append(np.bincount(cells // kinds, minlength=width))
-        above, made, width = made, made + len(cells), len(cells)
-    if bytes_:
-        counts.append(np.zeros(width, dtype=np.int64))
-    node_of = place[trie.end_of]
+        counts.append(np.bincount(cells // kinds, minlength=width))
+        first, made, width = made, made + len(cells), len(cells)
+    counts.append(np.zeros(width, dtype=np.int64))
+    node_of = np.where(trie.end_of < 0, -1, place[trie.end_of])
     node_of[node_of < 0] = made
-    return MergedTrie(_joined(bytes_), _joined(counts), roots, node_of)
+    return MergedTrie(np.concatenate(bytes_), np.concatenate(counts), roots, node_of)
+
+
+def _runs(trie: TokenTrie, run: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
+    """int16 [nodes of `trie`] each: of a node's text, the characters of the run that it begins with, and the
+    bytes behind them."""
+    count = len(trie.byte) + 1  # the last one is above the first bytes
+    inside, code = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+    flat = run.reshape(-1)
+    for low, high in itertools.pairwise(trie.levels):
+        above = trie.parent[low:high]
+        entry = flat.take(inside.take(above) * 256 + trie.byte[low:high])
+        along = entry == _ALONG
+        entry[along] = 0
+        inside[low:high] = entry
+        before = code.take(above)
+        code[low:high] = np.where(along, (before & _LENGTH) + 1, before + _LENGTH + 1)
+    return (code[:-1] & _LENGTH).astype(np.int16), (code[:-1] >> 16).astype(np.int16)
+
+
+def run_table(utf8: npt.NDArray[np.int32], classes: Bools) -> npt.NDArray[np.int32]:
+    """`utf8` (see utf8_table) with _ALONG for the characters of a run's `classes`, _LEFT for all others, and
+    a last row for what has left it."""
+    table = np.where(utf8 >= 0, utf8, np.where(classes[~np.minimum(utf8, -1)], _ALONG, _LEFT))
+    return np.concatenate((table, np.full((1, 256), _LEFT))).astype(np.int32)
 
 
 def _numbered(values: Ints, bound: int) -> tuple[Ints, Ints]:
@@ -129,10 +155,9 @@ class MergedTries:
     def __len__(self) -> int:
         return len(self._known)
 
-    def of(self, utf8: npt.NDArray[np.int32], dead: int) -> MergedTrie:
-        """Of an automaton over the table `utf8` (see utf8_table), whose entry `dead` leads nowhere."""
-        kind_of = byte_kinds(utf8, dead)
-        key = hashlib.blake2b(kind_of.tobytes(), digest_size=20).digest()
+    def of(self, kind_of: Ints, run: npt.NDArray[np.int32]) -> MergedTrie:
+        """See merged()."""
+        key = hashlib.blake2b(kind_of.tobytes() + run.tobytes(), digest_size=20).digest()
         with self._lock:
             found = self._known.get(key)
             if found is not None:
@@ -140,10 +165,10 @@ class MergedTries:
                 return found
         found = self._load(key)
         if found is None:
-            found = merged(self._trie, kind_of)
+            found = merged(self._trie, kind_of, run)
             if self._store is not None:
                 roots = np.array([found.roots], dtype=np.int64)
-                self._store.save(key, (found.byte, found.child_count, roots, found.node_of))
+                self._store.save(key, (found.byte, found.child_count, roots, found.node_of.astype(np.int32)))
         with self._lock:
             if key not in self._known:
                 self._known[key] = found
@@ -165,20 +190,3 @@ class MergedTries:
         if not fits or node_of.shape != self._trie.end_of.shape or int(node_of.max(initial=0)) > nodes:
             return None
         return MergedTrie(byte, child_count, first, node_of)
-
-
-def byte_kinds(utf8: npt.NDArray[np.int32], dead: int) -> Ints:
-    """int64 [256]: bytes of equal columns are of one kind, numbered by their first byte; -1: `dead` in every
-    row."""
-    columns = np.ascontiguousarray(utf8.T)
-    numbers: dict[bytes, int] = {}
-    nowhere = (columns == dead).all(axis=1)
-    kinds = [
-        -1 if nowhere[byte] else numbers.setdefault(columns[byte].tobytes(), len(numbers))
-        for byte in range(256)
-    ]
-    return np.array(kinds, dtype=np.int64)
-
-
-def _joined(parts: list[Ints]) -> Ints:
-    return np.concatenate(parts).astype(np.int64) if parts else np.empty(0, dtype=np.int64)

@@ -14,11 +14,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from runtime.grammar.automata.dfa import ByteDfa
+from runtime.grammar.automata.dfa import ByteDfa, Run
 from runtime.grammar.automata.shortest_end import ShortestEnds
 from runtime.grammar.masks.mask_cache import MaskCache
 from runtime.grammar.masks.mask_store import MaskStore
-from runtime.grammar.masks.merged_trie import MergedTrie, MergedTries
+from runtime.grammar.masks.merged_trie import MergedTrie, MergedTries, run_table
 from runtime.grammar.masks.token_bits import token_bits
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.plan import TokenMask
@@ -113,10 +113,12 @@ class TokenAutomaton:
             text = "no sequence of the vocabulary's tokens spells a text that matches"
             raise BadConstraint(text, where="constraint")
         # The tree and the first mask are made where constraints are compiled, not in the scheduler's loop.
-        self._tree: MergedTrie | None = None
+        self._trees: list[tuple[Run, MergedTrie]] = []
         self._alike: npt.NDArray[np.uint64] | None = None
         if self._complete and dfa.widest >= WIDE:
-            self._tree = space.trees.of(dfa.utf8, ~dfa.classes)
+            for run in dfa.runs(WIDE):
+                tree = space.trees.of(dfa.kind_of, run_table(dfa.utf8, run.classes))
+                self._trees.append((run, tree))
             if space.trie.deepest < len(dfa.delta) and dfa.delta.size <= _COMPARED:
                 self._alike = dfa.alike(space.trie.deepest)
         self.mask(0)
@@ -129,8 +131,11 @@ class TokenAutomaton:
 
     def _make(self, state: int) -> TokenMask:
         space, accepts = self.space, self.dfa.accepts(state)
-        if self._tree is not None and self.dfa.width(state) >= WIDE:
-            bits = self._tree.reach(self.dfa, state)
+        if self._trees and self.dfa.width(state) >= WIDE:
+            at = state // self.dfa.nodes
+            found = ((tree, run.chain(at, tree.roots)) for run, tree in self._trees)
+            tree, chain = next(one for one in found if one[1])
+            bits = tree.reach(self.dfa, [place * self.dfa.nodes for place in chain])
             return space.bits.seal(bits | space.bits.stop_only.bits if accepts else bits)
         ids, states = space.trie.reach(self.dfa, state)
         if not self._complete:

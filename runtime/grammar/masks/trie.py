@@ -6,9 +6,9 @@ It does not know what is allowed; an automaton tells.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ from runtime.grammar.automata.byte_automaton import DEAD
 from runtime.grammar.automata.dfa import ByteDfa
 from runtime.protocol.vocabulary import Vocabulary
 
-_FEW = 12
+_FEW = 20
 """Nodes that are quicker walked one by one than by arrays."""
 
 Ints = npt.NDArray[np.int64]
+Small = npt.NDArray[np.signedinteger[Any]]
 Step = Callable[[Ints, npt.NDArray[np.int32]], Ints]
 """The state after a byte, DEAD where it is not allowed; element by element."""
 
@@ -117,46 +118,12 @@ class TokenTrie:
 
     def reach(self, dfa: ByteDfa, state: int) -> Reached:
         """All tokens whose bytes `dfa` allows from `state`."""
-        step = stepper(dfa)
-        here = np.arange(self.roots)
-        at = np.full(self.roots, state, dtype=np.int64)
         tokens: list[Ints] = []
         states: list[Ints] = []
-        while len(here):
-            if len(here) <= _FEW:
-                few = list(zip(here.tolist(), at.tolist()))
-                here, at, found = self._one_by_one(dfa, few)
-                tokens.append(found[0])
-                states.append(found[1])
-                continue
-            at = step(at, self.byte.take(here))
-            keep = (at >= 0).nonzero()[0]
-            here, at = here.take(keep), at.take(keep)
+        for here, at in walk(self, dfa, np.arange(self.roots), np.full(self.roots, state, dtype=np.int64)):
             tokens.append(self.token.take(here).astype(np.int64))
             states.append(at)
-            here, source = spread(self.child_start.take(here), self.child_count.take(here))
-            at = at.take(source)
         return self._with_twins(_joined(tokens), _joined(states))
-
-    def _one_by_one(self, dfa: ByteDfa, few: list[tuple[int, int]]) -> tuple[Ints, Ints, Reached]:
-        """reach() from nodes and the states above them, as long as they are few: long runs of spaces have
-        one node on each level. What is left to do, and what was found."""
-        byte, token = self.byte.item, self.token.item
-        start, count = self.child_start.item, self.child_count.item
-        found: list[tuple[int, int]] = []
-        while few and len(few) <= _FEW:
-            below: list[tuple[int, int]] = []
-            for node, state in few:
-                after = dfa.step(state, byte(node))
-                if after < 0:
-                    continue
-                found.append((token(node), after))
-                first = start(node)
-                below += [(child, after) for child in range(first, first + count(node))]
-            few = below
-        left = np.array(few, dtype=np.int64).reshape(-1, 2)
-        done = np.array(found, dtype=np.int64).reshape(-1, 2)
-        return left[:, 0], left[:, 1], Reached(done[:, 0], done[:, 1])
 
     def _with_twins(self, tokens: Ints, states: Ints) -> Reached:
         found = np.flatnonzero(tokens >= 0)
@@ -181,8 +148,68 @@ class TokenTrie:
         return True
 
 
+class Tree(Protocol):
+    """byte, child_start, child_count int [nodes], as in TokenTrie."""
+
+    byte: Small
+    child_start: Small
+    child_count: Small
+
+
+def walk(tree: Tree, dfa: ByteDfa, here: Ints, at: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """All nodes of `tree` to which `dfa` allows to come, and its states there, some at a time. here, at:
+    nodes to begin with, and the states above them."""
+    step = stepper(dfa)
+    while len(here):
+        if len(here) <= _FEW:  # long repeats of one byte have one node on each level
+            here, at, nodes, states = _one_by_one(tree, dfa, list(zip(here.tolist(), at.tolist())))
+            yield nodes, states
+            continue
+        at = step(at, tree.byte.take(here))
+        keep = (at >= 0).nonzero()[0]
+        here, at = here.take(keep), at.take(keep)
+        yield here, at
+        here, source = spread(tree.child_start.take(here), tree.child_count.take(here))
+        at = at.take(source)
+
+
+def _one_by_one(tree: Tree, dfa: ByteDfa, few: list[tuple[int, int]]) -> tuple[Ints, Ints, Ints, Ints]:
+    """walk() as long as the nodes are few: what is left to do, and what was found."""
+    step, byte, start, count = (
+        _single_stepper(dfa),
+        tree.byte.item,
+        tree.child_start.item,
+        tree.child_count.item,
+    )
+    nodes: list[int] = []
+    states: list[int] = []
+    while few and len(few) <= _FEW:
+        below: list[tuple[int, int]] = []
+        for node, state in few:
+            after = step(state, byte(node))
+            if after >= 0:
+                nodes.append(node)
+                states.append(after)
+                if children := count(node):
+                    first = start(node)
+                    below.append((first, after))
+                    if children > 1:
+                        below += [(child, after) for child in range(first + 1, first + children)]
+        few = below
+    left = np.array(few, dtype=np.int64).reshape(-1, 2)
+    return left[:, 0], left[:, 1], np.array(nodes, dtype=np.int64), np.array(states, dtype=np.int64)
+
+
 def stepper(dfa: ByteDfa) -> Step:
     return _by_product(dfa) or _by_parts(dfa)
+
+
+def _single_stepper(dfa: ByteDfa) -> Callable[[int, int], int]:
+    """dfa.step(), quicker where all is written out."""
+    if dfa.product is None:
+        return dfa.step
+    kind, after = dfa.product[0].item, dfa.product[1].item
+    return lambda state, byte: after(state, kind(byte))
 
 
 def _by_product(dfa: ByteDfa) -> Step | None:
@@ -212,9 +239,7 @@ def _by_parts(dfa: ByteDfa) -> Step:
     return step
 
 
-def spread(
-    starts: npt.NDArray[np.signedinteger[Any]], counts: npt.NDArray[np.signedinteger[Any]]
-) -> tuple[Ints, Ints]:
+def spread(starts: Small, counts: Small) -> tuple[Ints, Ints]:
     """start, start + 1 ... of each run, and which run each comes from."""
     source = np.repeat(np.arange(len(counts)), counts)
     return np.arange(len(source)) + (starts - (np.cumsum(counts) - counts)).take(source), source

@@ -15,8 +15,8 @@ from runtime.grammar.automata.byte_automaton import DEAD
 from runtime.grammar.automata.dfa import compile_regex
 from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.byte_matcher import BYTES
-from runtime.grammar.masks.merged_trie import byte_kinds, merged
-from runtime.grammar.masks.token_automaton import TokenAutomaton, TokenSpace
+from runtime.grammar.masks.merged_trie import merged, run_table
+from runtime.grammar.masks.token_automaton import WIDE, TokenAutomaton, TokenSpace
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
@@ -231,9 +231,49 @@ def test_a_merged_tree_has_the_tokens_of_the_tree(trained, pattern):
     vocabulary = trained("gpt2").vocabulary
     dfa = compile_regex(pattern)
     trie = TokenTrie(vocabulary)
-    tree = merged(trie, byte_kinds(dfa.utf8, ~dfa.classes))
-    assert ids_of(tree.reach(dfa, 0)) == sorted(trie.reach(dfa, 0).ids.tolist())
-    assert tree.nodes <= len(trie.byte)
+    none = run_table(dfa.utf8, np.zeros(dfa.classes + 1, dtype=np.bool_))
+    tree = merged(trie, dfa.kind_of, none)
+    assert ids_of(tree.reach(dfa, [0])) == sorted(trie.reach(dfa, 0).ids.tolist())
+    assert tree.nodes <= len(trie.byte) + 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "runs"),
+    [
+        ('"([^"\\\x00-\x1f]|\\["n]){0,9}"', 1),
+        (r"[\w ]{3,7}é?", 2),
+        ("[a-z]{3}[a-f]{0,4}", 2),
+        ("[a-zé]{0,5}@[a-z0-9]{2,6}", 1),
+        ("[A-Z]{1,4}東[a-zé]{1,4}", 2),
+        (".*", 1),
+    ],
+)
+def test_of_a_run_only_the_number_of_characters_counts(pattern, runs):
+    """Masks from every state are those of the tree of all; the tree is smaller than without the run where
+    something else tells the run's characters apart."""
+    pick = random.Random(7)
+    signs = ["a", "b", "n", "A", "Z", "4", "é", "東", "@", '"', "\\", "\n", "\xe9"]
+    texts = {
+        "".join(pick.choices(signs, (9, 9, 9, 5, 5, 2, 2, 1, 1, 1, 1, 1, 1), k=size % 9))
+        for size in range(800)
+    }
+    cut = {text.encode()[at:] for text in sorted(texts) for at in (0, 1)} | {
+        text.encode()[:-1] for text in texts
+    }
+    trie = TokenTrie(Vocabulary(tuple(sorted(cut))))
+    dfa = compile_regex(pattern)
+    found = dfa.runs(WIDE)
+    assert len(found) == runs
+    tree = merged(trie, dfa.kind_of, run_table(dfa.utf8, found[0].classes))
+    none = merged(trie, dfa.kind_of, run_table(dfa.utf8, np.zeros_like(found[0].classes)))
+    assert tree.nodes < none.nodes or "n" not in pattern
+    for state in range(len(dfa.delta)):
+        wanted = sorted(trie.reach(dfa, state * dfa.nodes).ids.tolist())
+        assert ids_of(none.reach(dfa, [state * dfa.nodes])) == wanted
+        chain = found[0].chain(state, tree.roots)
+        assert chain or runs == 2 or dfa.width(state * dfa.nodes) < WIDE
+        if chain:
+            assert ids_of(tree.reach(dfa, [at * dfa.nodes for at in chain])) == wanted
 
 
 @given(st.lists(st.text("abé東", max_size=4), max_size=25), st.sets(st.integers(0, 30), max_size=4))

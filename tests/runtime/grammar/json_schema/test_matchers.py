@@ -232,6 +232,14 @@ def test_properties_come_in_the_order_of_the_schema(small):
     assert face.next_bytes() <= set(b'" \r\n')
 
 
+@pytest.mark.parametrize("values", [{}, True, {"type": "null"}])
+def test_names_that_are_listed_beside_unevaluated_properties(small, values):
+    schema = {"unevaluatedProperties": values, "propertyNames": {"enum": ["a", "b"]}}
+    face = small.matcher(schema)
+    for value in ({}, {"b": None}, {"a": None, "b": 1}, {"c": None}, [None]):
+        assert small.accepts(face.copy(), json.dumps(value)) == small.is_valid(schema, value), value
+
+
 def test_spellings_of_one_value(small):
     assert small.accepts(small.matcher({"const": 1.0}), "1")
     assert not small.accepts(small.matcher({"type": "integer"}), "1.5")
