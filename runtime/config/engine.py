@@ -16,6 +16,7 @@ from runtime.config.disaggregation import DisaggregationConfig
 from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
 from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
+from runtime.config.parts.images import ImageOptions
 from runtime.config.parts.quantization import KV_DTYPES, check_wish
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
 from runtime.config.runner import LOAD_FORMATS, RunnerConfig, read_adapters
@@ -30,7 +31,7 @@ those who watch the whole step give it up and cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(ImageOptions):
     """`EngineConfig.of(...)` checks names and types; `help_texts()` lists what each option is for.
 
     An option that has the name of a field of SchedulerConfig or RunnerConfig is handed to it as it is: to add
@@ -88,7 +89,7 @@ class EngineConfig:
     runner_process: bool | None = option(
         None,
         "compute the model in a process of its own, so that work for constraints takes no time from it; "
-        "None: where there are two CPU cores or more",
+        "None: where there are two CPU cores or more, and the model has more than some 10 million weights",
     )
     lora_paths: tuple[str, ...] = option(
         (),
@@ -151,6 +152,7 @@ class EngineConfig:
         "process of its own (elsewhere they share the interpreter, and it gains nothing)",
     )
     max_sessions: int = option(1024, "sessions open at once, at most")
+    max_session_tokens: int = option(16 << 20, "tokens of the turns of all sessions together, at most")
     eviction_policy: str = option(
         "lru",
         "which cached prefix goes first when room is needed: lru (least recently used), lfu (least often), "
@@ -348,6 +350,7 @@ class EngineConfig:
                 f"{self.max_loaded_loras}",
                 where="max_loaded_loras",
             )
+        self.verify_images()
         self.runner().verify()
         if self.tp_size > 1 and self.runner_process is False:
             raise BadRequest(

@@ -13,6 +13,7 @@ from typing import Any
 from runtime.config.fields import Fields
 from runtime.config.parts.experts import ExpertNames, ExpertsSpec
 from runtime.config.parts.latent import LatentNames, LatentSpec
+from runtime.config.parts.vision import VisionSpec
 from runtime.protocol.registry import Registry
 
 ACTIVATIONS = {
@@ -102,6 +103,7 @@ class Names:
     that holds them one below the other.
 
     prefix: stands before each name that the checkpoint does not have as it is.
+    within: stands in place of `model.` in such names; "" = nothing does.
     further: begin of names of layers behind the last.
     transposed: ends of names of tensors that are stored as [inputs, outputs].
     ignored: ends of names of tensors that hold nothing to load.
@@ -130,6 +132,7 @@ class Names:
     latent: LatentNames = field(default_factory=LatentNames)
     further: str = "model.layers.{layer}."
     prefix: str = ""
+    within: str = ""
     transposed: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ("rotary_emb.inv_freq",)
     beside: tuple[str, ...] = ()
@@ -164,7 +167,8 @@ class Family:
     kv_heads_default: a missing num_key_value_heads means as many as num_attention_heads.
     defaults: what fields hold that are missing or null, by the family's names.
     text: the field with the configuration of the part that is a decoder, in checkpoints that have others
-    beside it; "" = there are none.
+    beside it; "" = there are none. flat: in older checkpoints its fields stand beside the others.
+    vision: reads the vision tower's part of the whole configuration; None = pictures are not taken.
     ffn_default: a missing intermediate_size means so many times the hidden size; 0 = it may not be missing.
     """
 
@@ -175,7 +179,9 @@ class Family:
     kv_heads_default: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    flat: bool = False
     ffn_default: int = 0
+    vision: Callable[[Fields], VisionSpec] | None = None
 
 
 def full_attention(layers: int) -> tuple[int | None, ...]:
@@ -249,6 +255,8 @@ ARCHITECTURES: Registry[Family] = Registry(
         "PhiForCausalLM": "runtime.models.dense.phi:PHI",
         "Phi3ForCausalLM": "runtime.models.dense.phi:PHI3",
         "Qwen2ForCausalLM": "runtime.models.dense.qwen2:FAMILY",
+        "Qwen2VLForConditionalGeneration": "runtime.models.vision.qwen:QWEN2",
+        "Qwen2_5_VLForConditionalGeneration": "runtime.models.vision.qwen:QWEN2_5",
         "Qwen2MoeForCausalLM": "runtime.models.moe.qwen2:FAMILY",
         "Qwen3ForCausalLM": "runtime.models.dense.qwen3:FAMILY",
         "Qwen3MoeForCausalLM": "runtime.models.moe.qwen3:FAMILY",

@@ -7,11 +7,12 @@ from the configs themselves. It starts nothing.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from runtime.config.options import choices_of, default_of, help_of, is_secret, n
 from runtime.config.serving.replicas import ReplicasConfig
 from runtime.config.serving.router import RouterConfig
 from runtime.config.serving.server import ServerConfig
+from runtime.protocol.console import DISTRIBUTION, version
 from runtime.protocol.errors import BadRequest
 
 C = TypeVar("C", ServerConfig, RouterConfig)
@@ -31,12 +33,21 @@ Groups = tuple[tuple[str, type[Any]], ...]
 """What a command takes: (title, config), ..."""
 GROUPS: Groups = (("server", ServerConfig), ("engine", EngineConfig))
 SERVE: Groups = (*GROUPS, ("replicas", ReplicasConfig))
+ALL: tuple[type[Any], ...] = (ServerConfig, EngineConfig, ReplicasConfig, RouterConfig)
+"""Everything that may have a variable: those of one command may be set where another one runs."""
+OTHER_VARIABLES = {f"{ENV_PREFIX}{name}" for name in ("CONFIG", "FULL_TRACEBACK", "TRANSFER_FAULTS")}
+"""Variables that are no options."""
+SLIP = 0.8
+"""How alike a name must be to a known one to be a slip of it (difflib's ratio)."""
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
     "Serve a model over HTTP: OpenAI's and Anthropic's interfaces, and its own. Without options: the bundled "
     "model, for this machine only, on http://127.0.0.1:30000. GET /openapi.json lists the paths."
 )
-ALIASES: Mapping[str, tuple[str, ...]] = {"model": ("--model-path",), "tp_size": ("--tp",)}
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "model": ("--model-path",), "tp_size": ("--tp",), "cors_origins": ("--allow-origin",),
+    "allowed_hosts": ("--allow-host",),
+}  # fmt: skip
 """Other flags for the same option."""
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _NONE = ("none", "null")
@@ -85,6 +96,7 @@ def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> ar
         allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="a YAML file of options")
+    parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {version()}")
     add_options(parser, groups)
     return parser
 
@@ -197,8 +209,13 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[str, Any]:
-    """Only the variables of known options are looked at: others may belong to somebody else."""
+    """Only the variables of known options are looked at: others may belong to somebody else. Raises
+    BadRequest for one whose name looks like a slip of a known one."""
     values: dict[str, Any] = {}
+    known = {_variable(one.name) for config in ALL for one in options_of(config)} | OTHER_VARIABLES
+    for variable in environment:
+        if variable.upper().startswith(ENV_PREFIX) and variable not in known:
+            _check_slip(variable, known)
     for _, config in groups:
         kinds = _kinds(config)
         for one in options_of(config):
@@ -207,8 +224,18 @@ def _from_environment(environment: Mapping[str, str], groups: Groups) -> dict[st
                 try:
                     values[one.name] = parse(text, kinds[one.name])
                 except ValueError as error:
-                    raise BadRequest(str(error), where=_variable(one.name)) from error
+                    # Kubernetes sets variables for each Service, SGLANG_DSL_PORT for one named sglang-dsl.
+                    linked = text.startswith(("tcp://", "udp://"))
+                    hint = "enableServiceLinks: false in the pod's spec" if linked else None
+                    raise BadRequest(str(error), where=_variable(one.name), hint=hint) from error
     return values
+
+
+def _check_slip(variable: str, known: Collection[str]) -> None:
+    own = {name.removeprefix(ENV_PREFIX): name for name in known}
+    found = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
+    if found:
+        raise BadRequest("no option has this variable", where=variable, hint=f"did you mean {own[found[0]]}?")
 
 
 def _variable(name: str) -> str:

@@ -15,13 +15,14 @@ from pathlib import Path
 from runtime.config.family import ACTIVATIONS, ARCHITECTURES, Family, Traits
 from runtime.config.fields import Fields
 from runtime.config.parts.quantization import Quantization, read_quantization
+from runtime.config.parts.vision import VisionSpec
 from runtime.protocol.errors import ModelLoadError
 
 DTYPES = ("float32", "bfloat16", "float16")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _OF_THE_WHOLE = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")
 """Fields that stand outside of the part that is a decoder, and hold for it."""
-_OLD_KINDS = {"su": "longrope"}
+_OLD_KINDS = {"su": "longrope", "mrope": "default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,9 @@ class RopeSpec:
              in contexts beyond the trained length; cos and sin times `attention_factor`
 
     dims: how many of a head's dimensions are turned, the first ones; 0 = all. pairs: which of them turn
-    together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1.
+    together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1. sections: how many of the pairs, from
+    the first on, turn with a position's time, its row and its column (arXiv 2409.12191); () = a position is
+    one number.
     """
 
     theta: float
@@ -56,6 +59,7 @@ class RopeSpec:
     pairs: str = "halves"
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    sections: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,7 @@ class ModelSpec(Traits):
     eos_ids: ids that end a generation, from config.json and generation_config.json together.
     dtype: what the checkpoint says its weights are: float32, bfloat16 or float16.
     quantization: how its matrices are stored; None: as `dtype`.
+    vision: the tower that pictures go through; None: it takes text only.
     """
 
     architecture: str
@@ -92,6 +97,7 @@ class ModelSpec(Traits):
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     activation: str = "silu"
     long_positions: int = 0
+    vision: VisionSpec | None = None
 
     def for_context(self, length: int | None) -> ModelSpec:
         """The shape with which contexts of up to `length` tokens are computed. A LongRoPE model has other
@@ -111,6 +117,23 @@ class ModelSpec(Traits):
         said = ("eos_ids", "bos_id", "dtype")  # of texts, and of the files
         names = (one.name for one in fields_of(self) if one.name not in said)
         return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    @property
+    def matrix_sizes(self) -> tuple[int, int]:
+        """Numbers in the layers' matrices, and in the embeddings' (norms and biases are negligible)."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        if (latent := self.latent) is not None:
+            queries, up = self.num_heads * latent.query, self.num_heads * (latent.plain + latent.value)
+            first, rank = latent.query_rank or queries, latent.query_rank or 0
+            attention = self.hidden_size * (first + latent.kept + self.num_heads * latent.value)
+            attention += rank * queries + latent.rank * up
+        widths = self.num_layers * self.ffn_size
+        if self.experts is not None:
+            each = self.experts.count * self.experts.width + self.experts.shared_width
+            widths += self.experts.layer_count * (each - self.ffn_size)
+        matrices = 3 if self.gated else 2
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
+        return self.num_layers * attention + matrices * self.hidden_size * widths, embeddings
 
     @property
     def group_size(self) -> int:
@@ -142,11 +165,12 @@ class ModelSpec(Traits):
         fields = Fields.read(config)
         generation = directory / "generation_config.json"
         extra = Fields.read(generation) if generation.is_file() else Fields({}, str(generation))
-        return _spec(fields, extra)
+        return _spec(fields, extra, directory)
 
 
-def _spec(fields: Fields, generation: Fields) -> ModelSpec:
+def _spec(fields: Fields, generation: Fields, directory: Path) -> ModelSpec:
     architecture, family = _family(fields)
+    vision = None if family.vision is None else family.vision(fields).prepared(directory)
     outer, fields = fields, _decoder_fields(fields, family)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers, vocab = fields.integer("num_hidden_layers"), fields.integer("vocab_size")
@@ -196,7 +220,24 @@ def _spec(fields: Fields, generation: Fields) -> ModelSpec:
         bos_id=bos[0] if bos else None,
         dtype=_dtype(fields),
         quantization=read_quantization(fields),
+        vision=_fitting(vision, outer, hidden, vocab, rope),
     )
+
+
+def _fitting(
+    vision: VisionSpec | None, fields: Fields, hidden: int, vocab: int, rope: RopeSpec
+) -> VisionSpec | None:
+    if vision is None:
+        return None
+    if vision.out_size != hidden:
+        raise fields.fail(
+            f"the vision tower gives {vision.out_size} numbers a token, the decoder has {hidden}"
+        )
+    if vision.image_id >= vocab:
+        raise fields.fail(f"'image_token_id' {vision.image_id} is beyond the vocabulary of {vocab}")
+    if len(rope.sections) != 3:
+        raise fields.fail("'mrope_section' must have three numbers")
+    return vision
 
 
 def _family(fields: Fields) -> tuple[str, Family]:
@@ -216,6 +257,8 @@ def _decoder_fields(fields: Fields, family: Family) -> Fields:
     values, where = fields.values, fields.where
     if family.text:
         part = fields.child(family.text)
+        if not part.values and family.flat:
+            part = fields
         if not part.values:
             raise fields.fail(f"the field {family.text!r} is missing")
         whole = {name: values[name] for name in _OF_THE_WHOLE if values.get(name) is not None}
@@ -298,7 +341,12 @@ class _Ropes:
             raise rope.fail(f"unknown rope type {kind!r}", f"known: {', '.join(ROPE_KINDS)}")
         original = fields.integer("original_max_position_embeddings", positions)
         original = rope.integer("original_max_position_embeddings", original)
-        plain = RopeSpec(theta, kind, dims=dims, pairs=family.pairs)
+        sections = rope.ids("mrope_section")
+        if sections and 2 * sum(sections) != (dims or self.head_dim):
+            raise rope.fail(
+                f"'mrope_section' {list(sections)} does not divide {dims or self.head_dim} dimensions"
+            )
+        plain = RopeSpec(theta, kind, dims=dims, pairs=family.pairs, sections=sections)
         match kind:
             case "linear":
                 return replace(plain, factor=rope.number("factor"))

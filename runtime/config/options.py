@@ -25,8 +25,9 @@ def option(default: Any, help: str, *, secret: bool = False, choices: tuple[str,
 
 
 def options_of(config: type[Any]) -> list[Field[Any]]:
-    """The fields of a config that are options, in their order."""
-    return [one for one in fields(config) if "help" in one.metadata]
+    """The fields of a config that are options, in their order; those of what it is made of come last."""
+    found = [one for one in fields(config) if "help" in one.metadata]
+    return sorted(found, key=lambda one: one.name not in config.__annotations__)
 
 
 def help_of(one: Field[Any]) -> str:

@@ -36,6 +36,7 @@ class SchedulerConfig:
                           holds besides.)
     overlap               work for the scheduler while the model computes (runtime.scheduler.loop)
     max_sessions          sessions open at once, at most
+    max_session_tokens    tokens of all their turns together, at most
     eviction_policy       which cached prefix goes first: name of a policy of runtime.cache.eviction
     radix_cache           keep prefixes for later requests
     jump_forward          append text that a constraint forces without decoding it
@@ -62,6 +63,7 @@ class SchedulerConfig:
     running_timeout_s: float | None = None
     overlap: bool = True
     max_sessions: int = 1024
+    max_session_tokens: int = 16 << 20
     radix_cache: bool = True
     eviction_policy: str = "lru"
     jump_forward: bool = True
@@ -83,6 +85,7 @@ class SchedulerConfig:
             "preemption_threshold": 1 if self.preemption_threshold is None else self.preemption_threshold,
             "max_preemptions": self.max_preemptions,
             "max_sessions": self.max_sessions,
+            "max_session_tokens": self.max_session_tokens,
             "max_taken_back": self.max_taken_back,
         }
         for name, value in numbers.items():

@@ -1,8 +1,9 @@
-"""The HTTP server of the runtime: native, OpenAI and Anthropic routes over one TokenizerManager.
+"""The HTTP server of the runtime: native, OpenAI, Anthropic and Ollama routes over one TokenizerManager.
 
 HTTP (`runtime/server`): a module of routes has `routes(ctx)` and a table `OPENAPI`, and is a line in
 `app.MODULES`. All pass the `Gate` (`limits.py`): API key, no pages of other origins, requests at once,
-counting, and errors in one shape (Anthropic's under its own paths). `body.py` reads strict JSON within
+counting, and errors in one shape (Anthropic's and Ollama's under
+their own paths). `body.py` reads strict JSON within
 limits and takes null and false for what is not known, `sse.py` writes streams and closes what they wait for
 when the client goes.
 

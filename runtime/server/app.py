@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,18 +19,24 @@ from runtime.protocol.console import version
 from runtime.server.anthropic import routes as anthropic
 from runtime.server.context import RouteModule, ServerContext
 from runtime.server.http.errors import json_response
+from runtime.server.http.keys import KeyRing
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
+from runtime.server.http.peers import Peers
 from runtime.server.native import control, generate, info, parsing
-from runtime.server.openai import chat, completions, embeddings, models, tokenize
+from runtime.server.observe.processes import Processes
+from runtime.server.observe.tracing import Tracing
+from runtime.server.ollama import routes as ollama
+from runtime.server.openai import chat, completions, embeddings, models, scores, tokenize
 from runtime.server.openai.responses import routes as responses
 from runtime.tools import ToolServer
 
 MODULES: tuple[RouteModule, ...] = (
-    generate, tokenize, parsing, info, control, models, completions, chat, embeddings, responses, anthropic,
+    generate, tokenize, parsing, info, control, models, completions, chat, embeddings, scores, responses,
+    anthropic, ollama,
 )  # fmt: skip
-SHAPES = tuple((prefix, anthropic.error_body) for prefix in anthropic.PREFIXES)
+SHAPES = tuple((prefix, api.error_body) for api in (anthropic, ollama) for prefix in api.PREFIXES)
 """Beginnings of the paths whose errors look otherwise, and how."""
 
 
@@ -37,26 +44,41 @@ def build_app(
     manager: TokenizerManager,
     config: ServerConfig,
     *,
-    worker: str = "0",
     info: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.time,
     tools: ToolServer | None = None,
+    peers: Peers | None = None,
+    leaving: Callable[[], bool] = lambda: False,
+    ring: KeyRing | None = None,
+    processes: Processes = lambda: {"server": os.getpid()},
+    tracing: Tracing | None = None,
 ) -> ASGIApp:
-    """The application around `manager`. `worker`: this process among several, for the metrics; `info`: the
-    options the server was started with, for /server_info (no secrets); `tools`: those that it runs."""
+    """The application around `manager`. `info`: the options the server was started with, for /server_info (no
+    secrets); `tools`: those that it runs; `peers`: the other HTTP processes; `leaving`: whether the server is
+    about to end; `ring`: the keys, None: those of the config; `processes`: all that it consists of;
+    `tracing`: where spans go."""
     config.verify()
+    ring = KeyRing(config) if ring is None else ring
     model = manager.model
-    metrics = Metrics(config.served_model_name or model.served_name, worker)
+    name = next(iter(config.served_names), model.served_name)
+    metrics = Metrics(name, config.metric_names, processes)
+    metrics.observe_keys(ring)
     manager.observe(metrics.requests)
-    ctx = ServerContext(manager, model, config, metrics, clock, dict(info or {}), tools)
+    if tracing is not None:
+        manager.observe(tracing)
+    ctx = ServerContext(
+        manager, model, config, metrics, clock, dict(info or {}), tools, peers or Peers(), leaving
+    )
     routes = [route for module in MODULES for route in module.routes(ctx)]
-    described = describe(secured=config.api_key is not None)
+    described = describe(secured=ring.secured)
 
     async def openapi(_: Request) -> Response:
         return json_response(described)
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
-    app: ASGIApp = Gate(Router(routes), config, metrics.http, SHAPES)
+    app: ASGIApp = Gate(
+        Router(routes), config, metrics.http, SHAPES, ring=ring, orders=control.ORDERS, tracing=tracing
+    )
     if config.cors_origins:
         app = CORSMiddleware(
             app, allow_origins=list(config.cors_origins), allow_methods=["*"], allow_headers=["*"]

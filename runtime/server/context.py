@@ -20,6 +20,7 @@ from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.http.disconnect import unless_gone
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation
+from runtime.server.http.peers import Peers
 from runtime.server.http.sse import EventStream, fault_event
 from runtime.tools import ToolServer
 
@@ -44,6 +45,8 @@ class ServerContext:
     clock    seconds since 1970, for `created` fields
     info     what /server_info shows of the options the server was started with; no secrets
     tools    where calls are run that are not the client's; None: nowhere
+    peers    the other HTTP workers
+    leaving  whether the server is about to end
     """
 
     manager: TokenizerManager
@@ -53,10 +56,18 @@ class ServerContext:
     clock: Callable[[], float] = time.time
     info: Mapping[str, Any] = field(default_factory=dict)
     tools: ToolServer | None = None
+    peers: Peers = field(default_factory=Peers)
+    leaving: Callable[[], bool] = lambda: False
 
     @property
     def served_name(self) -> str:
-        return self.config.served_model_name or self.model.served_name
+        """The one that answers carry."""
+        return self.served_names[0]
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        """By which clients may ask for the model."""
+        return self.config.served_names or (self.model.served_name,)
 
     async def while_connected(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is cancelled (and with it the requests it waits for) when the client goes."""

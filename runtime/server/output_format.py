@@ -18,6 +18,7 @@ import msgspec
 
 from runtime.protocol.constraint import JSON_KINDS, JSON_WORDS
 from runtime.protocol.errors import BadRequest
+from runtime.server.http.left_out import remark
 
 ANY_JSON = "$$ANY$$"
 """json_schema of any JSON value (see runtime.grammar)."""
@@ -34,17 +35,21 @@ class JsonSchemaFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
-    """type "structural_tag" has `format`, or the older `structures` and `triggers`, beside the type."""
+    """type "structural_tag" has `format`, or the older `structures` and `triggers`, beside the type. Hugging
+    Face's clients send a schema as the `value` of "json_object" or "json", a pattern as that of "regex"."""
 
-    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag", "json", "regex"]
     json_schema: JsonSchemaFormat | None = None
     structures: list[dict[str, Any]] | None = None
     triggers: list[str] | None = None
     format: dict[str, Any] | None = None
+    value: str | dict[str, Any] | bool | None = None
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
-    """Exactly one of them; json_object: true only."""
+    """Exactly one of the first block; json_object: true only. The rest as vLLM has it: whitespace_pattern is
+    the pattern of one of the kinds of `whitespace`, disable_any_whitespace is its "compact"; there is nothing
+    to fall back to, so disable_fallback changes nothing."""
 
     json: str | dict[str, Any] | bool | None = None
     regex: str | None = None
@@ -53,9 +58,15 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True):
     structural_tag: str | dict[str, Any] | None = None
     json_object: bool | None = None
 
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+
 
 class OutputFields(msgspec.Struct, kw_only=True):
-    """The fields of a body that this module reads."""
+    """The fields of a body that this module reads. guided_decoding_backend has no effect: who keeps a
+    constraint changes nothing of what it allows."""
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
@@ -69,6 +80,8 @@ class OutputFields(msgspec.Struct, kw_only=True):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -100,6 +113,9 @@ def asked(body: OutputFields) -> Asked:
             f"only one constraint can be kept at a time, got {names}", where=found[-1][1].partition(".")[0]
         )
     beside = {word: value for word in JSON_WORDS if (value := getattr(body, word)) is not None}
+    beside |= _whitespace(body)
+    if body.guided_decoding_backend:
+        remark("guided_decoding_backend has no effect")
     if not found:
         for word in beside:
             raise BadRequest("goes with a JSON schema or a structural tag", where=word)
@@ -122,14 +138,57 @@ def _found(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
         yield from _formatted(body.response_format)
 
 
+_WHITESPACE = {
+    "": "compact",
+    **dict.fromkeys((" ?", "[ ]?", "[ ]{0,1}", r"[\s]?"), "single"),
+    **dict.fromkeys((r"[\n ]*", r"[\n\t ]*", r"[ \n\t]*", r"[ \t\n]*", r"\s*", r"[\s]*", r"[ \t\r\n]*",
+                     r"[\n\r\t ]*", r"[ \n\r\t]*"), "flexible"),
+}  # fmt: skip
+"""Patterns for the blanks between the parts of JSON -> the kind of `whitespace` that is meant."""
+
+
+def _whitespace(body: OutputFields) -> dict[str, str]:
+    """The `whitespace` that is asked for in vLLM's words. Raises BadRequest."""
+    given = body.structured_outputs
+    patterns = {"guided_whitespace_pattern": body.guided_whitespace_pattern}
+    if given is not None:
+        patterns["structured_outputs.whitespace_pattern"] = given.whitespace_pattern
+    kinds = {}
+    for where, pattern in patterns.items():
+        if pattern is None:
+            continue
+        if pattern not in _WHITESPACE:
+            raise BadRequest(
+                f"is none of the patterns that are kept: {', '.join(map(repr, _WHITESPACE))}",
+                where=where,
+                hint='whitespace is "compact", "single" or "flexible"',
+            )
+        kinds[where] = _WHITESPACE[pattern]
+    if given is not None and given.disable_any_whitespace:
+        kinds["structured_outputs.disable_any_whitespace"] = "compact"
+    if body.whitespace is not None:
+        kinds["whitespace"] = body.whitespace
+    if len(set(kinds.values())) > 1:
+        raise BadRequest(f"{' and '.join(kinds)} ask for different things", where=next(iter(kinds)))
+    return {"whitespace": next(iter(kinds.values()))} if kinds else {}
+
+
 def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any]]:
     if given is None:
         return
     where = "structured_outputs"
-    found = [name for name in given.__struct_fields__ if getattr(given, name) is not None]
+    found = [name for name in (*_STRUCTURED, "json_object") if getattr(given, name) is not None]
+    if not found and given == StructuredOutputs():
+        return
     if len(found) != 1:
         got = f"got {' and '.join(found)}" if found else "got none"
-        raise BadRequest(f"takes one of {', '.join(given.__struct_fields__)}; {got}", where=where)
+        raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; {got}", where=where)
+    if given.disable_additional_properties:
+        raise BadRequest(
+            "is not taken",
+            where=f"{where}.disable_additional_properties",
+            hint="say additionalProperties: false in the schema",
+        )
     [name] = found
     if name == "json_object":
         if not given.json_object:
@@ -139,17 +198,23 @@ def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any
         yield _STRUCTURED[name], f"{where}.{name}", getattr(given, name)
 
 
-_PARTS = {"text": (), "json_object": (), "json_schema": ("json_schema",),
-          "structural_tag": ("structures", "triggers", "format")}  # fmt: skip
+_PARTS = {"text": (), "json_object": ("value",), "json_schema": ("json_schema",), "json": ("value",),
+          "regex": ("value",), "structural_tag": ("structures", "triggers", "format")}  # fmt: skip
 
 
 def _formatted(form: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
     where = "response_format"
-    for name in ("json_schema", "structures", "triggers", "format"):
+    for name in ("json_schema", "structures", "triggers", "format", "value"):
         if getattr(form, name) is not None and name not in _PARTS[form.type]:
             raise BadRequest(f"does not go with type {form.type!r}", where=f"{where}.{name}")
     match form.type:
-        case "json_object":
+        case "regex":
+            if not isinstance(form.value, str):
+                raise BadRequest("is a pattern", where=f"{where}.value")
+            yield "regex", f"{where}.value", form.value
+        case "json_object" | "json" if form.value is not None:
+            yield "json_schema", f"{where}.value", form.value
+        case "json_object" | "json":
             yield "json_schema", where, ANY_OBJECT
         case "json_schema":
             if form.json_schema is None:

@@ -7,6 +7,7 @@ stopped, or something else died, every request in hand gets its answer or the re
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import logging
 import math
@@ -29,7 +30,11 @@ from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.protocol.errors import EngineDead, InternalFault
 from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
+from runtime.server.http.keys import KeyRing
+from runtime.server.http.peers import PEER_S, Peers
 from runtime.server.http.serve import make_server
+from runtime.server.observe.processes import of_group
+from runtime.server.observe.tracing import Tracing
 from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
 
 try:
@@ -48,24 +53,59 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
     """Raises what loading raises, and EngineDead when the web server ends by itself."""
     if spec.listener is None:
         raise InternalFault("an HTTP worker needs a listening socket", where=spec.name)
+    give_back_large_blocks()
+    ring = KeyRing(spec.server)
+    lifecycle.reload = ring.reload
     client = EngineClient(Path(spec.folder), spec.name)
     entrance = Entrance()
-    web = Web(entrance, spec, client)
+    peers = Peers(Path(spec.folder), spec.name, spec.frontends)
+    web = Web(entrance, spec, client, peers)
     lifecycle.stalled_s = lambda: web.stalled_s
+    listener = socket.socket(fileno=spec.listener)
+    tracing = None
     try:
-        web.start(socket.socket(fileno=spec.listener))
+        if not spec.replaces:  # else others answer meanwhile
+            web.start(listener)
         lifecycle.on_stop(lambda order: web.stop(order, orphaned=lifecycle.orphaned))
         tools = asyncio.run(open_tool_server(spec.server))
         model = load_model(spec.engine)
         facts = lifecycle.facts(spec.engine.load_timeout_s)
         manager = client.open(spec.engine, spec.server, model, facts)
-        entrance.app = build_app(manager, spec.server, worker=spec.name, info=told_options(spec), tools=tools)
+        if (endpoint := spec.server.otlp_traces_endpoint) is not None:
+            served = spec.server.served_model_name or manager.model.served_name
+            tracing = Tracing.to(endpoint, served, spec.name)
+        entrance.app = build_app(
+            manager,
+            spec.server,
+            info=told_options(spec),
+            tools=tools,
+            peers=peers,
+            leaving=lambda: lifecycle.leaving,
+            ring=ring,
+            processes=lambda: of_group(Path(spec.folder), spec.parent),
+            tracing=tracing,
+        )
+        if spec.replaces:
+            web.start(listener)
         lifecycle.ready()
         web.join()
     finally:
         web.stop(Stop(0.0), orphaned=False)
         web.join()
         client.close()
+        if tracing is not None:
+            tracing.close()
+
+
+def give_back_large_blocks() -> None:
+    """Have memory of long bodies return to the system when they are done with. Else glibc keeps such blocks
+    for later ones, once it has seen some (M_MMAP_THRESHOLD in mallopt(3))."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+
+
+M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 1 << 20
 
 
 class Entrance:
@@ -86,8 +126,9 @@ class Entrance:
 class Web:
     """uvicorn in a thread of its own, where it leaves the process's signals alone."""
 
-    def __init__(self, app: ASGIApp, spec: ChildSpec, client: EngineClient) -> None:
+    def __init__(self, app: ASGIApp, spec: ChildSpec, client: EngineClient, peers: Peers) -> None:
         self._client = client
+        self._peers = peers
         self._server: uvicorn.Server = make_server(app, spec.server)
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._sockets: list[socket.socket] = []
@@ -99,10 +140,13 @@ class Web:
     @property
     def stalled_s(self) -> float:
         """How long the event loop has not turned."""
+        if not self._thread.is_alive():
+            return 0.0
         return max(0.0, time.monotonic() - self._ticked - TICK_S)
 
     def start(self, listener: socket.socket) -> None:
         self._sockets = [listener]
+        self._ticked = time.monotonic()
         self._thread.start()
 
     def stop(self, order: Stop, *, orphaned: bool) -> None:
@@ -145,10 +189,15 @@ class Web:
 
     async def _serve(self) -> None:
         ticking = asyncio.create_task(self._tick())
+        inner = self._peers.server()
+        answering = None if inner is None else asyncio.create_task(inner.serve())
         try:
             await self._server.serve(sockets=self._sockets)
         finally:
             ticking.cancel()
+            if inner is not None and answering is not None:
+                inner.should_exit = True
+                await asyncio.wait({answering}, timeout=PEER_S)
 
     async def _tick(self) -> None:
         while True:

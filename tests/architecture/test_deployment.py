@@ -1,10 +1,11 @@
 """What examples/deploy holds: the Dockerfile pleases a linter, the manifests keep to the schemas of
-Kubernetes and of KubeRay, and the commands in them are valid."""
+Kubernetes and of KubeRay, systemd's unit to systemd, and the commands in them are valid."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from runtime.config.flags import read_options
+from runtime.config.flags import SERVE, make_parser, read_options
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "examples" / "deploy"
@@ -105,6 +106,8 @@ def check(document: dict[str, Any]) -> None:
         return
     jsonschema.validate(document, JOB)
     for template in templates(document):
+        # The Service's own variables begin like the options'.
+        assert template["spec"]["enableServiceLinks"] is False
         pod = {"apiVersion": "v1", "kind": "Pod", **template}
         kubernetes_validate.validate(pod, KUBERNETES, strict=True)
 
@@ -187,3 +190,65 @@ def test_the_dockerfile_has_an_image_for_each_kind_of_machine_and_names_what_is_
         name, *rest = [word.strip(' "') for word in command.split(",")]
         assert name == "serve"
         assert read_options(rest, {}).server.host == "0.0.0.0"
+
+
+# -- without Ray ---------------------------------------------------------------------------------------------
+
+SERVER = FOLDER / "kubernetes" / "server.yaml"
+UNIT = FOLDER / "systemd" / "sglang-dsl.service"
+
+
+def test_the_manifest_of_a_server_fits_what_the_server_does() -> None:
+    found = {one["kind"]: one for one in documents(SERVER)}
+    for document in found.values():
+        check(document)
+    pod = found["Deployment"]["spec"]["template"]
+    [container] = pod["spec"]["containers"]
+    assert found["Service"]["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    [port] = found["Service"]["spec"]["ports"]
+    assert port["targetPort"] in {one["name"] for one in container["ports"]}
+    command, *rest = container["args"]
+    options = read_options(rest, {}).server
+    assert (command, options.host) == ("serve", "0.0.0.0")
+    assert [one["containerPort"] for one in container["ports"]] == [options.port]
+    assert {one["name"] for one in container["env"]} == {"SGLANG_DSL_API_KEY"}
+    # The Service's own variables begin like the options'.
+    assert pod["spec"]["enableServiceLinks"] is False
+    ready, live = container["readinessProbe"], container["livenessProbe"]
+    assert ready["httpGet"]["path"] == container["startupProbe"]["httpGet"]["path"] == "/ready"
+    assert "tcpSocket" in live
+    assert options.lame_duck_s > ready["periodSeconds"] * ready["failureThreshold"]
+    patience = options.lame_duck_s + options.drain_timeout_s
+    assert pod["spec"]["terminationGracePeriodSeconds"] > patience
+
+
+def unit_command(text: str) -> list[str]:
+    [command] = re.findall(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def test_the_unit_starts_a_server_and_waits_for_its_end() -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    python, *words = unit_command(text)
+    assert words[:3] == ["-m", "runtime", "serve"]
+    read = Path("/opt/sglang-dsl/bin/python")
+    assert Path(python) == read
+    options = make_parser("serve", groups=SERVE).parse_args(words[3:])
+    assert options.api_key_file == "${CREDENTIALS_DIRECTORY}/api-key"
+    [patience] = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
+    assert int(patience) > options.drain_timeout_s + getattr(options, "lame_duck_s", 0)
+    assert "\nKillMode=mixed\n" in text
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    def verify(text: str) -> str:
+        unit = tmp_path / UNIT.name
+        unit.write_text(text.replace("/opt/sglang-dsl/bin/python", sys.executable))
+        command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        return "\n".join(line for line in done.stderr.splitlines() if UNIT.name in line)
+
+    text = UNIT.read_text(encoding="utf-8")
+    assert verify(text) == ""
+    assert "KilMode" in verify(text.replace("KillMode", "KilMode"))

@@ -15,8 +15,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 
 from runtime.processes.frontend.prepare import Job
-from runtime.processes.frontend.request_state import RequestState
-from runtime.protocol.errors import Aborted, RuntimeFault
+from runtime.processes.frontend.request_state import ENTRY_BYTES, AnswerRoom, RequestState
+from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.requests.generate import GenerateReqInput
@@ -38,7 +38,12 @@ class Sender(Protocol):
 
     def wire_rid(self, request: SingleGenerateReq) -> str: ...
 
-    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> RequestState: ...
+    def open(
+        self, request: SingleGenerateReq, job: Job, notify: Callable[[], None], room: AnswerRoom
+    ) -> RequestState: ...
+
+    @property
+    def max_answer_bytes(self) -> int | None: ...
 
     def leave(self, state: RequestState) -> None: ...
 
@@ -60,6 +65,9 @@ class BatchRequest:
         self._lock = threading.Lock()
         self._timed = False
         self.left = len(self._items)
+        self._group = new_rid() if len(self._items) > 1 else None
+        self._planned = 0
+        self._room = AnswerRoom(manager.max_answer_bytes)
 
     @classmethod
     def of(
@@ -87,9 +95,32 @@ class BatchRequest:
             if isinstance(item, RuntimeFault):
                 continue
             try:
-                self._jobs[index] = self._manager.prepare(item)
+                job = self._manager.prepare(item)
+                self._check_size(job, len(self._samples(index)))
+                self._jobs[index] = job
             except RuntimeFault as fault:
                 self._refuse(index, fault)
+
+    def _check_size(self, job: Job, samples: int) -> None:
+        """Refuse what is sure to be too large before it is computed: log-probabilities of the prompt, and of
+        as many tokens as there will be at least. Raises BadRequest."""
+        if self._room.most is None:
+            return
+        for part in job.requests:
+            if not part.return_logprob:
+                continue
+            start, params = part.logprob_start_len, part.sampling_params
+            new = params.max_new_tokens if params.ignore_eos else params.min_new_tokens
+            places = new + (len(part.input_ids) - start if start >= 0 else 0)
+            each = 1 + part.top_logprobs_num + len(part.token_ids_logprob or ())
+            self._planned += samples * places * each * ENTRY_BYTES
+        if self._planned > self._room.most:
+            raise BadRequest(
+                f"the log-probabilities that are asked for take about {self._planned} bytes; at most "
+                f"{self._room.most}",
+                where="top_logprobs_num",
+                hint="ask for fewer tokens, samples or log-probabilities; max_answer_bytes",
+            )
 
     def begin(self, notify: Callable[[], None]) -> None:
         self._notify = notify
@@ -180,7 +211,10 @@ class BatchRequest:
         )
         try:
             state = self._manager.open(
-                request, Job((tokens,), deadline=job.deadline), self._notifier(True, prompt)
+                request,
+                Job((tokens,), deadline=job.deadline, shares_prompt=True),
+                self._notifier(True, prompt),
+                self._room,
             )
         except RuntimeFault as fault:
             self._samples_fail(prompt, fault)
@@ -212,8 +246,10 @@ class BatchRequest:
         job = self._jobs[index % self._prompts]
         if index >= self._prompts:
             job = self._manager.another(job, item)
+        for part in job.requests:
+            part.group = self._group
         try:
-            state = self._manager.open(item, job, self._notifier(False, index))
+            state = self._manager.open(item, job, self._notifier(False, index), self._room)
         except RuntimeFault as fault:
             self._settle(index, fault)
             return

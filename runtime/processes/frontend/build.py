@@ -12,13 +12,17 @@ from typing import Any
 from runtime.config.engine import EngineConfig
 from runtime.config.fields import Fields
 from runtime.config.model import ModelSpec
+from runtime.config.parts.vision import VisionSpec
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.tools.detect import tool_format_of
 from runtime.formats.tools.parser import detector_of
 from runtime.ipc.mailbox import Outbox
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.reasoning import left_on, model_reasoning
-from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.encoding import MOST_CHARACTERS
+from runtime.processes.frontend.images.pictures import PictureReader
+from runtime.processes.frontend.limits import Limits
+from runtime.processes.frontend.prepare import Preparer
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.model_info import ModelInfo
@@ -34,6 +38,8 @@ def build_tokenizer_manager(
     *,
     name: str | None = None,
     served_name: str | None = None,
+    max_encode_chars: int = MOST_CHARACTERS,
+    max_answer_bytes: int | None = None,
 ) -> TokenizerManager:
     """slots: size of the KV pool. name: of this frontend among several. served_name: the model's for
     clients; None: its directory's, or the bundled checkpoint's."""
@@ -55,12 +61,28 @@ def build_tokenizer_manager(
         model.template_choice.renderer,
         limits,
         allow_control_tokens=config.allow_control_tokens,
+        pictures=_pictures(config, model),
         completion_template=config.completion_template,
         marks=marks,
         thinks=left_on(model, marks),
     )
     info = describe(config, model, limits, served_name)
-    return TokenizerManager(preparer, outbox, name=name, model=info)
+    return TokenizerManager(
+        preparer,
+        outbox,
+        name=name,
+        model=info,
+        max_encode_chars=max_encode_chars,
+        max_answer_bytes=max_answer_bytes,
+    )
+
+
+def _pictures(config: EngineConfig, model: Model) -> PictureReader | None:
+    match model.spec:
+        case ModelSpec(vision=VisionSpec() as vision):
+            return PictureReader(vision, config)
+        case _:
+            return None
 
 
 def describe(config: EngineConfig, model: Model, limits: Limits, served_name: str | None) -> ModelInfo:
@@ -73,6 +95,7 @@ def describe(config: EngineConfig, model: Model, limits: Limits, served_name: st
         tokenizer_path=str(model.path),
         architecture=spec.architecture,
         is_generation=isinstance(spec, ModelSpec),
+        is_multimodal=isinstance(spec, ModelSpec) and spec.vision is not None,
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         context_length=limits.context,

@@ -15,8 +15,11 @@ from typing import TypeAlias
 import msgspec
 
 from runtime.processes.checkpoint.tokenizer import LONG
+from runtime.processes.frontend.client import CLIENT
+from runtime.processes.frontend.encoding import EncodingPool
+from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.observe import NOBODY, Begun, Observer
-from runtime.processes.frontend.prepare import RID_END, Limits, Preparer
+from runtime.processes.frontend.prepare import RID_END, Preparer
 from runtime.processes.frontend.request_state import GRACE_S, again
 from runtime.processes.frontend.waiting import Waiter
 from runtime.protocol.adapters import check_name, no_adapters
@@ -37,6 +40,7 @@ from runtime.protocol.io_struct import (
     TokenizedEmbeddingReqInput,
     new_rid,
 )
+from runtime.protocol.requests.single import cache_key
 
 Embedded: TypeAlias = EmbeddingOutput | RuntimeFault
 
@@ -82,7 +86,7 @@ def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> Tokeniz
         dimensions=request.dimensions,
         cross_encoder=request.is_cross_encoder_request,
         priority=request.priority,
-        extra_key=request.extra_key if isinstance(request.extra_key, str) else None,
+        extra_key=cache_key(request.extra_key, request.cache_salt),
         lora_path=request.lora_path if isinstance(request.lora_path, str) else None,
         time_left_s=request.timeout_s,
     )
@@ -166,6 +170,7 @@ class Embeddings:
                 one.time_left_s = max(0.0, self._deadlines[one.rid] - now)
         for observer, begun in self._observed.values():
             observer.on_begin(begun)
+        CLIENT.get().spend(sum(len(one.input_ids) for one in self.sent))
 
     def leave(self) -> list[str]:
         """Nobody waits any more: the ids behind the frontend of those that did not come."""
@@ -264,6 +269,7 @@ class EmbeddingFrontend:
     def __init__(
         self,
         preparer: Preparer,
+        encoding: EncodingPool,
         *,
         post: Callable[[msgspec.Struct], None],
         abort: Callable[[Sequence[str]], None],
@@ -272,7 +278,7 @@ class EmbeddingFrontend:
         max_live: int,
         observer: Observer = NOBODY,
     ) -> None:
-        self._observer = observer
+        self._observer, self._encoding = observer, encoding
         self._prepare = partial(prepare_embedding, preparer)
         self._post, self._abort, self._check = post, abort, check
         self._name, self._max_live = name, max_live
@@ -288,8 +294,8 @@ class EmbeddingFrontend:
         request.normalize_batch_and_arguments()
         waiter = Waiter()
         make = partial(self._made, request, waiter.notifier(lambda: None))
-        if _text_size(request) > LONG:
-            waiting = await waiter.loop.run_in_executor(None, make)
+        if (size := _text_size(request)) > LONG:
+            waiting = await self._encoding.run(size, make)
         else:
             waiting = make()
         with self._sent(waiting):
@@ -371,6 +377,8 @@ def _single_raises(request: EmbeddingReqInput, found: list[Embedded]) -> list[Em
 
 
 def _text_size(request: EmbeddingReqInput) -> int:
-    """Characters to tokenise, roughly."""
+    """Characters to tokenise, or ids to look at, roughly."""
     text = request.text or ""
+    if request.input_ids:
+        return sum(len(one) if isinstance(one, list) else 1 for one in request.input_ids)
     return len(text) if isinstance(text, str) else sum(len(str(one)) for one in text)

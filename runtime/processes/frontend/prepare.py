@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,13 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
 from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.images.pictures import PictureReader
+from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prompt import Prompt, PromptReader
 from runtime.protocol.adapters import no_adapters
-from runtime.protocol.errors import BadRequest, PromptTooLong
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import Bootstrap, GenerateReqInput, TokenizedGenerateReqInput
+from runtime.protocol.media import ImageInput
 from runtime.protocol.requests.single import SingleGenerateReq, resolve
 from runtime.protocol.sampling import MAX_STOPS, ROOM, SamplingParams
 
@@ -32,28 +35,6 @@ _TAIL = 64
 """Ids at a prompt's end that may hold a mark of the reasoning and blanks after it."""
 RID_END = "\x1f"
 """Between a request's own id and what makes it unique behind the frontend; no id of a user has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """context: tokens of one request, prompt and output together. slots: size of the KV pool.
-    top_logprobs, token_ids_logprob: how many a request may ask for at each position.
-    auto_truncate: a prompt that is too long loses its end, and an output that cannot fit is shortened, where
-    otherwise the request is refused. bootstrap_port: the usual one of prompt servers, where prompts and
-    outputs are computed by two engines; None: they are computed here. adapters: may a request name one?"""
-
-    vocab_size: int
-    context: int
-    slots: int
-    auto_truncate: bool = False
-    top_logprobs: int = 32
-    token_ids_logprob: int = 64
-    bootstrap_port: int | None = None
-    adapters: bool = False
-
-    @property
-    def prompt(self) -> int:
-        return min(self.context, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +53,19 @@ class Job:
     """What one GenerateReqInput becomes: one request, or for choices one or two per option, and what for.
     media: what the messages refer to; nothing, where the model takes text only. deadline: when it must be
     over, by the clock of the Preparer. reasoning_begun: whether a conversation's prompt begins the model's
-    reasoning (True) or ends it (False); None: neither."""
+    reasoning (True) or ends it (False); None: neither. shares_prompt: it is another sample of a prompt."""
 
     requests: tuple[TokenizedGenerateReqInput, ...]
     options: tuple[Option, ...] = ()
     media: Rendered = Rendered("")  # noqa: RUF009 - frozen
     deadline: float | None = None
     reasoning_begun: bool | None = None
+    shares_prompt: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Those that are counted for it: of several samples the first one's."""
+        return 0 if self.shares_prompt else sum(len(one.input_ids) for one in self.requests)
 
 
 class Preparer:
@@ -94,7 +81,7 @@ class Preparer:
         clock: Callable[[], float] = time.monotonic,
         *,
         allow_control_tokens: bool = False,
-        takes_media: Collection[str] = frozenset(),
+        pictures: PictureReader | None = None,
         completion_template: str | None = None,
         marks: ReasoningMarks | None = None,
         thinks: Callable[[Mapping[str, Any]], bool] = lambda variables: False,
@@ -109,7 +96,7 @@ class Preparer:
             limit=limits.prompt,
             auto_truncate=limits.auto_truncate,
             allow_control_tokens=allow_control_tokens,
-            takes_media=takes_media,
+            pictures=pictures,
             completion_template=completion_template,
         )
         self._jumps = JumpPlanner(tokenizer.vocabulary, tokenizer.encode_plain)
@@ -121,6 +108,8 @@ class Preparer:
         prompt = self._prompts.read(request)
         ids = prompt.ids
         params = self._sampling(request.sampling_params, prompt.stop_str)
+        if request.truncate_prompt_tokens is not None:
+            ids = self._limits.truncated(request, ids, params.max_new_tokens)
         constraint = request.constraint
         if constraint is not None:
             constraint.verify()
@@ -142,7 +131,7 @@ class Preparer:
         if self.marks is not None and request.messages is not None:
             opened, closed = self._left_open(self.marks, ids)
             begun = opened if opened or closed else None
-        ids, params = self._fitting(ids, params)
+        ids, params = self._limits.fitting(ids, params)
         self._check_logprobs(request, len(ids))
         return Job(
             (
@@ -166,8 +155,9 @@ class Preparer:
                     priority=request.priority,
                     extra_key=request.extra_key,
                     at_start=constraint is None and self._textless(ids),
-                    bootstrap=self._bootstrap(request),
+                    bootstrap=self._bootstrap(request, prompt.images),
                     lora_path=request.lora_path,
+                    images=prompt.images,
                 ),
             ),
             media=prompt.media,
@@ -191,7 +181,8 @@ class Preparer:
             or ids != prompt.ids
         ):
             return 0
-        count = min(self._jumps.open_end(ids), len(ids) - 1)
+        behind = prompt.images[-1].first + prompt.images[-1].length if prompt.images else 1
+        count = min(self._jumps.open_end(ids), len(ids) - behind)
         if request.messages and count:  # what the template wrote is whole as it is
             content = request.messages[-1].content
             size = sum(len(self._tokenizer.vocabulary.tokens[token]) for token in ids[len(ids) - count :])
@@ -211,11 +202,15 @@ class Preparer:
         params = msgspec.structs.replace(first.sampling_params, seed=request.sampling_params.seed)
         rid, turn = self.wire_rid(request), self._turn(request)
         made = msgspec.structs.replace(
-            first, rid=rid, sampling_params=params, session_params=turn, bootstrap=self._bootstrap(request)
+            first,
+            rid=rid,
+            sampling_params=params,
+            session_params=turn,
+            bootstrap=self._bootstrap(request, first.images),
         )
-        return Job((made,), deadline=job.deadline, reasoning_begun=job.reasoning_begun)
+        return Job((made,), deadline=job.deadline, reasoning_begun=job.reasoning_begun, shares_prompt=True)
 
-    def _bootstrap(self, request: SingleGenerateReq) -> Bootstrap | None:
+    def _bootstrap(self, request: SingleGenerateReq, images: Sequence[ImageInput]) -> Bootstrap | None:
         """Where its prompt is computed; None: here. A choice is scored by each engine itself."""
         host, room = request.bootstrap_host, request.bootstrap_room
         if host is None or room is None:
@@ -227,6 +222,12 @@ class Preparer:
                 where="bootstrap_room",
                 hint="start it with --disaggregation-mode prefill or decode",
             )
+        if images:
+            raise BadRequest(
+                "a prompt with pictures is computed by the engine that answers",
+                where="bootstrap_room",
+                hint="send it without bootstrap_host and bootstrap_room",
+            )
         if request.session_params is not None:
             raise BadRequest("a session's turns are computed by one engine", where="session_params")
         if request.return_hidden_states:
@@ -235,33 +236,6 @@ class Preparer:
                 where="return_hidden_states",
             )
         return Bootstrap(host, request.bootstrap_port or usual, room)
-
-    # -- room ------------------------------------------------------------------------------------------------
-
-    def _fitting(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
-        """Prompt and output within the room there is. Who asks for more gets an error; who leaves the length
-        of the output to the default gets what room there is (finish reason "length")."""
-        wanted, limit = params.max_new_tokens, self._limits.prompt
-        if self._limits.auto_truncate:
-            ids = ids[: limit - min(wanted, 1)]
-        self._check_length(len(ids), min(wanted, 1), "prompt")
-        room = min(wanted, limit - len(ids))
-        if room == wanted:
-            return ids, params
-        if not self._limits.auto_truncate and wanted not in (SamplingParams().max_new_tokens, ROOM):
-            raise PromptTooLong(
-                f"{len(ids) + wanted} tokens are asked for in all, {len(ids)} of the prompt and "
-                f"{wanted} new ones; the {self._limit_name} is {limit}",
-                where="sampling_params.max_new_tokens",
-                hint=f"shorten the prompt, or ask for at most {room} new tokens",
-            )
-        return ids, msgspec.structs.replace(
-            params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room)
-        )
-
-    @property
-    def _limit_name(self) -> str:
-        return "context length" if self._limits.context <= self._limits.slots else "KV pool"
 
     def _reasons(self, request: SingleGenerateReq, ids: Sequence[int]) -> bool:
         """Whether the output begins with reasoning. Raises BadRequest where the request contradicts itself,
@@ -320,18 +294,6 @@ class Preparer:
         wanted = request.sampling_params.max_new_tokens
         room = self._limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
         return {**given, "turn": request.rid, "room": room}
-
-    def _check_length(self, length: int, new_tokens: int, what: str) -> None:
-        limits = self._limits
-        if length + new_tokens <= limits.prompt:
-            return
-        by_context, name = limits.context <= limits.slots, self._limit_name
-        more = " and a new token" if new_tokens else ""
-        raise PromptTooLong(
-            f"the {what} has {length} tokens; the {name} is {limits.prompt} and must hold them{more}",
-            where=what,
-            hint="shorten it" if by_context else "shorten it, or start the engine with more max_total_tokens",
-        )
 
     def _textless(self, ids: Sequence[int]) -> bool:
         return not any(self._tokenizer.text_table.bytes_of(ids, skip_special_tokens=True))
@@ -421,12 +383,14 @@ class Preparer:
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")
             self._prompts.check_text(len(option), f"choices[{index}]")
-        wholes, boundary = self._boundary(request, prompt.text, prompt.ids, options)
+        wholes, boundary = self._boundary(request, prompt, options)
         start = self._tokenizer.start
         requests: list[TokenizedGenerateReqInput] = []
 
-        def scoring(input_ids: list[int], first: int) -> int:
+        def scoring(input_ids: list[int], first: int, images: Sequence[ImageInput] = ()) -> int:
             index = len(requests)
+            if index:  # pixels are sent with the first request alone
+                images = [msgspec.structs.replace(one, pixels=b"") for one in images]
             requests.append(
                 TokenizedGenerateReqInput(
                     rid=self.wire_rid(request),
@@ -438,33 +402,35 @@ class Preparer:
                     priority=request.priority,
                     extra_key=request.extra_key,
                     lora_path=request.lora_path,
+                    images=tuple(images),
                 )
             )
             return index
 
         made: list[Option] = []
         for index, (option, whole) in enumerate(zip(options, wholes, strict=True)):
-            self._check_length(len(whole), 0, f"choices[{index}]")
+            self._limits.check_length(len(whole), 0, f"choices[{index}]")
             own = tuple(whole[boundary:])
             if not own:
                 raise BadRequest("adds no token to the prompt", where=f"choices[{index}]")
-            scored = scoring(whole, boundary)
+            scored = scoring(whole, boundary, prompt.images)
             alone = scoring([*start, *own], len(start)) if request.unconditional else None
             made.append(Option(option, own, scored, alone))
         return Job(tuple(requests), tuple(made), prompt.media, deadline)
 
     def _boundary(
-        self, request: SingleGenerateReq, text: str | None, ids: list[int], options: Sequence[str]
+        self, request: SingleGenerateReq, prompt: Prompt, options: Sequence[str]
     ) -> tuple[list[list[int]], int]:
         """Each option's ids with the prompt, and how many of them are the prompt's own whatever follows.
 
         Tokens of the prompt's end that merge with some option's beginning are scored with every option, so
         that all options are compared over the same text. At least one token stands before the boundary.
         """
+        text, ids, images = prompt.text, prompt.ids, prompt.images
         if text is None:
             wholes = [[*ids, *self._tokenizer.encode_plain(option)] for option in options]
         else:
-            wholes = [self._prompts.encode_with(request, text, option) for option in options]
+            wholes = [self._prompts.encode_with(request, text, option, images) for option in options]
         boundary = min([len(ids), *(_common(ids, whole) for whole in wholes)])
         if boundary == 0:
             start = self._tokenizer.start

@@ -6,7 +6,7 @@ the request goes on is not its business.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,10 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import Rendered, TextTemplate, render
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.images.pictures import PictureReader
+from runtime.processes.frontend.images.placing import check_places, lengthened, placed
 from runtime.protocol.errors import BadRequest, PromptTooLong
+from runtime.protocol.media import ImageData, ImageInput
 from runtime.protocol.messages import RAW_ROLE, Message
 from runtime.protocol.requests.single import SingleGenerateReq
 
@@ -32,6 +35,8 @@ _USUAL = 16
 """Characters that one token of a real text stands for, at most."""
 _SEAM = 64
 """Tokens at the end of a text that what follows may change."""
+MOST_PIXELS = 192 << 20
+"""Bytes of the pictures of one prompt: they travel in one message."""
 _DROPPED = 4
 """How much longer than a prompt the conversation may be that it is made of."""
 
@@ -39,12 +44,14 @@ _DROPPED = 4
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """text: None for a prompt of ids. stop_str: what ends a turn, or what fills a hole. media: what the
-    messages' parts refer to (its text is the rendered one, placeholders in it)."""
+    messages' parts refer to (its text is the rendered one, placeholders in it). images: the pictures that
+    stand in `ids`, in order."""
 
     text: str | None
     ids: list[int]
     stop_str: tuple[str, ...] = ()
     media: Rendered = Rendered("")  # noqa: RUF009 - frozen
+    images: tuple[ImageInput, ...] = ()
 
 
 class PromptReader:
@@ -52,9 +59,9 @@ class PromptReader:
 
     limit: tokens that a prompt can have; a text that cannot be so few is refused before it is rendered or
     encoded, or with auto_truncate cut. allow_control_tokens: the default of requests that do not say.
-    takes_media: of "image", "video" and "audio" those that the model takes. completion_template: for prompts
-    with a suffix, a registered name or None for the one that fits the tokenizer. Raises BadRequest for an
-    unknown name.
+    pictures: what reads them; None where the model takes text only. completion_template: for prompts with a
+    suffix, a registered name or None for the one that fits the tokenizer. Raises BadRequest for an unknown
+    name.
     """
 
     def __init__(
@@ -66,12 +73,14 @@ class PromptReader:
         limit: int,
         auto_truncate: bool = False,
         allow_control_tokens: bool = False,
-        takes_media: Collection[str] = frozenset(),
+        pictures: PictureReader | None = None,
         completion_template: str | None = None,
     ) -> None:
+        self._pictures = pictures
+        takes_media = () if pictures is None else ("image",)
         self._tokenizer, self._template, self._vocab_size = tokenizer, template, vocab_size
         self._limit, self._truncates = limit, auto_truncate
-        self._control = ControlTokens(tokenizer.control_texts)
+        self._control = ControlTokens(tokenizer.control_texts, tokenizer.reply_tags)
         self._allow, self._takes_media = allow_control_tokens, frozenset(takes_media)
         self._completion = choose_completion_template(completion_template)
 
@@ -90,8 +99,11 @@ class PromptReader:
             raise BadRequest(f"goes with messages, not with {given[0]}", where="tools / template_kwargs")
         if request.suffix is not None and request.text is None:
             raise BadRequest(f"goes with text, not with {given[0]}", where="suffix")
+        if request.image_data:
+            self._check_images(request)
         if request.input_ids is not None:
-            return Prompt(None, self._check_ids(request.input_ids))
+            whole, images = self._placed(self._check_ids(request.input_ids), request.image_data)
+            return Prompt(None, whole, images=images)
         most = max(self._limit * self._tokenizer.longest, at_least)
         if not self._truncates:
             # A template may leave out earlier turns: that much is not held against a conversation.
@@ -106,7 +118,7 @@ class PromptReader:
         if self._truncates:
             text = text[:most]
         self._check_size(len(text), most)
-        if not at_least and not self._truncates:
+        if not at_least and not self._truncates and request.truncate_prompt_tokens is None:
             self._check_beginning(text)
         ids = self._encode(request, text)
         if not ids and request.choices is None:
@@ -118,7 +130,8 @@ class PromptReader:
                     "token to start from",
                     where=given[0],
                 )
-        return Prompt(text, ids, stop_str, media)
+        ids, images = self._placed(ids, request.image_data or media.images)
+        return Prompt(text, ids, stop_str, media, images)
 
     def check_text(self, size: int, where: str) -> None:
         """Raise PromptTooLong for a text of `size` characters, which cannot be few enough tokens."""
@@ -148,9 +161,53 @@ class PromptReader:
                 hint="shorten it",
             )
 
-    def encode_with(self, request: SingleGenerateReq, text: str, more: str) -> list[int]:
-        """Ids of a prompt's text with the program's own `more` after it."""
-        return self._encode(request, text + (self._control.trust(more) if self._hides(request) else more))
+    def encode_with(
+        self, request: SingleGenerateReq, text: str, more: str, images: Sequence[ImageInput] = ()
+    ) -> list[int]:
+        """Ids of a prompt's text, with its pictures, and the program's own `more` after it."""
+        ids = self._encode(request, text + (self._control.trust(more) if self._hides(request) else more))
+        if self._pictures is None:
+            return ids
+        check_places(ids, self._pictures.spec.image_id, len(images))
+        return lengthened(ids, self._pictures.spec.image_id, images)
+
+    def _check_images(self, request: SingleGenerateReq) -> None:
+        if self._pictures is None:
+            raise BadRequest(
+                "image_data is not served: this model takes text only",
+                where="image_data",
+                hint="leave it out, or use a model that takes pictures",
+            )
+        if request.messages is not None:
+            raise BadRequest("goes with text or input_ids; messages have image parts", where="image_data")
+
+    def _placed(
+        self, ids: list[int], images: Sequence[ImageData] | None
+    ) -> tuple[list[int], tuple[ImageInput, ...]]:
+        """The ids with pictures in place of placeholders, and these."""
+        reader = self._pictures
+        if reader is None:
+            return ids, ()
+        images = images or ()
+        check_places(ids, reader.spec.image_id, len(images))
+        if not images:
+            return ids, ()
+        room = self._limit - len(ids) + len(images)
+        made, found = placed(ids, reader.spec.image_id, reader.read(images, room))
+        if sum(len(one.pixels) for one in found) > MOST_PIXELS:
+            raise BadRequest(
+                f"the pictures have more than {MOST_PIXELS} bytes together once they are resized",
+                where="images",
+                hint="send fewer, or smaller ones",
+            )
+        if self._truncates and len(made) >= self._limit:
+            raise PromptTooLong(
+                f"the prompt with its pictures has {len(made)} tokens, there is room for {self._limit}, and "
+                "what has pictures is not shortened",
+                where="prompt",
+                hint="shorten it",
+            )
+        return made, tuple(found)
 
     def _render(self, request: SingleGenerateReq) -> Rendered:
         messages = request.messages or []
@@ -165,11 +222,28 @@ class PromptReader:
             tools = None if tools is None else self._control.hide_value(tools)
             variables = None if variables is None else self._control.hide_variables(variables)
         try:
-            return render(messages, self._template, tools=tools, template_kwargs=variables)
+            return render(
+                messages,
+                self._template,
+                tools=tools,
+                template_kwargs=variables,
+                image_token=self._image_token,
+            )
         except BadRequest as error:
             # A template may say what it refuses in the words that it was given.
             error.message = self._control.shown(error.message)
             raise
+
+    @cached_property
+    def _image_token(self) -> str | None:
+        """What stands for a picture outside of turns."""
+        if self._pictures is None:
+            return None
+        spec = self._pictures.spec
+        marks = [spec.image_id]
+        if spec.around is not None:
+            marks = [spec.around[0], spec.image_id, spec.around[1]]
+        return self._tokenizer.decode(marks, skip_special_tokens=False)
 
     def _turn_stops(self, request: SingleGenerateReq) -> tuple[str, ...]:
         if not any(message.role != RAW_ROLE for message in request.messages or ()):
@@ -231,6 +305,12 @@ class PromptReader:
 
     def _check_ids(self, ids: Any) -> list[int]:
         vocab = self._vocab_size
+        if isinstance(ids, (list, tuple)) and len(ids) > 2 * self._limit and not self._truncates:
+            raise PromptTooLong(
+                f"the prompt has {len(ids)} tokens; there is room for {self._limit}",
+                where="prompt",
+                hint="shorten it",
+            )
         if not isinstance(ids, (list, tuple)):
             raise BadRequest(f"must be a list of token ids, got {type(ids).__name__}", where="input_ids")
         if not ids:

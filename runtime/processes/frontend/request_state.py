@@ -11,18 +11,57 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.observe import NOBODY, Begun, Observer
 from runtime.processes.frontend.output_accumulator import Facts, OutputAccumulator
 from runtime.processes.frontend.prepare import Job
-from runtime.protocol.errors import Aborted, DeadlineExceeded, InternalFault, RuntimeFault, from_dict
-from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput
-from runtime.protocol.requests.single import SingleGenerateReq
+from runtime.protocol.errors import (
+    Aborted,
+    BadRequest,
+    DeadlineExceeded,
+    InternalFault,
+    RuntimeFault,
+    from_dict,
+)
+from runtime.protocol.io_struct import ChoiceScores, OutputDelta, StrOutput, TokenOutput
+from runtime.protocol.requests.single import SALT, SingleGenerateReq
 
 GRACE_S = 10.0
 """How much later than the request's own deadline the frontend gives up on the scheduler's answer."""
 _SUMMED = (
     "prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens", "decode_steps", "num_retractions",
 )  # fmt: skip
+
+
+class AnswerRoom:
+    """Bytes that log-probabilities and hidden states of one answer may take, all its samples together."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises BadRequest when there is no room for it."""
+        self._taken += size
+        if self.most is not None and self._taken > self.most:
+            raise BadRequest(
+                f"the answer's log-probabilities and hidden states take more than {self.most} bytes",
+                where="top_logprobs_num / return_hidden_states",
+                hint="ask for fewer tokens, samples or log-probabilities; max_answer_bytes",
+            )
+
+
+def size_of(output: TokenOutput) -> int:
+    """Of what it tells besides ids, as JSON, about."""
+    lists = (output.output_top_logprobs, output.output_token_ids_logprobs,
+             output.input_top_logprobs or (), output.input_token_ids_logprobs or ())  # fmt: skip
+    entries = len(output.output_logprobs) + len(output.input_logprobs or ())
+    entries += sum(len(pairs) for some in lists for pairs in some if pairs)
+    numbers = sum(map(len, output.hidden_states or ()))
+    return ENTRY_BYTES * entries + NUMBER_BYTES * numbers
+
+
+ENTRY_BYTES, NUMBER_BYTES = 40, 20
 
 
 class RequestState:
@@ -36,8 +75,10 @@ class RequestState:
         notify: Callable[[], None],
         facts: Facts,
         observer: Observer = NOBODY,
+        room: AnswerRoom | None = None,
     ) -> None:
         self.request, self.job, self.notify = request, job, notify
+        self._room = room if room is not None and room.most is not None else None
         self.began = time.monotonic()
         self._text_of = facts.text_of if request.return_text_in_logprobs else None
         is_chat = request.messages is not None
@@ -50,6 +91,10 @@ class RequestState:
         self.cancelled = False
         self._due = None if job.deadline is None else job.deadline + GRACE_S
         self._facts = facts
+        self._client = CLIENT.get()
+        # What all clients share may hold others' prompts.
+        salted = (job.requests[0].extra_key or "").startswith(SALT)
+        self._hides_cached = self._client.is_tenant and not salted
         self._observer = observer if request.log_metrics else NOBODY
         self._changed = self._over = False
         self._heard_at = 0.0
@@ -73,6 +118,11 @@ class RequestState:
         with self._lock:
             made = self.outputs[self.index[output.rid]]
             before = made.total
+            if self._room is not None:
+                try:
+                    self._room.take(size_of(output.delta))
+                except BadRequest as fault:
+                    self.fault = self.fault or fault
             made.add(output)
             if (finish := output.finish) is not None:
                 self.open.discard(output.rid)
@@ -82,6 +132,8 @@ class RequestState:
             done = self.done
             over, self._over = done and not self._over, self._over or done
         self._observe(made.total - before)
+        if made.total > before:
+            self._client.spend(made.total - before)
         if over:
             self._observe_end()
 
@@ -99,6 +151,7 @@ class RequestState:
     def start(self) -> None:
         """It is on its way."""
         self._observer.on_begin(self._begun)
+        self._client.spend(self.job.prompt_tokens)
 
     def leave(self) -> None:
         """Nobody waits any more."""
@@ -146,6 +199,7 @@ class RequestState:
             "id": request.rid,
             "finish_reason": made.finish_reason(),
             **made.counters(),
+            **({"cached_tokens": 0} if self._hides_cached else {}),
             "reasoning_tokens": 0 if made.reasoning is None else made.reasoning.tokens,
             "weight_version": self._facts.weight_version,
             "dp_rank": 0,  # there is one engine
@@ -184,6 +238,7 @@ class RequestState:
             "id": self.request.rid,
             "finish_reason": {"type": "stop"},
             **self._summed(),
+            **({"cached_tokens": 0} if self._hides_cached else {}),
             "e2e_latency": self._elapsed(),
         }
         return OutputDelta(text="", output_ids=[], meta=meta, choices=choices)

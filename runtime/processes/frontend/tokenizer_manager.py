@@ -21,11 +21,13 @@ from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
 from runtime.processes.frontend.batch_request import BatchRequest, Outcome
 from runtime.processes.frontend.embedding import Embedded, EmbeddingFrontend
+from runtime.processes.frontend.encoding import MOST_CHARACTERS, EncodingPool
+from runtime.processes.frontend.images.placing import has_media
 from runtime.processes.frontend.observe import Observer, Observers
 from runtime.processes.frontend.output_accumulator import Facts
 from runtime.processes.frontend.prepare import RID_END, Job, Preparer
 from runtime.processes.frontend.prompt import size_of_turns
-from runtime.processes.frontend.request_state import RequestState, again
+from runtime.processes.frontend.request_state import AnswerRoom, RequestState, again
 from runtime.processes.frontend.waiting import Answer, Waiter
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
 from runtime.protocol.io_struct import (
@@ -55,7 +57,7 @@ class TokenizerManager:
     """`outbox` leads to the scheduler; `handle` takes what comes back from the detokeniser.
 
     name: of this frontend among several, by which answers find it. model: what is served, where that
-    matters to callers.
+    matters to callers. max_encode_chars: of prompts that wait to be encoded.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class TokenizerManager:
         name: str | None = None,
         model: ModelInfo | None = None,
         max_live: int = MAX_LIVE,
+        max_encode_chars: int = MOST_CHARACTERS,
+        max_answer_bytes: int | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._preparer, self._outbox, self._name, self._model = preparer, outbox, name, model
-        self._max_live = max_live
+        self._max_live, self._max_answer_bytes = max_live, max_answer_bytes
         self._facts = _facts(preparer, model)
         self._lock = threading.Lock()
         self._states: dict[str, RequestState] = {}
@@ -77,8 +81,10 @@ class TokenizerManager:
         self._batches: dict[int, BatchRequest] = {}
         self._controls: dict[str, Answer] = {}
         self._observers = Observers(observers)
+        self.encoding = EncodingPool(max_encode_chars)
         self._embeddings = EmbeddingFrontend(
             preparer,
+            self.encoding,
             post=self._post,
             abort=self._abort_all,
             check=self._check_alive,
@@ -88,6 +94,11 @@ class TokenizerManager:
         )
         self._dead: RuntimeFault | None = None
         self._messages = 0
+
+    @property
+    def max_answer_bytes(self) -> int | None:
+        """Of log-probabilities and hidden states in one answer; None: any number."""
+        return self._max_answer_bytes
 
     @property
     def live(self) -> int:
@@ -204,8 +215,9 @@ class TokenizerManager:
     ) -> AsyncGenerator[tuple[int, Outcome], None]:
         waiter = Waiter()
         with self._batch(request, stream, cumulative) as batch:
-            if _size(request) > LONG:
-                await waiter.loop.run_in_executor(None, batch.prepare)
+            size = _size(request)
+            if size > LONG:
+                await self.encoding.run(size, batch.prepare)
             else:
                 batch.prepare()
             # Where the caller's loop is closed, nobody will ever take the answers.
@@ -353,9 +365,11 @@ class TokenizerManager:
     def wire_rid(self, request: SingleGenerateReq) -> str:
         return self._preparer.wire_rid(request)
 
-    def open(self, request: SingleGenerateReq, job: Job, notify: Callable[[], None]) -> RequestState:
+    def open(
+        self, request: SingleGenerateReq, job: Job, notify: Callable[[], None], room: AnswerRoom | None = None
+    ) -> RequestState:
         """Register the request and send it. Raises BadRequest, QueueFull, EngineDead."""
-        state = RequestState(request, job, notify, self._facts, self._observers)
+        state = RequestState(request, job, notify, self._facts, self._observers, room)
         with self._lock:
             self._check_alive()
             if request.rid in self._requests:
@@ -463,10 +477,13 @@ def _raised(outcome: Outcome) -> OutputDelta:
 
 
 def _size(request: Requests) -> int:
-    """Characters to tokenise, roughly."""
+    """Characters to tokenise, or ids to look at, roughly."""
     if not isinstance(request, GenerateReqInput):
         return sum(map(_size, request))
-    text = request.text or ""
+    text, ids = request.text or "", request.input_ids or ()
     size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
+    size += sum(len(one) if isinstance(one, list) else 1 for one in ids)
     size += size_of_turns(request.messages or ())
+    if request.image_data or has_media(request.messages or ()):
+        size += LONG + 1  # to be decoded, or even fetched
     return size * (1 + len(request.choices or ()))

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ToolCallDelta
+from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.requests.base import new_rid
@@ -28,7 +29,7 @@ from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model
-from runtime.server.openai.tokenize import beside
+from runtime.server.openai.tokenize import beside, size_of
 from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
@@ -58,7 +59,7 @@ _AS_IT_LIKES = ("adaptive", "between_tools")
 
 class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What both routes take. Fields about accounts, caching marks and beta services have no effect: prefixes
-    are kept for later requests without being shown."""
+    are kept for later requests without being shown. cache_salt: an extension (see GenerateReqInput)."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -71,6 +72,7 @@ class Prompting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     speed: str | None = None
     user_profile_id: str | None = None
     workspace_id: str | None = None
+    cache_salt: str | None = None
 
 
 class MessagesRequest(Prompting):
@@ -156,7 +158,7 @@ OPENAPI = {
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
     """The error in Anthropic's shape."""
     kind = _ERROR_TYPES.get(fault.status, "api_error" if fault.status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": None}
+    return {"type": "error", "error": {"type": kind, "message": str(fault)}, "request_id": REQUEST_ID.get()}
 
 
 def fault_event(fault: RuntimeFault) -> bytes:
@@ -176,9 +178,9 @@ def routes(ctx: ServerContext) -> list[Route]:
         body = await read_struct(request, ctx.config, Prompting)
         with mapped_errors(_NAMES):
             made = GenerateReqInput(**_prompt(ctx, body)[0])
-        size = sum(len(str(message)) for message in body.messages)
+        size = size_of(body.messages)
         with mapped_errors(_NAMES):
-            ids = await beside(size, ctx.manager.prompt_ids, made)
+            ids = await beside(ctx, size, ctx.manager.prompt_ids, made)
         return json_response(TokenCount(len(ids)))
 
     return [
@@ -196,6 +198,8 @@ def _prompt(
     made, switch = _thinking(ctx, body.thinking)
     if adapter is not None:
         made["lora_path"] = adapter
+    if body.cache_salt is not None:
+        made["cache_salt"] = body.cache_salt
     tools, choice, parallel = tools_of(body.tools, body.tool_choice)
     messages = messages_of(body.system, body.messages)
     begun = messages[-1].role == "assistant" and not messages[-1].tool_calls

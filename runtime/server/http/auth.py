@@ -1,48 +1,70 @@
-"""Who may ask: whoever has the API key, sent as a bearer token, and no page of another origin in somebody's
-browser, nor one whose own name was made to lead here (DNS rebinding). The key is compared in constant time
-and never written anywhere.
+"""Who may ask: whoever has an API key, sent as a bearer token, and no page of another origin in somebody's
+browser, nor one whose own name was made to lead here (DNS rebinding). Who may give orders: see KeyCheck.
 """
 
 from __future__ import annotations
 
-import hmac
 import ipaddress
+from collections.abc import Collection
 from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
 from runtime.config.serving.server import ServerConfig
-from runtime.server.http.errors import ForeignOrigin, Unauthorized
+from runtime.server.http.body import is_json
+from runtime.server.http.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
+from runtime.server.http.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 """Asked by load balancers, which hold no key."""
 
 
 class KeyCheck:
-    """Lets everybody in where the config has no key."""
+    """Lets everybody in where the config has no key.
 
-    def __init__(self, config: ServerConfig) -> None:
-        self._key = None if config.api_key is None else config.api_key.strip().encode()
+    orders: paths that change the server for everybody. Where there is an admin key, or many clients, they
+    take that key alone; else any that requests need; else they must be JSON, even with no body: no page can
+    send that without asking first (a CORS preflight, which is not granted)."""
+
+    def __init__(self, config: ServerConfig, ring: KeyRing, orders: Collection[str] = ()) -> None:
+        self._ring, self._orders = ring, frozenset(orders)
         self._open = OPEN_PATHS if config.metrics_need_key else OPEN_PATHS | {"/metrics"}
 
-    @property
-    def secured(self) -> bool:
-        return self._key is not None
-
-    def check(self, method: str, path: str, headers: Headers) -> None:
-        """Raise Unauthorized unless the request may pass. `x-api-key` is how Anthropic's clients send the
-        key."""
-        if self._key is None or path in self._open or method == "OPTIONS":
-            return
+    def check(self, method: str, path: str, headers: Headers) -> Key | None:
+        """The key that was sent. Raises Unauthorized unless the request may pass. `x-api-key` is how
+        Anthropic's clients send it."""
+        if path in self._open or method == "OPTIONS":
+            return None
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not given:
-            raise Unauthorized(
-                "an API key is needed", where="authorization", hint="send Authorization: Bearer <key>"
-            )
         # Headers are bytes, shown as Latin-1.
-        if not hmac.compare_digest(given.encode("latin-1"), self._key):
-            raise Unauthorized("the API key is not the right one", where="authorization")
+        found = self._ring.find(given.encode("latin-1")) if given else None
+        for_admin = self._ring.orders_need_admin and self._is_order(method, path)
+        if found is None and (self._ring.secured or for_admin):
+            if given:
+                raise Unauthorized("the API key is not the right one", where="authorization")
+            what = "the admin key" if for_admin else "an API key"
+            hint = "send Authorization: Bearer <key>"
+            raise Unauthorized(f"{what} is needed", where="authorization", hint=hint)
+        return found
+
+    def check_order(self, method: str, path: str, headers: Headers, key: Key | None) -> None:
+        """Raise Forbidden or WrongMediaType unless whoever has `key` may give this order, if it is one."""
+        if not self._is_order(method, path):
+            return
+        if self._ring.orders_need_admin and (key is None or not key.is_admin):
+            raise Forbidden(
+                "only the admin key may do this", where=path, hint="start the server with --admin-api-key"
+            )
+        if key is None and not is_json(headers.get("content-type")):
+            raise WrongMediaType(
+                "this changes the server: it takes POST with the header Content-Type: application/json alone",
+                where="content-type",
+                hint="or start the server with --admin-api-key and send that",
+            )
+
+    def _is_order(self, method: str, path: str) -> bool:
+        return path in self._orders and method not in SAFE_METHODS
 
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -72,18 +94,19 @@ class OriginCheck:
             raise ForeignOrigin(
                 f"a page of {origin or 'another origin'!r:.200} may not ask this server",
                 where="origin",
-                hint="start the server with its origin among cors_origins",
+                hint="start the server with its origin among cors_origins (--allow-origin)",
             )
 
 
 class HostCheck:
     """Turns away requests that name the server by another host than those it is known by. An address is what
-    the client connected to; a name may be a page's own, which its DNS leads here."""
+    the client connected to; a name may be a page's own, which its DNS leads here. secured: every request
+    needs a key, which no page has."""
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, secured: bool) -> None:
         names = [config.host, *config.allowed_hosts, *(urlsplit(one).hostname for one in config.cors_origins)]
         self._names = frozenset(name.lower().rstrip(".") for name in names if name)
-        strict = config.allowed_hosts or (_is_local(config.host) and config.api_key is None)
+        strict = config.allowed_hosts or (_is_local(config.host) and not secured)
         self._any = not strict or "*" in config.allowed_hosts + config.cors_origins
 
     def check(self, path: str, headers: Headers) -> None:
@@ -101,7 +124,7 @@ class HostCheck:
             raise ForeignOrigin(
                 f"this server is not known as {given!r:.200}",
                 where="host",
-                hint="use its address, or start it with this name among allowed_hosts",
+                hint="use its address, or start it with this name among allowed_hosts (--allow-host)",
             )
 
 

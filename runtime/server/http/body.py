@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import gc
 import json
 import re
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -21,6 +23,7 @@ from starlette.requests import ClientDisconnect, Request
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
+from runtime.server.http.left_out import may_be_left_out
 
 T = TypeVar("T")
 
@@ -29,11 +32,14 @@ LONG = 64 << 10
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 _LONG_NUMBER = b"0" * 19
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
-_NO_BRACKET = re.compile(r"[^\[\]{}]+")
-_ONE_KIND = str.maketrans("{}", "[]")
+_LONE = re.compile("[\ud800-\udfff]")
 _JSON_TYPE = re.compile(r"application/(?:json|[\w.+-]+\+json)\Z")
 _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
+
+
+_ONE_BY_ONE = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
+"""The library holds the interpreter's lock while it reads a list of numbers: several long bodies at once
+would keep it from the event loop one after the other."""
 
 
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
@@ -68,14 +74,18 @@ async def read_object(request: Request, config: ServerConfig, *, empty_ok: bool 
     if not body and empty_ok:
         return {}
     check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    if len(body) < LONG:
-        data = decode_json(body, config.max_body_depth)
-    else:
-        loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(None, decode_json, body, config.max_body_depth)
+    data = await decode(body, config)
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
     return data
+
+
+async def decode(body: bytes, config: ServerConfig) -> Any:
+    """The body as JSON; a long one is read beside the event loop. Raises as decode_long."""
+    if len(body) < LONG:
+        return decode_json(body, config.max_body_depth)
+    limits = config.max_body_depth, config.max_body_values
+    return await asyncio.get_running_loop().run_in_executor(_ONE_BY_ONE, decode_long, body, *limits)
 
 
 async def read_struct(request: Request, config: ServerConfig, kind: type[T], *, empty_ok: bool = False) -> T:
@@ -93,12 +103,17 @@ def check_media_type(header: str | None, encoding: str | None = None) -> None:
     if header is None:
         raise WrongMediaType("the request has a body and no content type", where="content-type", hint=hint)
     media, _, parameters = header.partition(";")
-    if not _JSON_TYPE.match(media.strip().lower()):
+    if not is_json(header):
         raise WrongMediaType(f"is {media.strip()!r}; the body must be JSON", where="content-type", hint=hint)
     for parameter in parameters.split(";"):
         name, _, value = parameter.partition("=")
         if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in ("utf-8", "utf8"):
             raise WrongMediaType(f"the charset is {value.strip()!r}; JSON is UTF-8", where="content-type")
+
+
+def is_json(header: str | None) -> bool:
+    """Whether a Content-Type says JSON."""
+    return header is not None and bool(_JSON_TYPE.match(header.partition(";")[0].strip().lower()))
 
 
 def decode_json(body: bytes, max_depth: int) -> Any:
@@ -121,13 +136,60 @@ def decode_json(body: bytes, max_depth: int) -> Any:
         ) from None
     except RecursionError:
         raise _too_deep(max_depth) from None
-    if _depth(text, max_depth) > max_depth:
-        raise _too_deep(max_depth)
+    if text.count("[") + text.count("{") > max_depth:
+        _check_depth(data, max_depth)
     return _whole_text(data) if _SURROGATE.search(text) else data
 
 
+def decode_long(body: bytes, max_depth: int, max_values: int) -> Any:
+    """The same for a body that may have many values, and without the collector of garbage, which would look
+    through all that is made, again and again. Raises BodyTooLarge as well."""
+    if sum(map(body.count, _SEPARATORS)) > max_values and _values(body, max_values) > max_values:
+        raise BodyTooLarge(
+            f"the body has more than {max_values} values", where="body", hint="max_body_values"
+        )
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return decode_json(body, max_depth)
+    finally:
+        if enabled:
+            gc.enable()
+
+
+_SEPARATORS = (b",", b":", b"[", b"{")
+
+
+def _values(body: bytes, most: int) -> int:
+    """How many separators of values stand outside of texts; stops counting above `most`. In steps of the
+    interpreter: nothing here holds its lock for long."""
+    count = at = 0
+    while count <= most:
+        quote = body.find(b'"', at)
+        end = len(body) if quote < 0 else quote
+        count += sum(body.count(one, at, end) for one in _SEPARATORS)
+        if quote < 0:
+            break
+        at = _end_of_text(body, quote + 1)
+    return count
+
+
+def _end_of_text(body: bytes, at: int) -> int:
+    while (quote := body.find(b'"', at)) >= 0:
+        before = quote
+        while body[before - 1] == _BACKSLASH and before > at:
+            before -= 1
+        at = quote + 1
+        if (quote - before) % 2 == 0:
+            return at
+    return len(body)
+
+
+_BACKSLASH = 0x5C
+
+
 def to_struct(data: Any, kind: type[T], where: str = "") -> T:
-    """`data` as a `kind`. What says nothing is left out: unknown fields that are null or false, and null or
+    """`data` as a `kind`. What says nothing is left out: unknown fields that ask for nothing, and null or
     false for a field that takes none and may be left out. Raises BadRequest: the path of the wrong value; for
     an unknown field the nearest known one. `where`: the path of `data` itself."""
     if isinstance(data, Mapping) and issubclass(kind, msgspec.Struct):
@@ -139,13 +201,13 @@ def to_struct(data: Any, kind: type[T], where: str = "") -> T:
 
 
 def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "") -> dict[str, Any]:
-    """The fields that are among `known`. Raises BadRequest for the first other one, unless it is null or
-    false: clients send such for features that they do not use."""
+    """The fields that are among `known`. Raises BadRequest for the first other one that may not be left out
+    (see left_out)."""
     made: dict[str, Any] = {}
     for name, value in data.items():
         if name in known:
             made[name] = value
-        elif value is not None and value is not False:
+        elif not may_be_left_out(name, value, where):
             near = difflib.get_close_matches(name, known, n=1)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",
@@ -266,23 +328,27 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def _depth(text: str, limit: int) -> int:
-    """How deeply valid JSON is nested; stops counting above `limit`. Only whole-text operations, each as fast
-    as copying: a body of millions of brackets must not hold the server up."""
-    if text.count("[") + text.count("{") <= limit:
-        return 0  # deeper than that it cannot be
-    brackets = _NO_BRACKET.sub("", _STRING.sub("", text)).translate(_ONE_KIND)
+def _check_depth(data: Any, most: int) -> None:
+    """Raise InvalidJson for a value that is nested deeper. Level by level: the interpreter's lock is let go
+    in between."""
+    level = [data] if isinstance(data, (dict, list)) else []
     depth = 0
-    while brackets and depth <= limit:
-        brackets = brackets.replace("[]", "")  # the innermost level
+    while level:
         depth += 1
-    return depth
+        if depth > most:
+            raise _too_deep(most)
+        below: list[Any] = []
+        for value in level:
+            items = value.values() if isinstance(value, dict) else value
+            below += [one for one in items if isinstance(one, (dict, list))]
+        level = below
 
 
 def _whole_text(value: Any) -> Any:
     match value:
         case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            parts = [value[at : at + LONG] for at in range(0, len(value), LONG)]
+            return "".join(_LONE.sub("\ufffd", part) for part in parts)
         case list():
             return [_whole_text(item) for item in value]
         case dict():

@@ -1,6 +1,6 @@
 """How an error looks on the wire, for native and OpenAI clients alike.
 
-    {"error": {"message", "type", "param", "code", "retryable"},
+    {"error": {"message", "type", "param", "code", "retryable", "request_id"},
      "object": "error", "message", "type", "param", "code"}
 
 The same facts stand twice: OpenAI's clients read the inner object, older ones the outer. Anthropic's own
@@ -9,6 +9,7 @@ shape is made where its routes are. Nothing here knows a route.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,10 +17,12 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import (
     BadRequest,
     BodyTimeout,
     BodyTooLarge,
+    Forbidden,
     ForeignOrigin,
     InvalidJson,
     MethodNotAllowed,
@@ -28,6 +31,7 @@ from runtime.protocol.errors import (
     NotFound,
     NotSupported,
     Overloaded,
+    RateLimited,
     RuntimeFault,
     Unauthorized,
     WrongMediaType,
@@ -36,6 +40,7 @@ from runtime.protocol.errors import (
 __all__ = [
     "BodyTimeout",
     "BodyTooLarge",
+    "Forbidden",
     "ForeignOrigin",
     "InvalidJson",
     "MethodNotAllowed",
@@ -44,12 +49,14 @@ __all__ = [
     "NotFound",
     "NotSupported",
     "Overloaded",
+    "RateLimited",
     "Unauthorized",
     "WrongMediaType",
     "error_body",
     "error_headers",
     "error_response",
     "error_type",
+    "forget_frames",
     "from_http",
     "json_response",
 ]
@@ -78,19 +85,23 @@ def error_type(status: int) -> str:
 
 def error_body(fault: RuntimeFault) -> dict[str, Any]:
     """The error as JSON for native and OpenAI clients."""
+    identity = REQUEST_ID.get()
+    known = {} if identity is None else {"request_id": identity}
     facts = {
         "message": str(fault),
         "type": error_type(fault.status),
         "param": fault.where,
         "code": fault.code,
     }
-    return {"error": {**facts, "retryable": fault.retryable}, "object": "error", **facts}
+    return {"error": {**facts, "retryable": fault.retryable, **known}, "object": "error", **facts}
 
 
 def error_headers(fault: RuntimeFault) -> dict[str, str]:
     """Headers that go with the error's status."""
     if fault.status == 401:
         return {"www-authenticate": "Bearer"}
+    if isinstance(fault, RateLimited):
+        return {"retry-after": str(max(1, math.ceil(fault.retry_after_s)))}
     if fault.status == 503:
         return {"retry-after": str(RETRY_AFTER_S)}
     if fault.status == 408:
@@ -98,6 +109,17 @@ def error_headers(fault: RuntimeFault) -> dict[str, str]:
             "connection": "close"
         }  # the rest of the body may still come, and would be taken for a request
     return {}
+
+
+def forget_frames(error: BaseException) -> None:
+    """Once it was answered: an error that somebody keeps refers to the frames it passed, and through them to
+    itself and to the whole request, which would wait for a collection of garbage: a long prompt, for long."""
+    found: BaseException | None = error
+    for _ in range(16):  # errors may be each other's context
+        if found is None:
+            return
+        found.__traceback__ = None
+        found = found.__cause__ or found.__context__
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -117,6 +139,9 @@ def from_http(error: HTTPException) -> RuntimeFault:
             return NotFound("no such path", hint="GET /openapi.json lists the paths")
         case 405:
             allowed = (error.headers or {}).get("Allow", "")
-            return MethodNotAllowed("this path does not take the method", hint=f"it takes {allowed}")
+            hint = f"it takes {allowed}"
+            if allowed == "POST":
+                hint = "send POST, with the header Content-Type: application/json"
+            return MethodNotAllowed("this path does not take the method", hint=hint)
         case _:
             return BadRequest(error.detail)

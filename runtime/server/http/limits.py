@@ -6,9 +6,10 @@ an answer. Knows no route; how an error looks is a table of path prefixes.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -17,22 +18,38 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
+from runtime.processes.frontend.client import CLIENT, Client
+from runtime.processes.frontend.encoding import Shares
+from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import InternalFault, RuntimeFault
 from runtime.server.http.auth import OPEN_PATHS, HostCheck, KeyCheck, OriginCheck
-from runtime.server.http.errors import Overloaded, error_body, error_headers, from_http, json_response
+from runtime.server.http.errors import (
+    Overloaded,
+    error_body,
+    error_headers,
+    forget_frames,
+    from_http,
+    json_response,
+)
+from runtime.server.http.keys import KeyRing
+from runtime.server.http.left_out import LeftOut, open_list
 from runtime.server.http.metrics import HttpMetrics
+from runtime.server.observe.access import HEADER, request_id, say
+from runtime.server.observe.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
 ErrorShape = Callable[[RuntimeFault], Mapping[str, Any]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+WORK = frozenset({"POST", "PUT"})
+"""Methods of requests that count against a key's limits."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
 
 
 class Gate:
     """An ASGI application around the router. `shapes`: (path prefix, error as JSON); others look the common
-    way."""
+    way. ring: the keys; None: those of the config. orders: see KeyCheck."""
 
     def __init__(
         self,
@@ -40,10 +57,20 @@ class Gate:
         config: ServerConfig,
         metrics: HttpMetrics,
         shapes: Sequence[tuple[str, ErrorShape]] = (),
+        *,
+        ring: KeyRing | None = None,
+        orders: Collection[str] = (),
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._app, self._metrics, self._shapes = app, metrics, tuple(shapes)
-        self._keys, self._origins, self._hosts = KeyCheck(config), OriginCheck(config), HostCheck(config)
+        ring = KeyRing(config) if ring is None else ring
+        self._keys, self._origins = KeyCheck(config, ring, orders), OriginCheck(config)
+        self._hosts = HostCheck(config, ring.secured)
+        self._orders = frozenset(orders)
+        self._bodies = Shares(config.max_bodies_bytes, "bytes of requests", "max_bodies_bytes")
         self._limit = config.max_concurrent_requests
+        self._ignore = config.unknown_fields == "ignore"
         self._active = 0
 
     @property
@@ -55,31 +82,60 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        token = REQUEST_ID.set(identity := request_id(Headers(scope=scope).get(HEADER)))
+        header = HEADER.encode(), identity.encode()
+        # Whoever passes the request on passes on its id.
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != header[0]] + [header]
         scope["app"] = self  # the router raises its refusals for an application, instead of answering them
-        sent = _Sent(send)
+        sent = _Sent(send, header, open_list(self._ignore))
         began = time.monotonic()
         self._active += 1
         self._metrics.began()
         try:
-            await self._answer(scope, receive, sent)
+            with self._traced(scope) as span:
+                try:
+                    await self._answer(scope, receive, sent)
+                finally:
+                    self._active -= 1
+                    method, path, took = _method(scope), _template(scope), max(0.0, time.monotonic() - began)
+                    self._metrics.ended(method, path, sent.status, took)
+                    say(scope, sent.status, took, sent.size)
+                    if self._tracing is not None and span is not None:
+                        self._tracing.answered(span, method, path, sent.status)
         finally:
-            self._active -= 1
-            self._metrics.ended(
-                _method(scope), _template(scope), sent.status, max(0.0, time.monotonic() - began)
-            )
+            REQUEST_ID.reset(token)
+
+    def _traced(self, scope: Scope) -> contextlib.AbstractContextManager[Any]:
+        """Gives the span; None: it is not traced."""
+        if self._tracing is None or scope["path"] in UNLIMITED:
+            return contextlib.nullcontext()
+        return self._tracing.request(scope)
 
     async def _answer(self, scope: Scope, receive: Receive, sent: _Sent) -> None:
         path = scope["path"]
         try:
             headers = Headers(scope=scope)
             self._hosts.check(path, headers)
-            self._keys.check(scope["method"], path, headers)
+            key = self._keys.check(scope["method"], path, headers)
             self._origins.check(scope["method"], headers)
+            self._keys.check_order(scope["method"], path, headers, key)
+            client = Client(_peer(scope)) if key is None or key.client is None else key.client
+            CLIENT.set(client)
             if self._active > self._limit and path not in UNLIMITED:
                 raise Overloaded(
                     f"{self._limit} requests are being answered", hint="try again; max_concurrent_requests"
                 )
-            await self._app(scope, receive, sent)
+            if path in self._orders or scope["method"] not in WORK:
+                await self._app(scope, receive, sent)
+                return
+            sent.headers = client.headers
+            client.begin()
+            body = _Body(receive, self._bodies, client.name)
+            try:
+                await self._app(scope, body, sent)
+            finally:
+                client.end()
+                body.give_back()
         except HTTPException as error:
             await self._refuse(from_http(error), scope, receive, sent, dict(error.headers or {}))
         except RuntimeFault as fault:
@@ -105,6 +161,7 @@ class Gate:
         made = {**(headers or {}), **error_headers(fault)}
         response: Response = json_response(self._shape(scope["path"])(fault), fault.status, made)
         await response(scope, receive, sent)
+        forget_frames(fault)
 
     def _shape(self, path: str) -> ErrorShape:
         for prefix, shape in self._shapes:
@@ -113,17 +170,53 @@ class Gate:
         return error_body
 
 
-class _Sent:
-    """Passes on what is sent, and remembers the status."""
+class _Body:
+    """Passes on what is received, and holds room for it as long as the request is in hand: what was read of
+    the body lives on in what is made of it."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, receive: Receive, shares: Shares, client: str) -> None:
+        self._receive, self._shares, self._client = receive, shares, client
+        self._held = 0
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if size := len(message.get("body", b"")):
+            self._shares.take(self._client, size)
+            self._held += size
+        return message
+
+    def give_back(self) -> None:
+        if self._held:
+            self._shares.give_back(self._client, self._held)
+            self._held = 0
+
+
+class _Sent:
+    """Passes on what is sent, with one header more and a warning of what was left out, and remembers status
+    and size of the body. headers: what each answer says besides."""
+
+    def __init__(self, send: Send, header: tuple[bytes, bytes], left_out: LeftOut) -> None:
+        self._send, self._header, self._left_out = send, header, left_out
         self.status: int | None = None
+        self.headers: Callable[[], Mapping[str, str]] = dict
+        self.size = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
+            others = [pair for pair in message.get("headers", ()) if pair[0].lower() != self._header[0]]
+            added = [(name.encode(), value.encode()) for name, value in self.headers().items()]
+            if (warning := self._left_out.header()) is not None:
+                added.append((b"warning", warning))
+            message = {**message, "headers": [*others, *added, self._header]}
+        else:
+            self.size += len(message.get("body", b""))
         await self._send(message)
+
+
+def _peer(scope: Scope) -> str:
+    """The address of whoever is connected: a client without a key of its own."""
+    return scope["client"][0] if scope.get("client") else ""
 
 
 def _method(scope: Scope) -> str:

@@ -1,17 +1,18 @@
-"""What GET /metrics returns: this process's own counters, and the scheduler's state at the moment of asking.
+"""What GET /metrics returns: the HTTP processes' counters, and the scheduler's state at the moment of asking.
 
 Names follow the field's usage, under the prefix `sglang_dsl:`. One registry per application; nothing global.
-With several HTTP processes a scrape is answered by one of them: its own counters carry its number in the
-label `worker`, the scheduler's gauges are the same whoever answers.
+Several HTTP processes count in files of one folder, as prometheus_client's multiprocess mode has it: whoever
+is asked adds up all of them, those that died included.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -22,15 +23,23 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     Metric,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from runtime.processes.frontend.observe import Begun
 from runtime.protocol.errors import Aborted, RuntimeFault
+from runtime.server.http.keys import KeyMetrics, KeyRing
+from runtime.server.observe.exemplars import Exemplars, labels_here
+from runtime.server.observe.metric_names import PREFIX, with_aliases
+from runtime.server.observe.processes import Processes, ProcessMetrics
 
-PREFIX = "sglang_dsl:"
-OWN = " (of this HTTP process)"
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder in which several processes count."""
+FLUSH_S = 1.0
 
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_TOKENS = tuple(float(10**power * digit) for power in range(6) for digit in (1, 2, 5))
 _LONG = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0)
 
 # What the scheduler's state says, under the same name: name -> help. A name that it does not say is left out.
@@ -45,6 +54,7 @@ _GAUGES = {
     "num_grammar_compiling": "Constraints being compiled, or waiting for that",
     "num_grammar_stuck": "Compilations that have passed their deadline and still run",
     "num_sessions": "Open sessions",
+    "num_session_tokens": "Tokens of all their turns",
     "num_used_tokens": "KV slots held by requests",
     "token_usage": "Share of the KV slots held by requests",
     "max_total_num_tokens": "KV slots in all",
@@ -59,6 +69,10 @@ _GAUGES = {
     "spec_accept_length": "Tokens gained by a step that verified guesses, its own included",
     "spec_accept_rate": "Share of the guessed tokens so far that were right",
     "new_token_ratio": "Share of their max_new_tokens requests are expected to need",
+}
+_KEPT = {
+    "num_kept_responses": "Responses that are kept for /v1/responses",
+    "kept_response_bytes": "What these take, as JSON",
 }
 _TOTALS = {
     "num_retractions_total": "Times a request was sent back to the queue",
@@ -94,25 +108,29 @@ _REFUSALS = "num_grammar_refused_total", "Constraints that could not be compiled
 class HttpMetrics:
     """Requests and answers, by path template."""
 
-    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+    def __init__(
+        self, registry: CollectorRegistry, labels: Mapping[str, str], exemplars: Exemplars | None = None
+    ) -> None:
         names = (*labels, "method", "endpoint")
         self._labels = dict(labels)
-        self._requests = Counter(f"{PREFIX}http_requests", "HTTP requests" + OWN, names, registry=registry)
+        self._requests = Counter(f"{PREFIX}http_requests", "HTTP requests", names, registry=registry)
         self._responses = Counter(
             f"{PREFIX}http_responses",
-            "HTTP answers by status" + OWN,
+            "HTTP answers by status",
             (*names, "status_code"),
             registry=registry,
         )
         self._active = Gauge(
             f"{PREFIX}http_requests_active",
-            "HTTP requests being answered" + OWN,
+            "HTTP requests being answered",
             tuple(labels),
             registry=registry,
+            multiprocess_mode="livesum",
         ).labels(**labels)
+        self._exemplars = exemplars
         self._seconds = Histogram(
             f"{PREFIX}http_request_duration_seconds",
-            "From a request's headers to the end of its answer" + OWN,
+            "From a request's headers to the end of its answer",
             names,
             registry=registry,
             buckets=_LONG,
@@ -128,17 +146,20 @@ class HttpMetrics:
         self._requests.labels(**labels).inc()
         self._responses.labels(**labels, status_code=str(status or 499)).inc()
         self._seconds.labels(**labels).observe(seconds)
+        if self._exemplars is not None:
+            name = f"{PREFIX}http_request_duration_seconds"
+            self._exemplars.put(name, _LONG, labels, seconds, labels_here())
 
 
 class RequestMetrics:
     """An observer of the frontend: what becomes of the requests it carries. Safe from any thread."""
 
-    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str], exemplars: Exemplars) -> None:
         def counter(name: str, help: str) -> Counter:
-            return Counter(PREFIX + name, help + OWN, tuple(labels), registry=registry).labels(**labels)
+            return Counter(PREFIX + name, help, tuple(labels), registry=registry).labels(**labels)
 
         def histogram(name: str, help: str, buckets: tuple[float, ...]) -> Histogram:
-            made = Histogram(PREFIX + name, help + OWN, tuple(labels), registry=registry, buckets=buckets)
+            made = Histogram(PREFIX + name, help, tuple(labels), registry=registry, buckets=buckets)
             return made.labels(**labels)
 
         self.requests = counter("num_requests", "Requests that ended, however")
@@ -151,36 +172,58 @@ class RequestMetrics:
             "time_to_first_token_seconds", "From a request's arrival to its first token", _LONG
         )
         self.inter_token = Latencies(
-            "inter_token_latency_seconds", "Between two tokens of a request" + OWN, labels, _SHORT
+            histogram("inter_token_latency_seconds", "Between two tokens of a request", _SHORT), _SHORT
         )
-        registry.register(self.inter_token)
         self.whole = histogram("e2e_request_latency_seconds", "From a request's arrival to its end", _LONG)
         self.queue = histogram("queue_time_seconds", "In the scheduler's queue", _LONG)
+        self._finished = Counter(
+            f"{PREFIX}num_finished_requests",
+            "Requests that ended, by reason: stop, length, abort or error",
+            (*labels, "finished_reason"),
+            registry=registry,
+        )
+        self._sizes = {
+            "prompt_tokens": histogram("request_prompt_tokens", "Tokens of a request's prompt", _TOKENS),
+            "completion_tokens": histogram(
+                "request_generation_tokens", "Tokens generated for a request", _TOKENS
+            ),
+        }
+        self._labels, self._exemplars = dict(labels), exemplars
+        self._known: dict[str, dict[str, str]] = {}
         self._values = tuple(labels.values())
         self._stages = Histogram(
             f"{PREFIX}per_stage_req_latency_seconds",
-            "Of a request: in the queue, until its first token, and from there to its end" + OWN,
+            "Of a request: in the queue, until its first token, and from there to its end",
             (*labels, "stage"),
             registry=registry,
             buckets=_LONG,
         )
 
     def on_begin(self, request: Begun) -> None:
-        """Counted at its end."""
+        """Counted at its end. Called where the HTTP request is known, unlike what follows."""
+        if here := labels_here():
+            self._known[request.rid] = here
 
     def on_first_token(self, request: Begun, seconds: float) -> None:
         self.first_token.observe(max(0.0, seconds))
+        self._remember("time_to_first_token_seconds", request, max(0.0, seconds))
 
     def on_tokens(self, request: Begun, count: int, seconds: float) -> None:
         """`count` tokens in `seconds` are as many latencies of a share each."""
         self.inter_token.observe(max(0.0, seconds) / count, count)
 
     def on_finish(self, request: Begun, meta: Mapping[str, Any], seconds: float) -> None:
+        self.inter_token.flush()
         self.requests.inc()
         self.prompt_tokens.inc(int(meta.get("prompt_tokens") or 0))
         self.cached_tokens.inc(int(meta.get("cached_tokens") or 0))
         self.generation_tokens.inc(int(meta.get("completion_tokens") or 0))
         self.whole.observe(max(0.0, seconds))
+        self._remember("e2e_request_latency_seconds", request, max(0.0, seconds))
+        self._known.pop(request.rid, None)
+        self._finished.labels(*self._values, str((meta.get("finish_reason") or {}).get("type", "stop"))).inc()
+        for name, sizes in self._sizes.items():
+            sizes.observe(int(meta.get(name) or 0))
         queue, first = (
             max(0.0, float(meta.get(name) or 0.0)) for name in ("queue_time", "first_token_latency")
         )
@@ -191,35 +234,50 @@ class RequestMetrics:
                 self._stages.labels(*self._values, stage).observe(max(0.0, share))
 
     def on_abort(self, request: Begun, fault: RuntimeFault | None, seconds: float) -> None:
+        self.inter_token.flush()
         self.requests.inc()
         gone = fault is None or fault.code == Aborted.code
         (self.aborted if gone else self.failed).inc()
+        self._finished.labels(*self._values, "abort" if gone else "error").inc()
+        self._known.pop(request.rid, None)
+
+    def _remember(self, name: str, request: Begun, seconds: float) -> None:
+        of = self._known.get(request.rid, {})
+        self._exemplars.put(PREFIX + name, _LONG, self._labels, seconds, of)
 
 
-class Latencies(Collector):
-    """A histogram that takes many equal values at once: every streamed token is one."""
+class Latencies:
+    """Takes many equal values at once, and hands them to a histogram now and then: every streamed token is
+    one."""
 
-    def __init__(self, name: str, help: str, labels: Mapping[str, str], buckets: Sequence[float]) -> None:
-        self._name, self._help, self._labels = PREFIX + name, help, labels
-        self._bounds, self._counts, self._sum = (*buckets, math.inf), [0] * (len(buckets) + 1), 0.0
+    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
+        self._histogram: Any = histogram
+        self._bounds = (*bounds, math.inf)
         self._lock = threading.Lock()
+        self._flushed = time.monotonic()
+        self._empty()
 
     def observe(self, seconds: float, count: int) -> None:
         at = bisect_left(self._bounds, seconds)
         with self._lock:
             self._counts[at] += count
             self._sum += seconds * count
+        if time.monotonic() - self._flushed > FLUSH_S:
+            self.flush()
 
-    def collect(self) -> Iterator[Metric]:
+    def flush(self) -> None:
         with self._lock:
-            counts, total = list(accumulate(self._counts)), self._sum
-        made = HistogramMetricFamily(self._name, self._help, labels=tuple(self._labels))
-        buckets = [
-            ("+Inf" if bound == math.inf else str(bound), count)
-            for bound, count in zip(self._bounds, counts, strict=True)
-        ]
-        made.add_metric(tuple(self._labels.values()), buckets, total)
-        yield made
+            counts, total = self._counts, self._sum
+            self._empty()
+        self._flushed = time.monotonic()
+        # Its own observe() takes one value at a time.
+        self._histogram._sum.inc(total)
+        for bucket, count in zip(self._histogram._buckets, counts, strict=True):
+            if count:
+                bucket.inc(count)
+
+    def _empty(self) -> None:
+        self._counts, self._sum = [0] * len(self._bounds), 0.0
 
 
 class SchedulerState(Collector):
@@ -263,18 +321,45 @@ class SchedulerState(Collector):
         return cast(Metric, made)
 
 
-class Metrics:
-    """Everything that one HTTP process counts. `requests` is an observer for its frontend."""
+class Metrics(Collector):
+    """Everything that the HTTP processes count. `requests` is an observer for this one's frontend. aliases:
+    the servers under whose names it is told, too (metric_names)."""
 
-    def __init__(self, model: str, worker: str = "0") -> None:
-        self.registry = CollectorRegistry()
-        labels = {"model_name": model, "worker": worker}
-        self.http = HttpMetrics(self.registry, labels)
-        self.requests = RequestMetrics(self.registry, labels)
-        self._scheduler = SchedulerState({"model_name": model})
-        self.registry.register(self._scheduler)
+    def __init__(
+        self, model: str, aliases: Sequence[str] = (), processes: Processes = lambda: {"server": os.getpid()}
+    ) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._labels = labels = {"model_name": model}
+        self._aliases, self._exemplars = aliases, Exemplars()
+        self.http = HttpMetrics(registry, labels, self._exemplars)
+        self.requests = RequestMetrics(registry, labels, self._exemplars)
+        self._scheduler, self._processes = SchedulerState(labels), ProcessMetrics(processes)
+        self._counts: Collector = registry
+        self.kept = {
+            name: Gauge(
+                PREFIX + name, help, tuple(labels), registry=registry, multiprocess_mode="livesum"
+            ).labels(**labels)
+            for name, help in _KEPT.items()
+        }
+        if FOLDER in os.environ:
+            self._counts = MultiProcessCollector(None)  # type: ignore[no-untyped-call]
 
-    def render(self, state: Mapping[str, Any] | None) -> tuple[bytes, str]:
-        """The exposition and its content type. state: the scheduler's, None where it did not answer."""
+    def observe_keys(self, ring: KeyRing) -> None:
+        """Tell what each of its keys has used."""
+        ring.tell = KeyMetrics(self._registry, PREFIX, self._labels)
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._exemplars.on(self._counts.collect())
+        yield from with_aliases([*counts, *self._scheduler.collect()], self._aliases)
+        yield from self._processes.collect()
+
+    def render(self, state: Mapping[str, Any] | None, accept: str = "") -> tuple[bytes, str]:
+        """The exposition and its content type: OpenMetrics, with exemplars, where the header Accept asks for
+        it. state: the scheduler's, None where it did not answer."""
+        self.requests.inter_token.flush()
         self._scheduler.update(state)
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+        if "application/openmetrics-text" in accept:
+            # Names as they are: other escapings replace their colons.
+            made = openmetrics.generate_latest(self, openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+            return made, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self), CONTENT_TYPE_LATEST

@@ -22,6 +22,7 @@ class Operation:
     request     a msgspec type, a Body or a ready JSON schema of the body; None: no body
     response    a msgspec type or schema of the answer with `status`; None: any JSON; "text": plain text
     stream      the same path can answer with server-sent events, when the request says "stream": true
+    lines       it can answer with lines of JSON, each an answer
     empty_ok    the body may be left out
     errors      statuses of errors besides those that every path has (401, 413, 500, 503, ...)
     query       query parameter -> JSON schema; path parameters are found in the path
@@ -33,6 +34,7 @@ class Operation:
     request: Any = None
     response: Any = None
     stream: bool = False
+    lines: bool = False
     empty_ok: bool = False
     errors: tuple[int, ...] = ()
     status: int = 200
@@ -83,13 +85,15 @@ def body_schema(
 
 
 class ErrorFacts(msgspec.Struct):
-    """One error, in the words of OpenAI's clients; param: the field or place; code: a fixed word."""
+    """One error, in the words of OpenAI's clients; param: the field or place; code: a fixed word; request_id:
+    as in the answer's header x-request-id."""
 
     message: str
     type: str
     param: str | None
     code: str
     retryable: bool = False
+    request_id: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ErrorBody(msgspec.Struct):
@@ -164,7 +168,11 @@ def _operation(
             answer = {"application/json": {"schema": schema(kind)}}
     if operation.stream:
         answer["text/event-stream"] = {}
+    if operation.lines:
+        answer["application/x-ndjson"] = {}
     statuses = {*_EVERYWHERE, *operation.errors, *(_WITH_BODY if operation.request is not None else ())}
+    if method == "POST":
+        statuses.add(415)  # an order without a body says that it is JSON, too
     made: dict[str, Any] = {
         "summary": operation.summary,
         "operationId": f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}",

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": still working\n\n"
 """A comment; clients skip it, and proxies see that the connection lives."""
+_NO_COMMENTS = "aiohttp/"
+"""In the name of a client that has no reader of events: programs around it (sglang's and vLLM's
+benchmarks) take each line for the data of one. Comments cost them whole requests."""
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -54,8 +58,8 @@ class EventStream(Response):
 
     An error before the first event is raised, so that it is answered with its own status; a later one is sent
     as `on_fault` makes it, and ends the stream. When the client goes, `events` is closed within the moment,
-    which cancels what it waits for. After `keep_alive_s` seconds (0: any) without an event a comment is sent;
-    the headers are sent by then at the latest.
+    which cancels what it waits for. After `keep_alive_s` seconds (0: any) without an event a comment is sent,
+    the headers with it, but not to clients that cannot read one (_NO_COMMENTS).
     """
 
     def __init__(
@@ -76,11 +80,12 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._spoke = time.monotonic()
+        silence = 0.0 if _NO_COMMENTS in Headers(scope=scope).get("user-agent", "") else self._keep_alive_s
         work = asyncio.create_task(self._work(send), name="sglang-dsl-stream")
         gone = asyncio.create_task(disconnected(receive), name="sglang-dsl-stream-watch")
         try:
             while not work.done() and not gone.done():
-                due = self._spoke + self._keep_alive_s if self._keep_alive_s else math.inf
+                due = self._spoke + silence if silence else math.inf
                 wait = None if due == math.inf else max(0.0, due - time.monotonic())
                 await asyncio.wait({work, gone}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
                 quiet = time.monotonic() >= due

@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from runtime.processes.frontend.client import CLIENT
+from runtime.processes.supervise.logs import ACCESS
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
     CloseSessionReq,
@@ -35,7 +37,7 @@ from runtime.protocol.errors import BadRequest, ModelLoadError, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
-from runtime.server.http.errors import NoSuchService, error_body, json_response
+from runtime.server.http.errors import Forbidden, NoSuchService, error_body, json_response
 from runtime.server.http.openapi import Operation
 
 MAX_WAIT_S = 600.0
@@ -208,6 +210,12 @@ OPENAPI: dict[str, Operation] = {
 }
 
 
+OF_REQUESTS = frozenset({"/abort_request", "/open_session", "/close_session", "/precompile"})
+"""What is done for requests of one's own, and any client may do."""
+ORDERS = frozenset(key.partition(" ")[2] for key in OPENAPI) - OF_REQUESTS
+"""What changes the server for everybody (see KeyCheck)."""
+
+
 def routes(ctx: ServerContext) -> list[Route]:
     control = Control(ctx)
     # Orders are POST alone: a link or a picture of any page makes a browser send GET.
@@ -233,9 +241,20 @@ def routes(ctx: ServerContext) -> list[Route]:
     ]
 
 
+def _configure_logging(told: str) -> bool:
+    """Of this process, as a ConfigureLogging in JSON says."""
+    asked = msgspec.json.decode(told, type=ConfigureLogging)
+    if asked.log_level is not None:
+        logging.getLogger("runtime").setLevel(asked.log_level.upper())
+    if asked.log_requests is not None:
+        logging.getLogger(ACCESS).disabled = not asked.log_requests
+    return True
+
+
 class Control:
     def __init__(self, ctx: ServerContext) -> None:
         self._ctx = ctx
+        ctx.peers.answers["configure_logging"] = _configure_logging
 
     async def flush(self, request: Request) -> Response:
         wait = seconds(request, "timeout", MAX_WAIT_S)
@@ -249,6 +268,8 @@ class Control:
 
     async def abort(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Abort)
+        if CLIENT.get().is_tenant and (asked.abort_all or asked.prefix):
+            raise Forbidden("only the admin key may cancel requests of others", where="abort_all / prefix")
         manager = self._ctx.manager
         if asked.abort_all:
             manager.abort(None)
@@ -285,7 +306,7 @@ class Control:
             OpenSessionReq(
                 session_id=asked.session_id,
                 capacity=asked.capacity_of_str_len,
-                timeout_s=asked.timeout,
+                timeout_s=self._ctx.config.session_timeout_s if asked.timeout is None else asked.timeout,
                 streaming=asked.streaming,
             )
         )
@@ -310,12 +331,11 @@ class Control:
 
     async def configure_logging(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, ConfigureLogging)
-        if asked.log_level is not None:
-            if asked.log_level not in LEVELS:
-                raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
-            logging.getLogger("runtime").setLevel(asked.log_level.upper())
-        if asked.log_requests is not None:
-            logging.getLogger("uvicorn.access").disabled = not asked.log_requests
+        if asked.log_level not in (None, *LEVELS):
+            raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
+        told = msgspec.json.encode(asked).decode()
+        _configure_logging(told)
+        await self._ctx.peers.all("configure_logging", told, bool)
         return json_response(Done(True))
 
     async def set_state(self, request: Request) -> Response:

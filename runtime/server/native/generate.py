@@ -19,9 +19,11 @@ from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDelta
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
+from runtime.protocol.sampling import WORDS
 from runtime.server.context import ServerContext
 from runtime.server.http.body import json_type, known_fields, read_object, to_struct
 from runtime.server.http.errors import error_body, json_response
+from runtime.server.http.left_out import may_be_left_out
 from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.http.sse import DONE, closing_stream, event
 
@@ -105,6 +107,7 @@ class Native:
 
     async def generate(self, request: Request) -> Response:
         data = known_fields(await read_object(request, self._ctx.config), _GENERATE_SCHEMA.names)
+        data["sampling_params"] = _without_unknown(data.get("sampling_params"))
         incremental = self._incremental(data)
         made = self._ctx.with_deadline(to_struct(data, GenerateReqInput))
         made.normalize_batch_and_arguments()
@@ -166,66 +169,88 @@ class Native:
                 place = None if single else index
                 match outcome:
                     case Aborted(partial=OutputDelta() as output):
-                        yield event(
-                            _streamed(_failed(outcome, output.meta["id"], place), output, so_far[index])
-                        )
+                        yield _event(_failed(outcome, output.meta["id"], place), output, so_far[index])
                     case RuntimeFault() if single:
                         raise outcome
                     case RuntimeFault():
                         yield event(_failed(outcome, made[index].rid, place))
                     case output:
-                        yield event(_streamed(answer_of(output, place), output, so_far[index]))
+                        yield _event(answer_of(output, place), output, so_far[index])
         yield DONE
 
 
+def _without_unknown(params: Any) -> Any:
+    """sampling_params, or a list of them, without unknown words that may be left out."""
+    match params:
+        case {**words}:
+            return {
+                name: value
+                for name, value in words.items()
+                if name in WORDS or not may_be_left_out(str(name), value, "sampling_params")
+            }
+        case [*several]:
+            return [_without_unknown(one) for one in several]
+        case _:
+            return params
+
+
 class SoFar:
-    """All that one stream has sent, as JSON: an event adds to it, and what was sent is not encoded again."""
+    """All that one stream has sent, as JSON: an event adds to it, and what was sent is neither encoded again
+    nor copied more than once."""
 
     def __init__(self) -> None:
-        self._text = bytearray(b'"')
+        self._text = bytearray()
         self._ids = _JsonList()
         self._lists = {name: _JsonList() for name in PER_ITEM}
 
-    def add(self, answer: GenerateAnswer, replaced: int) -> GenerateAnswer:
-        """`answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
+    def event(self, answer: GenerateAnswer, replaced: int) -> bytes:
+        """The event of `answer`, of what is new, with all so far; `replaced`: see OutputDelta."""
         self._text += msgspec.json.encode(answer.text)[1:-1]
+        self._ids.add(answer.output_ids, replaced)
+        meta = answer.meta_info
         for name, some in self._lists.items():
-            if name in answer.meta_info:
-                answer.meta_info[name] = some.add(answer.meta_info[name], replaced)
-        text, ids = msgspec.Raw(self._text + b'"'), self._ids.add(answer.output_ids, replaced)
-        return msgspec.structs.replace(answer, text=text, output_ids=ids)
+            if name in meta:
+                some.add(meta[name], replaced)
+                meta[name] = msgspec.Raw(b"".join((b"[", some.data, b"]")))
+        answer.text, answer.output_ids = "", []
+        rest = msgspec.json.encode(answer)[len(_EMPTY) :]
+        parts = (b'data: {"text":"', self._text, b'","output_ids":[', self._ids.data, b"],", rest, b"\n\n")
+        return b"".join(parts)
+
+
+_EMPTY = b'{"text":"","output_ids":[],'
+"""What a GenerateAnswer without text and ids begins with."""
 
 
 class _JsonList:
-    """A list as JSON that grows at its end."""
+    """A list that grows at its end. data: its items as JSON, without the brackets."""
 
     def __init__(self) -> None:
         self._items: list[Any] = []
-        self._data = bytearray(b"[")
+        self.data = bytearray()
 
-    def add(self, items: Sequence[Any], replaced: int) -> msgspec.Raw:
-        """The whole list, once its last `replaced` items made room for `items`."""
+    def add(self, items: Sequence[Any], replaced: int) -> None:
+        """The last `replaced` items make room for `items`."""
         if replaced:
             del self._items[max(0, len(self._items) - replaced) :]
-            self._data[:] = msgspec.json.encode(self._items)[:-1]
+            self.data[:] = msgspec.json.encode(self._items)[1:-1]
         if items:
             if self._items:
-                self._data += b","
-            self._data += msgspec.json.encode(items)[1:-1]
+                self.data += b","
+            self.data += msgspec.json.encode(items)[1:-1]
             self._items += items
-        return msgspec.Raw(self._data + b"]")
 
 
-def _streamed(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> GenerateAnswer:
-    """The answer with all so far, or without what takes the place of ids that were sent."""
+def _event(answer: GenerateAnswer, output: OutputDelta, so_far: SoFar | None) -> bytes:
+    """The event of an answer, with all so far, or without what takes the place of ids that were sent."""
     if so_far is not None:
-        return so_far.add(answer, output.replaced)
+        return so_far.event(answer, output.replaced)
     if output.replaced:
         answer.output_ids = answer.output_ids[output.replaced :]
         answer.meta_info |= {
             name: answer.meta_info[name][output.replaced :] for name in PER_ITEM if name in answer.meta_info
         }
-    return answer
+    return event(answer)
 
 
 def check_items(made: GenerateReqInput | EmbeddingReqInput, ctx: ServerContext) -> None:

@@ -1,8 +1,8 @@
 """The native routes for information: health, model, load, metrics.
 
 GET /health_generate asks for a sign of life: one generated token, or any other message from the engine in the
-meantime, so that a busy server is a healthy one. GET /health only says whether the engine is known to be
-gone, unless health_generates is on.
+meantime, so that a busy server is a healthy one. GET /ready, and GET /health unless health_generates is on,
+say what may keep requests waiting: that the engine is gone, stuck or paused, or the server about to end.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -18,8 +19,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from runtime.protocol.console import version
-from runtime.protocol.control import GetStateReq
-from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
+from runtime.protocol.control import GetStateReq, HealthReq
+from runtime.protocol.errors import DeadlineExceeded, EngineDead, NotReady, RuntimeFault
+from runtime.protocol.requests.base import SingleReq
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
@@ -29,6 +31,8 @@ from runtime.server.http.openapi import Operation
 HEALTH_PREFIX = "HEALTH_CHECK"
 LOOK_S = 0.05
 """How often a health check looks whether any message came."""
+GLANCE_S = 0.2
+"""How long /health and /ready wait for the scheduler, which answers between two steps."""
 SCRAPE_S = 2.0
 """How long a scrape waits for the scheduler's state."""
 
@@ -42,11 +46,52 @@ class Load(msgspec.Struct):
     num_tokens: int
 
 
+class RankLoad(msgspec.Struct):
+    """Of one engine: requests, tokens whose KV is held, the share of the pool that they are, tokens per
+    second, and the share of prompts that came from the cache."""
+
+    dp_rank: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    max_running_requests: int
+    gen_throughput: float
+    cache_hit_rate: float
+
+
+class TotalLoad(msgspec.Struct):
+    total_running_reqs: int
+    total_waiting_reqs: int
+    total_reqs: int
+    total_used_tokens: int
+    avg_token_usage: float
+
+
+class Loads(msgspec.Struct):
+    """There is one engine, of rank 0."""
+
+    timestamp: str
+    version: str
+    dp_rank_count: int
+    loads: list[RankLoad]
+    aggregate: TotalLoad
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
 OPENAPI: dict[str, Operation] = {
-    "GET /health": Operation("Does the engine live?", response="text", public=True),
+    "GET /health": Operation("Does the engine work?", response="text", public=True),
     "GET /health_generate": Operation("Does the server generate?", response="text", public=True),
     "GET /ready": Operation("Can the server take requests?", response="text", public=True),
     "GET /metrics": Operation("Counters for Prometheus", response="text"),
+    **{f"{method} /ping": Operation("Does the engine live?", response="text") for method in ("GET", "POST")},
+    "GET /version": Operation("The version of this server", response=Version),
+    "GET /v1/loads": Operation("How busy the server is, in full", response=Loads, errors=(504,)),
     "GET /get_load": Operation("How busy the server is", response=list[Load], errors=(504,)),
     **{
         f"GET {path}": Operation("The model", response={"type": "object"})
@@ -66,6 +111,9 @@ def routes(ctx: ServerContext) -> list[Route]:
         Route("/health_generate", info.health_generate),
         Route("/ready", info.ready),
         Route("/metrics", info.metrics),
+        Route("/ping", info.health, methods=["GET", "POST"]),
+        Route("/version", info.version),
+        Route("/v1/loads", info.loads),
         Route("/get_load", info.load),
         Route("/model_info", info.model),
         Route("/get_model_info", info.model),
@@ -77,19 +125,51 @@ def routes(ctx: ServerContext) -> list[Route]:
 class Info:
     def __init__(self, ctx: ServerContext) -> None:
         self._ctx = ctx
+        ctx.peers.answers["live"] = lambda _: ctx.manager.live
         self._check: asyncio.Task[None] | None = None
+        self._glance: asyncio.Task[None] | None = None
+        self._stuck = False
+        self._paused: str | None = None
 
     # -- alive? ----------------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
         if self._ctx.config.health_generates:
             return await self.health_generate(request)
-        fault = self._ctx.manager.fault
+        fault = await self._trouble()
         return PlainTextResponse("healthy\n") if fault is None else _unwell(fault)
 
     async def ready(self, request: Request) -> Response:
-        fault = self._ctx.manager.fault
+        fault = await self._trouble()
         return PlainTextResponse("ready\n") if fault is None else _unwell(fault)
+
+    async def _trouble(self) -> RuntimeFault | None:
+        """Why a request that comes now would wait long, or be refused; None: it would not. The scheduler and
+        the detokeniser are asked, by all who ask at one time together; they may be busy for health_timeout_s
+        before they count as stuck."""
+        if self._glance is None or self._glance.done():
+            self._glance = asyncio.create_task(self._look(), name="sglang-dsl-glance")
+            self._glance.add_done_callback(_heard_out)
+        await asyncio.wait({self._glance}, timeout=GLANCE_S)
+        if (fault := self._ctx.manager.fault) is not None:
+            return fault
+        if self._ctx.leaving():
+            return NotReady("the server is about to end", hint="ask another one")
+        if self._stuck:
+            patience = self._ctx.config.health_timeout_s
+            return EngineDead(f"the engine has been stuck for {patience:g} s", hint="health_timeout_s")
+        if self._paused:
+            return NotReady(f"generation is paused ({self._paused})", hint="POST /continue_generation")
+        return None
+
+    async def _look(self) -> None:
+        """Ask the scheduler; the answer comes through the detokeniser. Raises EngineDead."""
+        try:
+            told = await self._asked(HealthReq(), self._ctx.config.health_timeout_s)
+        except DeadlineExceeded:
+            self._stuck = True
+        else:
+            self._stuck, self._paused = False, told.get("paused")
 
     async def health_generate(self, request: Request) -> Response:
         try:
@@ -176,7 +256,7 @@ class Info:
                 "max_running_requests": self._ctx.model.max_running_requests,
                 "max_req_input_len": self._ctx.model.max_prompt_length,
                 "internal_states": [state],
-                "live_requests": self._ctx.manager.live,
+                "live_requests": self._ctx.manager.live + sum(await self._ctx.peers.all("live", "", int)),
                 "version": version(),
                 "python_version": platform.python_version(),
             }
@@ -188,6 +268,31 @@ class Info:
         used = int(state.get("slots", 0)) - int(state.get("free", 0)) - int(state.get("evictable", 0))
         return json_response([Load(0, int(state.get("running", 0)) + waiting, waiting, max(0, used))])
 
+    async def loads(self, request: Request) -> Response:
+        state = await self._state(self._ctx.config.control_timeout_s)
+        running = int(state.get("running", 0))
+        waiting = int(state.get("waiting", 0)) + int(state.get("compiling", 0))
+        used, share = int(state.get("num_used_tokens", 0)), float(state.get("token_usage", 0.0))
+        model = self._ctx.model
+        one = RankLoad(
+            dp_rank=0,
+            num_running_reqs=running,
+            num_waiting_reqs=waiting,
+            num_total_reqs=running + waiting,
+            num_used_tokens=used,
+            max_total_num_tokens=model.max_total_tokens,
+            token_usage=share,
+            max_running_requests=model.max_running_requests,
+            gen_throughput=float(state.get("gen_throughput", 0.0)),
+            cache_hit_rate=float(state.get("cache_hit_rate", 0.0)),
+        )
+        now = datetime.fromtimestamp(self._ctx.clock(), UTC).isoformat()
+        total = TotalLoad(running, waiting, running + waiting, used, share)
+        return json_response(Loads(now, version(), 1, [one], total))
+
+    async def version(self, request: Request) -> Response:
+        return json_response(Version(version()))
+
     async def metrics(self, request: Request) -> Response:
         if not self._ctx.config.enable_metrics:
             raise NotFound("metrics are switched off", where="/metrics", hint="enable_metrics")
@@ -195,12 +300,14 @@ class Info:
             state = await self._state(min(SCRAPE_S, self._ctx.config.control_timeout_s))
         except (DeadlineExceeded, EngineDead):
             state = None  # this process's own counters are still shown
-        body, kind = self._ctx.metrics.render(state)
+        body, kind = self._ctx.metrics.render(state, request.headers.get("accept", ""))
         return Response(body, headers={"content-type": kind})
 
     async def _state(self, patience: float) -> dict[str, Any]:
-        answer = await self._ctx.manager.control_async(GetStateReq(), patience)
-        return answer.data
+        return await self._asked(GetStateReq(), patience)
+
+    async def _asked(self, question: SingleReq, patience: float) -> dict[str, Any]:
+        return (await self._ctx.manager.control_async(question, patience)).data
 
 
 def _heard_out(check: asyncio.Task[None]) -> None:

@@ -23,6 +23,7 @@ from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
 from runtime.server.http.errors import NotSupported, json_response
+from runtime.server.http.left_out import says_nothing
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
 from runtime.server.openai.logprobs import token_entries
@@ -33,8 +34,10 @@ from runtime.server.openai.params import (
     fields_of,
     finish_of,
     names_of,
-    says_something,
+    new_ids_of,
+    prompt_facts_of,
     usage_of,
+    with_logprobs,
 )
 from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
@@ -99,15 +102,20 @@ class ChatChoice(msgspec.Struct):
     matched_stop: str | int | None = None
     hidden_states: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct):
+    """prompt_token_ids, prompt_logprobs: where asked for, as vLLM has them."""
+
     id: str
     created: int
     model: str
     choices: list[ChatChoice]
     usage: dict[str, Any] | None
     object: str = "chat.completion"
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 OPENAPI = {
@@ -149,18 +157,14 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
     fields.setdefault("require_reasoning", None)
     if body.logprobs:
-        fields |= {
-            "return_logprob": True,
-            "return_text_in_logprobs": True,
-            "top_logprobs_num": body.top_logprobs or 0,
-        }
+        fields = with_logprobs(fields, body.top_logprobs or 0)
     if body.input_ids is not None:
         _check_ids(body)
         made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
         return ready(ctx, made, names_of(body)), ToolUse()
     history = messages_of(body.messages or [])
     use = _tools(ctx, body, history, fields["sampling_params"])
-    fields["sampling_params"] |= use.sampling | shown_marks(ctx, body.separate_reasoning)
+    fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
     if use.tools:
         fields["tools"] = tools_of(body.tools, body.tool_choice)
     variables = dict(body.chat_template_kwargs or {})
@@ -186,6 +190,11 @@ def _tools(
     return ToolUse.of(ctx.model, tools, choice, body.parallel_tool_calls, history, asked)
 
 
+def _kept_apart(body: ChatRequest) -> bool | None:
+    """As separate_reasoning says; what is to be left out must be found in any case."""
+    return True if body.include_reasoning is False else body.separate_reasoning
+
+
 def _check_ids(body: ChatRequest) -> None:
     """Fields that shape a prompt have nothing to shape where it is given as ids. Raises BadRequest."""
     for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
@@ -195,7 +204,7 @@ def _check_ids(body: ChatRequest) -> None:
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
     for name, why in _REFUSED.items():
-        if says_something(getattr(body, name)):
+        if not says_nothing(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
     if body.modalities and body.modalities != ["text"]:
         raise NotSupported('this model writes text only; leave it out or send ["text"]', where="modalities")
@@ -206,13 +215,6 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
             )
-    name = "separate_reasoning" if body.separate_reasoning else "stream_reasoning"
-    if getattr(body, name) and ctx.manager.reasoning is None:
-        raise NotSupported(
-            "this model marks no reasoning that could be kept apart",
-            where=name,
-            hint="leave it out, or name the mark that ends the reasoning: serve --reasoning-end TEXT",
-        )
 
 
 class ChatJob:
@@ -222,9 +224,11 @@ class ChatJob:
         self._ctx, self._body = ctx, body
         self._request, self._tools = request_of(ctx, body)
         self._names = self._tools.named(names_of(body))
-        apart, held = body.separate_reasoning, body.stream_reasoning is False
+        apart, held = _kept_apart(body), body.stream_reasoning is False
+        self._shows_reasoning = body.include_reasoning is not False
+        self._ids: dict[int, list[int]] = {}
         self._replies = parsers(ctx, self._request, self._tools, apart=apart, held=held)
-        self._id = f"chatcmpl-{body.rid or new_rid()}"
+        self._id = f"chatcmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
         self._head: dict[str, Any] = {
             "id": self._id,
@@ -237,17 +241,27 @@ class ChatJob:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
         choices = [self._choice(index, reply) for index, reply in enumerate(self._replies)]
         usage = usage_of(self._ctx, self._replies, 1)
-        return ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
+        made = ChatCompletion(self._id, self._created, self._ctx.served_name, choices, usage)
+        first = self._replies[0]
+        if self._body.return_token_ids:
+            made.prompt_token_ids = first.meta["prompt_token_ids"]
+        if "prompt_logprobs" in (facts := prompt_facts_of(self._body, first)):
+            made.prompt_logprobs = facts["prompt_logprobs"]
+        return made
 
     def _choice(self, index: int, reply: ReplyParser) -> ChatChoice:
         reason, matched = self._finish(reply)
         content = reply.content or (None if reply.reasoning or reply.calls else "")
-        message = ChatMessage("assistant", content, reasoning_content=reply.reasoning)
+        thoughts = reply.reasoning if self._shows_reasoning else None
+        message = ChatMessage("assistant", content, reasoning_content=thoughts)
         if reply.calls:
             message.tool_calls = [
                 self._call(number, name, arguments) for number, (name, arguments) in enumerate(reply.calls)
             ]
-        return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras_of(reply))
+        extras = extras_of(reply)
+        if self._body.return_token_ids:
+            extras["token_ids"] = new_ids_of(reply)
+        return ChatChoice(index, message, self._logprobs(reply), reason, matched, **extras)
 
     def _finish(self, reply: ReplyParser) -> tuple[str | None, str | int | None]:
         reason, matched = finish_of(reply)
@@ -263,9 +277,13 @@ class ChatJob:
         ) as changes:
             async for index, reply in changes:
                 if reply.is_first:
-                    yield self._chunk(index, {"role": "assistant", "content": ""})
+                    yield self._first_chunk(index, reply)
+                if self._body.return_token_ids:
+                    self._ids.setdefault(index, []).extend(new_ids_of(reply))
                 for one in reply.events:
                     match one:
+                        case ReasoningDelta() if not self._shows_reasoning:
+                            pass
                         case ReasoningDelta(text=text):
                             yield self._chunk(index, {"reasoning_content": text})
                         case ContentDelta(text=text):
@@ -280,6 +298,11 @@ class ChatJob:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
 
+    def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
+        """Says who speaks, and of which prompt, where its ids are wanted."""
+        ids = {"prompt_token_ids": reply.meta["prompt_token_ids"]} if self._body.return_token_ids else {}
+        return self._chunk(index, {"role": "assistant", "content": ""}, head=ids)
+
     def _call_delta(self, one: ToolCallDelta) -> dict[str, Any]:
         """A call's id and name come first, then pieces of its arguments."""
         if one.name is None:
@@ -290,7 +313,12 @@ class ChatJob:
         """Of the tokens of the reply's last delta."""
         if not self._body.logprobs or reply.output is None:
             return None
-        content = token_entries(reply.output, self._ctx.manager.tokenizer.vocabulary)
+        content = token_entries(
+            reply.output,
+            self._ctx.manager.tokenizer.vocabulary,
+            self._body.top_logprobs or 0,
+            as_ids=bool(self._body.return_tokens_as_token_ids),
+        )
         return {"content": content, "refusal": None}
 
     def _chunk(
@@ -301,6 +329,7 @@ class ChatJob:
         logprobs: dict[str, Any] | None = None,
         reason: str | None = None,
         extras: Mapping[str, Any] | None = None,
+        head: Mapping[str, Any] | None = None,
     ) -> bytes:
         choice: dict[str, Any] = {
             "index": index,
@@ -309,5 +338,7 @@ class ChatJob:
             "finish_reason": reason,
             **(extras or {}),
         }
+        if self._body.return_token_ids:  # all since the last chunk; some tokens' text is held back
+            choice["token_ids"] = self._ids.pop(index, [])
         usage = usage_of(self._ctx, self._replies, 1) if self._body.always_sends_usage else None
-        return event({**self._head, "choices": [choice], "usage": usage})
+        return event({**self._head, **(head or {}), "choices": [choice], "usage": usage})

@@ -32,9 +32,12 @@ from runtime.server.openai.params import (
     fields_of,
     finish_of,
     names_of,
+    new_ids_of,
     place_of,
+    prompt_facts_of,
     prompts_of,
     usage_of,
+    with_logprobs,
 )
 from runtime.server.replies import follow, ready, run
 
@@ -60,7 +63,7 @@ class CompletionRequest(Generating):
 
 class CompletionChoice(msgspec.Struct):
     """matched_stop: the stop string or id that ended the text. hidden_states and prompt_token_ids: at its
-    end, where asked for."""
+    end, where asked for; token_ids (the new ones), prompt_logprobs: where asked for, as vLLM has them."""
 
     index: int
     text: str
@@ -69,6 +72,8 @@ class CompletionChoice(msgspec.Struct):
     matched_stop: str | int | None = None
     hidden_states: list[list[float]] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct):
@@ -115,19 +120,23 @@ class _Job:
         if body.suffix:
             fields["suffix"] = body.suffix
         wants_logprobs = body.logprobs is not None
-        if wants_logprobs or body.drawn > body.samples:
-            fields |= {"return_logprob": True, "return_text_in_logprobs": wants_logprobs}
-            fields["top_logprobs_num"] = body.logprobs or 0
-            if body.echo and wants_logprobs:
+        if wants_logprobs:
+            fields = with_logprobs(fields, body.logprobs or 0)
+            if body.echo:
                 fields["logprob_start_len"] = 0
+        elif body.drawn > body.samples:
+            fields["return_logprob"] = True
         self._names = names_of(body)
         made = GenerateReqInput(**prompt, stream=bool(body.stream), **fields)
         self._request = ready(ctx, made, self._names)
         self._replies = [ReplyParser() for _ in range(len(self._request))]
         vocabulary = ctx.manager.tokenizer.vocabulary
-        self._logprobs = {reply: _Logprobs(vocabulary, body.logprobs or 0) for reply in self._replies}
+        self._logprobs = {
+            reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
+            for reply in self._replies
+        }
         self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
-        self._id = f"cmpl-{body.rid or new_rid()}"
+        self._id = f"cmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
 
     def _check(self, body: CompletionRequest) -> None:
@@ -173,6 +182,12 @@ class _Job:
         if self._body.logprobs is not None:
             logprobs = self._logprobs[reply].new(output, with_prompt=self._body.echo and reply.is_first)
         extras = extras_of(reply) if reason else {}
+        if self._body.return_token_ids:
+            extras["token_ids"] = new_ids_of(reply)
+            if reply.is_first:
+                extras["prompt_token_ids"] = reply.meta["prompt_token_ids"]
+        if reason:
+            extras |= prompt_facts_of(self._body, reply)
         return CompletionChoice(place, echoed + output.text, logprobs, reason, matched, **extras)
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
@@ -183,7 +198,8 @@ class _Job:
             async for index, reply in changes:
                 echoed = self._echoed[index % prompts] if reply.is_first else ""
                 choice = self._choice(place_of(index, prompts, samples), reply, echoed)
-                if choice.text or choice.finish_reason or (choice.logprobs and choice.logprobs["tokens"]):
+                told = choice.logprobs["tokens"] if choice.logprobs else choice.token_ids
+                if choice.text or choice.finish_reason or (told is not msgspec.UNSET and told):
                     shown = self._body.always_sends_usage
                     yield self._chunk([choice], self._usage() if shown else None)
         if self._body.tells_usage:
@@ -200,8 +216,8 @@ class _Job:
 class _Logprobs:
     """OpenAI's parallel lists of one choice."""
 
-    def __init__(self, vocabulary: Vocabulary, top: int) -> None:
-        self._vocabulary, self._top = vocabulary, top
+    def __init__(self, vocabulary: Vocabulary, top: int, as_ids: bool) -> None:
+        self._vocabulary, self._top, self._as_ids = vocabulary, top, as_ids
         self._offset = 0
         # Tokens may be parts of characters: an offset is the length of what is whole before the token.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -220,7 +236,7 @@ class _Logprobs:
     def _add(self, made: dict[str, Any], tokens: Any, tops: Any, first: int) -> None:
         for at, (logprob, token, text) in enumerate((tokens or [])[first:], first):
             name, own = spelled(self._vocabulary, token, text)
-            made["tokens"].append(name)
+            made["tokens"].append(f"token_id:{token}" if self._as_ids else name)
             made["token_logprobs"].append(logprob)
             made["text_offset"].append(self._offset)
             self._offset += len(self._decoder.decode(own))
@@ -231,8 +247,9 @@ class _Logprobs:
     def _by_text(self, top: Sequence[Sequence[Any]]) -> dict[str, float]:
         """The likeliest tokens by their text; of several with one text the likeliest."""
         made: dict[str, float] = {}
-        for logprob, token, text in top:
-            made.setdefault(spelled(self._vocabulary, token, text)[0], logprob)
+        for logprob, token, text in top[: self._top]:
+            name = f"token_id:{token}" if self._as_ids else spelled(self._vocabulary, token, text)[0]
+            made.setdefault(name, logprob)
         return made
 
 

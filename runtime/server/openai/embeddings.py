@@ -33,6 +33,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = None
     user: str | None = None
+    cache_salt: str | None = None
     priority: int | None = None
     rid: str | None = None
     timeout_s: float | None = None
@@ -80,7 +81,7 @@ def routes(ctx: ServerContext) -> list[Route]:
 
 async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
     adapter = check_model(ctx, body.model)
-    fields = {name: value for name in ("dimensions", "priority", "rid", "timeout_s")
+    fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
     with mapped_errors(_WORDS):
         made = ctx.with_deadline(

@@ -6,7 +6,7 @@ have different texts; joined, the bytes of all tokens are the bytes of the whole
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.io_struct import OutputDelta
@@ -29,21 +29,48 @@ def spelled(vocabulary: Vocabulary, token: int | None, text: str | None) -> tupl
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in own), own
 
 
-def token_entries(output: OutputDelta, vocabulary: Vocabulary) -> list[dict[str, Any]]:
-    """[{token, logprob, bytes, top_logprobs}] of an output's tokens; of a stream's those that do not take the
-    place of tokens sent before."""
+def prompt_entries(meta: Mapping[str, Any], top: int) -> list[dict[str, Any] | None]:
+    """Of each token of the prompt {id: {logprob, rank, decoded_token}}: its own, and those of the `top`
+    likeliest at its place. rank: 1 for the likeliest; null where it is none of them. The first token has
+    none: null. The shape is vLLM's."""
+    made: list[dict[str, Any] | None] = []
+    tops = meta.get("input_top_logprobs") or ()
+    for at, (logprob, token, text) in enumerate(meta.get("input_token_logprobs") or ()):
+        if logprob is None:
+            made.append(None)
+            continue
+        ranked = list(tops[at] or ())[:top] if at < len(tops) else []
+        found = {
+            str(one): {"logprob": value, "rank": rank, "decoded_token": name}
+            for rank, (value, one, name) in enumerate(ranked, 1)
+        }
+        found.setdefault(str(token), {"logprob": logprob, "rank": None, "decoded_token": text})
+        made.append(found)
+    return made
+
+
+def token_entries(
+    output: OutputDelta, vocabulary: Vocabulary, top: int = 1 << 30, *, as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """[{token, logprob, bytes, top_logprobs}] of an output's tokens, with `top` of the likeliest at most; of
+    a stream's those that do not take the place of tokens sent before. as_ids: tokens are called
+    "token_id:N"."""
     tokens = output.meta.get("output_token_logprobs") or []
     tops = output.meta.get("output_top_logprobs") or []
     return [
         {
-            **_entry(vocabulary, tokens[at]),
-            "top_logprobs": [_entry(vocabulary, one) for one in (tops[at] if at < len(tops) else ()) or ()],
+            **_entry(vocabulary, tokens[at], as_ids),
+            "top_logprobs": [
+                _entry(vocabulary, one, as_ids) for one in ((tops[at] if at < len(tops) else ()) or ())[:top]
+            ],
         }
         for at in range(output.replaced, len(tokens))
     ]
 
 
-def _entry(vocabulary: Vocabulary, given: Sequence[Any]) -> dict[str, Any]:
+def _entry(vocabulary: Vocabulary, given: Sequence[Any], as_ids: bool) -> dict[str, Any]:
     logprob, token, text = given
     name, own = spelled(vocabulary, token, text)
+    if as_ids:
+        name = f"token_id:{token}"
     return {"token": name, "logprob": UNKNOWN if logprob is None else logprob, "bytes": list(own)}

@@ -1,4 +1,6 @@
-"""GET /v1/models and /v1/models/{id}: the one model that is served, and with its adapters."""
+"""GET /v1/models and /v1/models/{id}: the one model that is served, under each of its names, and with its
+adapters.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,16 @@ def routes(ctx: ServerContext) -> list[Route]:
     created = int(ctx.clock())
 
     async def cards() -> list[ModelCard]:
-        name, length = ctx.served_name, ctx.model.context_length
+        length = ctx.model.context_length
         adapters: dict[str, str] = {}
         if ctx.model.takes_adapters:
             answer = await ctx.manager.control_async(GetStateReq(), ctx.config.control_timeout_s)
             adapters = answer.data["lora_adapters"]
         return [
-            ModelCard(name, created, ctx.model.path, length),
+            *(ModelCard(name, created, ctx.model.path, length) for name in ctx.served_names),
             *(
                 ModelCard(f"{name}:{one}", created, path, length, parent=name)
+                for name in ctx.served_names
                 for one, path in adapters.items()
             ),
         ]
@@ -67,6 +70,8 @@ def routes(ctx: ServerContext) -> list[Route]:
         name: Any = request.path_params["model"]
         found = {one.id: one for one in await cards()}
         found[ctx.model.path] = found[ctx.served_name]
+        if name not in found and ctx.config.any_model_name:
+            found[name] = msgspec.structs.replace(found[ctx.served_name], id=name)
         if name not in found:
             raise ModelNotFound(f"the model {name[:200]!r} does not exist", where="model")
         return json_response(found[name])

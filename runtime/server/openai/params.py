@@ -6,7 +6,7 @@ effect here is listed in NO_EFFECT; one that is not known is refused. Nothing he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,9 +16,13 @@ from runtime.protocol.errors import BadRequest
 from runtime.server.context import ServerContext
 from runtime.server.http.error_mapping import FieldNames
 from runtime.server.http.errors import ModelNotFound, NotSupported
-from runtime.server.output_format import OutputFields, asked
+from runtime.server.http.left_out import says_nothing
+from runtime.server.openai.logprobs import prompt_entries
+from runtime.server.openai.sampled import Sampled, request_fields_of, sampling_of, words_of
 
 DEFAULT_MODEL = "default"
+NO_MODEL = "dummy"
+"""What Hugging Face's InferenceClient sends where it was given an address and no model."""
 NO_EFFECT = frozenset(
     {
         "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -44,20 +48,18 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: bool = False
 
 
-class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of both completions and chat completions; the second block are extensions."""
+class Generating(Sampled, kw_only=True, forbid_unknown_fields=True):
+    """Fields of both completions and chat completions; the second block are extensions.
+
+    return_token_ids: the ids of prompt and output. prompt_logprobs: so many of the likeliest tokens at each
+    place of the prompt, with the prompt's own. guided_decoding_backend has no effect: which backend keeps a
+    constraint changes nothing of what it allows.
+    """
 
     model: str = DEFAULT_MODEL
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
     n: int | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     user: str | None = None
     store: bool | None = None
     metadata: dict[str, Any] | None = None
@@ -69,35 +71,19 @@ class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
     moderation: dict[str, Any] | None = None
     verbosity: str | None = None
 
-    top_k: int | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
-    repetition_penalty: float | None = None
-    stop_token_ids: list[int] | None = None
-    stop_regex: str | list[str] | None = None
-    no_stop_trim: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    custom_logit_processor: str | None = None
-    custom_params: dict[str, Any] | None = None
     session_params: dict[str, Any] | None = None
-    rid: str | None = None
-    extra_key: str | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
     jump_forward: bool | None = None
     return_hidden_states: bool | None = None
     return_prompt_token_ids: bool | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
     session_id: str | None = None
     custom_labels: dict[str, str] | None = None
     no_logs: bool | None = None
     log_metrics: bool | None = None
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
-    timeout_s: float | None = None
-    require_reasoning: bool | None = None
-    max_thinking_tokens: int | None = None
     lora_path: str | None = None
     bootstrap_host: str | list[str] | None = None
     bootstrap_port: int | list[int | None] | None = None
@@ -117,32 +103,29 @@ class Generating(OutputFields, kw_only=True, forbid_unknown_fields=True):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
-_SAMPLING = (
-    "frequency_penalty", "presence_penalty", "logit_bias", "n", "seed", "stop", "temperature", "top_p",
-    "top_k", "min_p", "repetition_penalty", "stop_token_ids", "stop_regex", "no_stop_trim", "ignore_eos",
-    "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
-)  # fmt: skip
 _FIELDS = (
-    "custom_logit_processor", "session_params", "session_id", "rid", "extra_key", "cache_salt", "priority",
-    "jump_forward", "return_hidden_states", "return_prompt_token_ids", "custom_labels", "no_logs",
-    "log_metrics", "routed_dp_rank", "data_parallel_rank", "timeout_s", "require_reasoning",
-    "max_thinking_tokens", "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+    "session_params", "session_id", "jump_forward", "return_hidden_states", "return_prompt_token_ids",
+    "custom_labels", "no_logs", "log_metrics", "routed_dp_rank", "data_parallel_rank",
+    "lora_path", "bootstrap_host", "bootstrap_port", "bootstrap_room",
 )  # fmt: skip
 
 
 def check_model(ctx: ServerContext, name: str) -> str | None:
     """The adapter that `name` asks for, in MODEL:ADAPTER; None for the model alone. Raises ModelNotFound
-    unless the model is the served one: its name, its path, "default", or nothing."""
-    known = (ctx.served_name, ctx.model.path, DEFAULT_MODEL)
+    unless the model is the served one: one of its names, its path, "default", or nothing; or any name may be
+    used."""
+    known = (*ctx.served_names, ctx.model.path, DEFAULT_MODEL, NO_MODEL)
     if name in known or not name:
         return None
     adapters = [name.removeprefix(f"{model}:") for model in known if name.startswith(f"{model}:")]
     if adapters and adapters[0] and ctx.model.takes_adapters:
         return adapters[0]
+    if ctx.config.any_model_name:
+        return None
     raise ModelNotFound(
         f"the model {name[:200]!r} does not exist",
         where="model",
-        hint=f"this server has {ctx.served_name!r}",
+        hint=f"this server has {', '.join(map(repr, ctx.served_names))}",
     )
 
 
@@ -154,18 +137,17 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     """
     adapter = check_model(ctx, body.model)
     for name, why in _REFUSED.items():
-        if says_something(getattr(body, name)):
+        if not says_nothing(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("goes with stream: true only", where="stream_options")
     if body.samples < 1:
         raise BadRequest(f"must be at least 1, got {body.n}", where="n")
-    sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens}
-    sampling |= {name: value for name in _SAMPLING if (value := getattr(body, name)) is not None}
-    if body.min_tokens is not None:
-        sampling["min_new_tokens"] = body.min_tokens
-    sampling |= asked(body).sampling
+    sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling_of(ctx, body)}
+    if body.n is not None:
+        sampling["n"] = body.n
     fields = {name: value for name in _FIELDS if (value := getattr(body, name)) is not None}
+    fields |= request_fields_of(body) | _prompt_facts(body)
     if body.lora_path == "":
         del fields["lora_path"]
     elif adapter is not None and body.lora_path not in (None, adapter):
@@ -175,14 +157,42 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     return {"sampling_params": sampling, **fields}
 
 
-def says_something(value: Any) -> bool:
-    """Not null, and no empty list, object or text: what clients send for what they do not use."""
-    return value is not None and value not in ([], {}, "")
-
-
 def names_of(body: Generating) -> FieldNames:
     """What the runtime's fields are called in this body. Raises BadRequest."""
-    return {**NAMES, **asked(body).words}
+    tops = {"top_logprobs_num": "prompt_logprobs"} if body.prompt_logprobs is not None else {}
+    return {**NAMES, **words_of(body), **tops}
+
+
+def _prompt_facts(body: Generating) -> dict[str, Any]:
+    """Fields of a GenerateReqInput for what is wanted of the prompt, besides what the route itself asks for
+    (see `with_logprobs`)."""
+    made: dict[str, Any] = {"return_prompt_token_ids": True} if body.return_token_ids else {}
+    if body.prompt_logprobs is None:
+        return made
+    if body.stream:
+        raise BadRequest("are not given in streams", where="prompt_logprobs", hint="leave out stream")
+    if body.prompt_logprobs < 0:
+        raise BadRequest(f"must be at least 0, got {body.prompt_logprobs}", where="prompt_logprobs")
+    made |= {"return_logprob": True, "return_text_in_logprobs": True, "logprob_start_len": 0}
+    return {**made, "top_logprobs_num": body.prompt_logprobs}
+
+
+def with_logprobs(fields: Mapping[str, Any], top: int) -> dict[str, Any]:
+    """The same, with log-probabilities of the output, and of `top` tokens at each of its places at least."""
+    most = max(top, fields.get("top_logprobs_num") or 0)
+    return {**fields, "return_logprob": True, "return_text_in_logprobs": True, "top_logprobs_num": most}
+
+
+def prompt_facts_of(body: Generating, reply: ReplyParser) -> dict[str, Any]:
+    """prompt_logprobs of an answer, where they were asked for."""
+    if body.prompt_logprobs is None:
+        return {}
+    return {"prompt_logprobs": prompt_entries(reply.meta, body.prompt_logprobs)}
+
+
+def new_ids_of(reply: ReplyParser) -> list[int]:
+    """The ids of the last delta; of a stream's those that do not take the place of ids sent before."""
+    return [] if reply.output is None else list(reply.output.output_ids[reply.output.replaced :])
 
 
 def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:

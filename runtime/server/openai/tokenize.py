@@ -5,7 +5,8 @@ POST /tokenize {"prompt": "Hello"} -> {"tokens": [...], "count": 3, "max_model_l
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -98,14 +99,14 @@ class TokenRoutes:
         if (asked.prompt is None) == (asked.messages is None):
             raise BadRequest("either prompt or messages is needed, and not both", where="prompt")
         if asked.messages is not None:
-            size = sum(len(str(message)) for message in asked.messages)
-            return json_response(await beside(size, self._of_messages, asked, asked.messages))
+            size = size_of(asked.messages)
+            return json_response(await beside(self._ctx, size, self._of_messages, asked, asked.messages))
         texts = _texts(asked.prompt, self._ctx.config.max_batch_items)
-        return json_response(await beside(sum(map(len, texts)), self._of_texts, asked, texts))
+        return json_response(await beside(self._ctx, sum(map(len, texts)), self._of_texts, asked, texts))
 
     async def detokenize(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Detokenize)
-        return json_response(await beside(len(asked.tokens), self._to_text, asked))
+        return json_response(await beside(self._ctx, _ids_in(asked.tokens), self._to_text, asked))
 
     def _of_texts(self, asked: Tokenize, texts: list[str]) -> Tokens:
         found = [self._ctx.manager.tokenizer.encode(text, asked.add_special_tokens) for text in texts]
@@ -158,11 +159,21 @@ class TokenRoutes:
         return Text(one(tokens, "tokens"))
 
 
-async def beside(size: int, work: Any, *arguments: Any) -> Any:
+def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Characters of a conversation, for beside(): one with parts is long, they may be pictures."""
+    size = sum(len(str(message)) for message in messages)
+    return size + LONG * any(isinstance(message.get("content"), list) for message in messages)
+
+
+async def beside(ctx: ServerContext, size: int, work: Any, *arguments: Any) -> Any:
     """`work(*arguments)`; a long one in a thread, so that other requests go on."""
     if size < LONG:
         return work(*arguments)
-    return await asyncio.get_running_loop().run_in_executor(None, work, *arguments)
+    return await ctx.manager.encoding.run(size, partial(work, *arguments))
+
+
+def _ids_in(tokens: list[Any]) -> int:
+    return sum(len(one) if isinstance(one, list) else 1 for one in tokens)
 
 
 def _texts(prompt: Any, most: int) -> list[str]:

@@ -18,7 +18,7 @@ import httpx
 
 from runtime.config.flags import ENV_PREFIX
 from runtime.processes.pipeline.environment import for_children
-from runtime.protocol.errors import EngineDead
+from runtime.protocol.errors import EngineDead, NotReady
 
 TICK_S = 0.1
 STOP_S = 15.0
@@ -73,7 +73,8 @@ class ServerProcess:
             raise EngineDead(f"the server ended with code {code}: {self.last_words()}")
 
     async def ask(self, path: str, seconds: float) -> httpx.Response:
-        """GET. Raises EngineDead where it gives no answer in time, or one that is no success."""
+        """GET. Raises EngineDead where it gives no answer in time, or one that is no success, and NotReady
+        where that is for a while."""
         self.check()
         headers = {} if self._key is None else {"authorization": f"Bearer {self._key}"}
         try:
@@ -82,8 +83,16 @@ class ServerProcess:
         except httpx.HTTPError as error:
             raise EngineDead(f"{path} gives no answer: {str(error) or type(error).__name__}") from error
         if not answer.is_success:
-            raise EngineDead(f"{path} answers {answer.status_code}: {answer.text[:MOST_LOG]}")
+            waits = answer.status_code == NotReady.status and f'"{NotReady.code}"' in answer.text
+            raise (NotReady if waits else EngineDead)(
+                f"{path} answers {answer.status_code}: {answer.text[:MOST_LOG]}"
+            )
         return answer
+
+    async def check_health(self, seconds: float) -> None:
+        """Raises EngineDead where it is not well. A pause is no illness."""
+        with contextlib.suppress(NotReady):
+            await self.ask("/health", seconds)
 
     def last_words(self) -> str:
         """The end of its log."""

@@ -58,7 +58,7 @@ class Replica:
 
     async def check_health(self) -> None:
         """Ray Serve asks now and then, and replaces a replica that raises. One that is well is announced."""
-        await asyncio.gather(*(one.ask("/health", HEALTH_S) for one in self._servers))
+        await asyncio.gather(*(one.check_health(HEALTH_S) for one in self._servers))
         members = tuple(Member(role, one.url) for role, one in zip(self._roles, self._servers, strict=True))
         try:
             await asyncio.wait_for(self._directory.announce.remote(self._id, members), ANNOUNCE_S)

@@ -22,7 +22,7 @@ from runtime.config.serving.router import RouterConfig
 from runtime.protocol.console import version
 from runtime.protocol.errors import NoWorker, RuntimeFault, WorkerFailed
 from runtime.server.anthropic import routes as anthropic
-from runtime.server.http.body import LONG, decode_json, read_bytes
+from runtime.server.http.body import decode, read_bytes
 from runtime.server.http.errors import RETRY_AFTER_S, NotFound, error_body, error_response, json_response
 from runtime.server.http.limits import Gate
 from runtime.server.http.sse import event, fault_event
@@ -61,11 +61,13 @@ ONE: dict[str, tuple[str, ...]] = {
     "/get_model_info": ("GET",),
 }
 """What any worker can do: path -> methods."""
-ALL = (
-    "/flush_cache", "/abort_request", "/pause_generation", "/continue_generation", "/configure_logging",
-    "/precompile", "/set_internal_state", "/start_profile", "/stop_profile",
+ORDERS = (
+    "/flush_cache", "/pause_generation", "/continue_generation", "/configure_logging", "/set_internal_state",
+    "/start_profile", "/stop_profile",
 )  # fmt: skip
-"""Orders, which each worker must have."""
+"""What changes a server for everybody (see KeyCheck)."""
+ALL = (*ORDERS, "/abort_request", "/precompile")
+"""What each worker must have."""
 MOST_TOLD = 4 << 20
 """Bytes that are read of what a worker tells of itself."""
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[\w-]{1,100})"')
@@ -149,7 +151,7 @@ class Router:
             Route("/server_info", self._info),
             Route("/get_server_info", self._info),
         ]
-        app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES)
+        app: ASGIApp = Gate(Paths(routes), self._served, self.metrics.http, _SHAPES, orders=ORDERS)
         if self.config.cors_origins:
             app = CORSMiddleware(
                 app, allow_origins=list(self.config.cors_origins), allow_methods=["*"], allow_headers=["*"]
@@ -166,11 +168,7 @@ class Router:
         if len(self.pools) == 1:
             return await self._relay(request)
         raw = await read_bytes(request, self._served)
-        depth = self.config.max_body_depth
-        if len(raw) < LONG:
-            body = decode_json(raw, depth)
-        else:
-            body = await asyncio.get_running_loop().run_in_executor(None, decode_json, raw, depth)
+        body = await decode(raw, self._served)
         order = self._order(request, raw, read_asked(raw))
         if not isinstance(body, dict) or not splits(body):
             return Relay(order, self._main, self._upstream, self.metrics, self.config.retries)

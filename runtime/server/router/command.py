@@ -16,6 +16,7 @@ from runtime.config.flags import make_parser, read_values, with_key
 from runtime.config.serving.router import RouterConfig
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.supervisor import listening, tell_ready
+from runtime.protocol.console import set_title
 from runtime.server.http.serve import make_server
 from runtime.server.router.app import Router
 
@@ -41,6 +42,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
     parser = make_parser(prog, DESCRIPTION, GROUPS)
     config = with_key(RouterConfig.of(read_values(arguments, environment, parser, GROUPS)["router"]))
     logs.set_up(config.server, "router", config.worker_api_key or "")
+    set_title("router")
     router = Router(config)
     ended = Ended()
     before = {number: signal.signal(number, ended.take) for number in (signal.SIGTERM, signal.SIGINT)}

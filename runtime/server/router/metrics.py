@@ -9,7 +9,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.server.http.metrics import PREFIX, HttpMetrics
+from runtime.server.http.metrics import HttpMetrics
+from runtime.server.observe.metric_names import PREFIX
 from runtime.server.router.pool import Worker
 
 _LABELS = ("worker", "role")

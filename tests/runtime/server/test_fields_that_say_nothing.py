@@ -95,4 +95,4 @@ def test_it_changes_nothing(client: httpx.Client, path: str, said: bool | None) 
         refused = client.post(path, json={**body, "of_a_later_version": value})
         assert refused.status_code == 400 or path == "/continue_generation", (value, refused.text)
     if path == "/pause_generation":
-        client.post("/continue_generation")
+        client.post("/continue_generation", json={})

@@ -254,7 +254,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     (
         "/v1/chat/completions",
-        {**CHAT, "response_format": {"type": "json_schema", "json_shema": {}}},
+        {**CHAT, "response_format": {"type": "json_schema", "json_shema": {"name": "a"}}},
         "response_format.json_shema",
         "json_shema",
     ),

@@ -23,7 +23,7 @@ class StepEvents:
     def begin(self) -> list[bytes]:
         """What is known to come: a reply that may call need not say anything."""
         step, made = self._step, []
-        if step.reply.reasoning is not None:
+        if step.reasoning is not None:
             made += self._thought()
         return made if step.may_call or step.reply.may_reason else made + self._message()
 
@@ -57,6 +57,8 @@ class StepEvents:
     def of(self, one: ReplyEvent) -> list[bytes]:
         step = self._step
         match one:
+            case ReasoningDelta() if not step.shows_reasoning:
+                return []
             case ReasoningDelta(text=text):
                 begun = self._thought()
                 delta = self._event("response.reasoning_text.delta", **self._at("reasoning"), delta=text)

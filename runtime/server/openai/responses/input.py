@@ -9,10 +9,14 @@ import msgspec
 
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.requests.base import new_rid
 from runtime.server.http.body import json_type
 from runtime.server.http.errors import NotSupported
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
 def messages_of(given: str | Sequence[Any]) -> list[Message]:
@@ -50,6 +54,18 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
                 raise NotSupported(
                     f"an item of type {kind!r:.80} is not taken, or lacks a field", where=where
                 )
+    return made
+
+
+def input_items(given: str | Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The items as they are kept: a text as a message, and each with an id."""
+    if isinstance(given, str):
+        given = [{"role": "user", "content": [{"type": "input_text", "text": given}]}]
+    made = []
+    for item in given:
+        kind = item.get("type") or "message"
+        identity = item.get("id") or f"{_PREFIXES.get(kind, 'item')}_{new_rid()}"
+        made.append({**item, "type": kind, "id": identity})
     return made
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from runtime.formats.chat.render import conversation
+from runtime.processes.frontend.client import CLIENT
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
@@ -20,12 +21,13 @@ from runtime.protocol.requests.base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.errors import NotSupported, error_type
+from runtime.server.http.left_out import says_nothing
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.messages import callable_tools, tools_of
-from runtime.server.openai.params import check_model, says_something
+from runtime.server.openai.params import check_model
 from runtime.server.openai.responses.calls import Sessions
 from runtime.server.openai.responses.events import StepEvents
-from runtime.server.openai.responses.input import messages_of
+from runtime.server.openai.responses.input import input_items, messages_of
 from runtime.server.openai.responses.offer import afterwards, chosen, offer
 from runtime.server.openai.responses.step import Step
 from runtime.server.openai.responses.types import (
@@ -35,8 +37,12 @@ from runtime.server.openai.responses.types import (
     ResponsesRequest,
     Store,
     TextFormat,
+    check_metadata,
+    no_response,
+    owner,
 )
-from runtime.server.output_format import ANY_JSON, ANY_OBJECT
+from runtime.server.openai.sampled import request_fields_of, sampling_of, words_of
+from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
 from runtime.server.replies import follow, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
@@ -59,13 +65,18 @@ _NAMES = {
 
 
 class Job:
-    def __init__(self, ctx: ServerContext, body: ResponsesRequest, store: Store) -> None:
+    def __init__(
+        self, ctx: ServerContext, body: ResponsesRequest, store: Store, earlier: Kept | None = None
+    ) -> None:
+        """earlier: the response that this one follows."""
         self._ctx, self._body, self._store = ctx, body, store
         self._adapter = check_model(ctx, body.model)
+        self._names = {**_NAMES, **words_of(body)}
         self._check()
         messages: list[Message] = []
         if body.previous_response_id is not None:
-            earlier = store.get(body.previous_response_id, "previous_response_id")
+            if earlier is None:
+                raise no_response(body.previous_response_id, "previous_response_id")
             if earlier.response.status not in ("completed", "incomplete"):
                 raise BadRequest(f"is {earlier.response.status}", where="previous_response_id")
             # Instructions are not carried over; the new ones, if any, come first. Nor are thoughts.
@@ -76,6 +87,7 @@ class Job:
             ]
         instructed = [Message("system", body.instructions)] if body.instructions else []
         self._messages = [*instructed, *messages, *messages_of(body.input)]
+        self._items = input_items(body.input)
         self._offer = offer(ctx.tools, body.tools)
         most = 2 * ctx.model.max_prompt_length
         self._sessions = Sessions(ctx.tools, ctx.config.tool_timeout_s, most)
@@ -84,13 +96,15 @@ class Job:
         self._usage = [0, 0, 0, 0]
         self._sequence = 0
         self.response = self._blank()
+        self._kept = Kept(self.response, self._messages, self._items, owner=owner())
         self._choice = chosen(body.tool_choice, self._offer.run)
         self._step: Step | None = self._next(self._choice)
 
     def _check(self) -> None:
         body = self._body
+        check_metadata(body.metadata)
         for name, why in _REFUSED.items():
-            if says_something(getattr(body, name)):
+            if not says_nothing(getattr(body, name)):
                 raise NotSupported(f"{name} is not supported: {why}", where=name)
         if body.background and body.stream:
             raise NotSupported("a response in the background is not streamed", where="background")
@@ -116,33 +130,38 @@ class Job:
         if limit is not None and limit < 1:
             raise BadRequest(f"must be at least 1, got {limit}", where="max_output_tokens")
         sampling["max_new_tokens"] = ROOM if limit is None else limit - self._usage[2]
-        for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
-            if (value := getattr(body, name)) is not None:
-                sampling[name] = value
-        sampling |= _constraint(body.text.format if body.text is not None else None)
-        fields: dict[str, Any] = {}
+        said = sampling_of(self._ctx, body)
+        form = _constraint(body.text.format if body.text is not None else None)
+        if form and asked(body).sampling:
+            raise BadRequest("only one constraint can be kept at a time", where="text.format")
+        sampling |= said | form
+        fields: dict[str, Any] = {"require_reasoning": None, **request_fields_of(body)}
         tools = tools_of(self._offer.functions, choice)
         if tools:
             fields["tools"] = tools
         allowed, called = callable_tools(tools, choice)
         use = ToolUse.of(model, allowed, called, body.parallel_tool_calls, self._messages, sampling)
-        sampling |= use.sampling | shown_marks(self._ctx)
+        shows = body.include_reasoning is not False
+        sampling |= use.sampling | shown_marks(self._ctx, None if shows else True)
         if body.top_logprobs or "message.output_text.logprobs" in (body.include or ()):
             fields |= {"return_logprob": True, "return_text_in_logprobs": True}
             fields["top_logprobs_num"] = body.top_logprobs or 0
         effort = (body.reasoning or {}).get("effort")
+        variables = dict(body.chat_template_kwargs or {})
         if effort is not None:
-            fields["template_kwargs"] = {"reasoning_effort": effort}
+            variables.setdefault("reasoning_effort", effort)
+        if variables:
+            fields["template_kwargs"] = variables
         made = GenerateReqInput(
-            require_reasoning=None,
             messages=conversation(self._messages),
             lora_path=self._adapter,
             stream=bool(body.stream),
             sampling_params=sampling,
             **fields,
         )
-        request = ready(self._ctx, made, _NAMES)
-        return Step(self._ctx, request, use, self._offer.run, f"cntr_{self.response.id[5:]}")
+        request = ready(self._ctx, made, self._names)
+        container = f"cntr_{self.response.id[5:]}"
+        return Step(self._ctx, request, use, self._offer.run, container, shows)
 
     def _blank(self) -> ResponseObject:
         body = self._body
@@ -180,22 +199,28 @@ class Job:
 
     def begin(self) -> ResponseObject:
         """Go on in the background; what is answered at once."""
+        client = CLIENT.get()
+        client.begin()  # its request ends now
         self.response.status = "queued"
+        self._kept.task = asyncio.create_task(self._work(), name="sglang-dsl-response")
+        self._kept.task.add_done_callback(lambda _: client.end())
         self._keep()
-        self._store.get(self.response.id).task = asyncio.create_task(self._work(), name="sglang-dsl-response")
         return msgspec.structs.replace(self.response)
 
     async def _work(self) -> None:
         self.response.status = "in_progress"
         try:
             await self._run()
+            self._keep()
         except asyncio.CancelledError:
             self.response.status = "cancelled"
             raise
         except RuntimeFault as fault:
             self._fail(fault)
+            self._keep()
         except Exception as error:  # noqa: BLE001 - sent to whoever reads the response
             self._fail(InternalFault(f"{type(error).__name__}: {error}", hint="a defect of the runtime"))
+            self._keep()
 
     def _fail(self, fault: RuntimeFault) -> None:
         self.response.status = "failed"
@@ -203,12 +228,12 @@ class Job:
 
     def _keep(self) -> None:
         if self.response.store:
-            self._store.put(Kept(self.response, self._messages))
+            self._store.put(self._kept)
 
     async def _run(self) -> None:
         async with self._sessions:
             while (step := self._step) is not None:
-                await run(self._ctx, step.request, _NAMES, [step.reply])
+                await run(self._ctx, step.request, self._names, [step.reply])
                 step.new_logprobs()
                 self._generated(step)
                 self.response.output += step.items()
@@ -222,7 +247,8 @@ class Job:
         async with self._sessions:
             while (step := self._step) is not None:
                 told = StepEvents(step, self.event, len(self.response.output))
-                async with closing_stream(follow(self._ctx, step.request, _NAMES, [step.reply])) as changes:
+                changed = follow(self._ctx, step.request, self._names, [step.reply])
+                async with closing_stream(changed) as changes:
                     async for _ in changes:
                         if step.reply.is_first:
                             if not begun:

@@ -38,10 +38,12 @@ class Step:
         use: ToolUse,
         run: Mapping[str, ServerTool],
         container: str,
+        shows_reasoning: bool = True,
     ) -> None:
         self._ctx, self._use, self._run, self._container = ctx, use, run, container
         self.request = request
-        [self.reply] = parsers(ctx, request, use)
+        self.shows_reasoning = shows_reasoning
+        [self.reply] = parsers(ctx, request, use, apart=None if shows_reasoning else True)
         self.message_id, self.thought_id = f"msg_{new_rid()}", f"rs_{new_rid()}"
         self.calls: list[dict[str, Any]] = []
         self._call_ids: list[str] = []
@@ -52,6 +54,11 @@ class Step:
     @property
     def may_call(self) -> bool:
         return self._use.key is not None
+
+    @property
+    def reasoning(self) -> str | None:
+        """As far as it is shown."""
+        return self.reply.reasoning if self.shows_reasoning else None
 
     @property
     def was_cut(self) -> bool:
@@ -102,7 +109,7 @@ class Step:
     def items(self) -> list[dict[str, Any]]:
         """In the order in which a reply has them. Those of calls change when they are run."""
         reply = self.reply
-        made = [] if reply.reasoning is None else [self.thought(reply.reasoning, self.status)]
+        made = [] if self.reasoning is None else [self.thought(self.reasoning, self.status)]
         if reply.content or not reply.calls:
             made.append(self.said(reply.content, self.status))
         return made + self.calls

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
+from runtime.config.serving.server import ServerConfig
+from runtime.processes.frontend.client import CLIENT
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
 from runtime.server.http.errors import NotFound
+from runtime.server.openai.sampled import Sampled
 
-MAX_KEPT = 1024
 MAX_TOP_LOGPROBS = 20
+MAX_METADATA, MAX_METADATA_NAME, MAX_METADATA_VALUE = 16, 64, 512
+"""Pairs, and characters of each part."""
 
 
 class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -35,15 +41,13 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: str | None = None
 
 
-class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's fields, and `top_k`, `min_p`, `seed` beside them. Fields about accounts have no effect."""
+class ResponsesRequest(Sampled, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's fields, with those of Sampled. Fields about accounts have no effect."""
 
     input: str | list[dict[str, Any]]
     model: str = "default"
     instructions: str | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -69,9 +73,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     prompt_cache_retention: str | None = None
     moderation: dict[str, Any] | None = None
     context_management: list[dict[str, Any]] | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
@@ -109,31 +111,107 @@ class Deleted(msgspec.Struct):
     object: str = "response"
 
 
+class InputItems(msgspec.Struct):
+    """What a response was asked with."""
+
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: str = "list"
+
+
 @dataclass
 class Kept:
-    """A response, the conversation that led to it, and the task that works on it."""
+    """A response, the conversation that led to it, the items it was asked with, and the asyncio.Task that
+    works on it. owner: the key that asked for it, where there are several; size: bytes as JSON; since:
+    time.monotonic()."""
 
     response: ResponseObject
     messages: list[Message]
-    task: asyncio.Task[None] | None = None
+    items: list[dict[str, Any]] = field(default_factory=list)
+    task: Any = None
+    owner: str = ""
+    size: int = 0
+    since: float = 0.0
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the current client may know of it."""
+        return self.owner == owner()
 
 
-@dataclass
+def owner() -> str:
+    """What its responses are kept under."""
+    client = CLIENT.get()
+    return client.name if client.is_tenant else ""
+
+
 class Store:
-    """The newest responses by id."""
+    """The newest responses by id, within limits. tell: called with how many there are, and their bytes."""
 
-    limit: int = MAX_KEPT
-    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    def __init__(
+        self,
+        config: ServerConfig,
+        tell: Callable[[int, int], None] = lambda count, size: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most, self._most_bytes = config.max_kept_responses, config.max_kept_response_bytes
+        self._seconds = config.keep_responses_s
+        self._tell, self._clock = tell, clock
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._bytes: Counter[str] = Counter()
 
     def put(self, kept: Kept) -> None:
-        self.kept[kept.response.id] = kept
-        while len(self.kept) > self.limit:
-            _, oldest = self.kept.popitem(last=False)
-            if oldest.task is not None:
-                oldest.task.cancel()
+        """Keep it, or what has become of it since. The oldest give way to it, first those of its owner where
+        that has more than half of the room."""
+        before = self._kept.get(kept.response.id)
+        if before is not None:
+            self._bytes[before.owner] -= before.size
+        kept.since = self._clock() if before is None else before.since
+        kept.size = len(msgspec.json.encode((kept.response, kept.messages, kept.items)))
+        self._kept[kept.response.id] = kept
+        self._bytes[kept.owner] += kept.size
+        if kept.owner:
+            own = [name for name, one in self._kept.items() if one.owner == kept.owner]
+            while own and self._bytes[kept.owner] > self._most_bytes // 2:
+                self.pop(own.pop(0))
+        while len(self._kept) > self._most or self._bytes.total() > self._most_bytes:
+            self.pop(next(iter(self._kept)))
+        self._expire()
 
-    def get(self, identity: str, where: str = "response_id") -> Kept:
-        found = self.kept.get(identity)
-        if found is None:
-            raise NotFound(f"no response {identity[:80]!r} is kept", where=where)
-        return found
+    def _expire(self) -> None:
+        late = self._clock() - self._seconds
+        while self._kept and (oldest := next(iter(self._kept.values()))).since <= late:
+            self.pop(oldest.response.id)
+        self._tell(len(self._kept), self._bytes.total())
+
+    def pop(self, identity: str) -> Kept | None:
+        """Forget it, and end what works on it. None where it is not here."""
+        kept = self._kept.pop(identity, None)
+        if kept is not None:
+            self._bytes[kept.owner] -= kept.size
+            if kept.task is not None:
+                kept.task.cancel()
+            self._tell(len(self._kept), self._bytes.total())
+        return kept
+
+    def find(self, identity: str) -> Kept | None:
+        self._expire()
+        return self._kept.get(identity)
+
+
+def check_metadata(given: dict[str, str] | None) -> None:
+    """Raise BadRequest for more than OpenAI's limits."""
+    if len(given or {}) > MAX_METADATA:
+        raise BadRequest(f"has {len(given or {})} pairs; at most {MAX_METADATA}", where="metadata")
+    for name, value in (given or {}).items():
+        if len(name) > MAX_METADATA_NAME or len(value) > MAX_METADATA_VALUE:
+            raise BadRequest(
+                f"a name has at most {MAX_METADATA_NAME} characters, and a value {MAX_METADATA_VALUE}",
+                where=f"metadata.{name[:MAX_METADATA_NAME]}",
+            )
+
+
+def no_response(identity: str, where: str = "response_id") -> NotFound:
+    return NotFound(f"no response {identity[:80]!r} is kept", where=where)

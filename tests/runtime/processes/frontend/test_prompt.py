@@ -17,10 +17,10 @@ from runtime.config.engine import EngineConfig
 from runtime.formats.chat import get_chat_template, get_completion_template
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.processes.checkpoint.tokenizer import Tokenizer
-from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.limits import Limits
+from runtime.processes.frontend.prepare import Preparer
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
-from runtime.protocol.media import ImageData
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
 
@@ -145,22 +145,6 @@ def test_a_text_model_refuses_media_by_name(template: Any, part: dict[str, Any])
     with pytest.raises(BadRequest, match=f"text only.*{part['type']}") as caught:
         Preparer(KNOWN, template, LIMITS).prepare(GenerateReqInput(messages=talk))
     assert (caught.value.where, caught.value.status) == ("messages[1].content[1]", 400)
-
-
-def test_what_a_model_takes_is_said_by_whoever_builds_the_front_door() -> None:
-    made = Preparer(KNOWN, PARTS, LIMITS, takes_media={"image"})
-    job = made.prepare(GenerateReqInput(messages=TALK))
-    assert KNOWN.decode(job.requests[0].input_ids, False) == "Ua<image>"
-    assert job.media.images == (ImageData("https://example.org/a.png"),)
-    with pytest.raises(BadRequest, match="text and image, got a part of type 'input_audio'"):
-        made.prepare(GenerateReqInput(messages=[Message("user", [AUDIO])]))
-
-
-def test_urls_are_no_text_of_the_prompt() -> None:
-    made = Preparer(KNOWN, PARTS, LIMITS, takes_media={"image"})
-    part = {"type": "image_url", "image_url": {"url": "https://example.org/<think>.png"}}
-    job = made.prepare(GenerateReqInput(messages=[Message("user", [part])]))
-    assert job.media.images[0].url == "https://example.org/<think>.png"
 
 
 @pytest.mark.parametrize("part", [{"type": "hologram"}, {"type": 5}, {}, "bare", None, [1]])

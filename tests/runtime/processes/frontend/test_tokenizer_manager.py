@@ -21,8 +21,9 @@ from runtime.formats.reasoning.marks import marks_of
 from runtime.plan import StepPlan, StepResult, TokenMask
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.observe import Begun
-from runtime.processes.frontend.prepare import Limits, Preparer
+from runtime.processes.frontend.prepare import Preparer
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import Pipeline, start
 from runtime.processes.pipeline.loading import Loaded

@@ -155,7 +155,7 @@ def test_unknown_fields_name_the_near_one_and_their_path() -> None:
         to_struct({"text": "a", "sampling": {"temprature": 1}}, Outer)
     assert "temprature" in str(caught.value)
     with pytest.raises(BadRequest) as caught:
-        to_struct({"text": "a", "samplin": {}}, Outer)
+        to_struct({"text": "a", "samplin": {"n": 1}}, Outer)
     assert caught.value.where == "samplin"
     assert "'sampling'" in str(caught.value)
 
@@ -165,7 +165,9 @@ def test_what_says_nothing_is_taken(nothing: Any) -> None:
     plain = to_struct({"text": "a", "sampling": {"stop": ["a"]}}, Outer)
     said = {"text": "a", "new": nothing, "sampling": {"stop": ["a"], "new": nothing}, "bias": nothing}
     assert to_struct(said, Outer) == plain
-    for value in (0, "", [], {}, True):
+    for empty in ("", [], {}):
+        assert to_struct(said | {"newer": empty}, Outer) == plain
+    for value in (0, "x", [None], {"a": None}, True):
         with pytest.raises(BadRequest):
             to_struct(said | {"new": value}, Outer)
         with pytest.raises(BadRequest):

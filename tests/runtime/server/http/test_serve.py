@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -53,8 +55,9 @@ async def small(scope: Scope, receive: Receive, send: Send) -> None:
     await _small(send)
 
 
-def until_end(link: socket.socket) -> None:
-    """Read the small answer."""
+def until_end(link: socket.socket, request: bytes = b"") -> None:
+    """Read the small answer, to `request` where there is one."""
+    link.sendall(request)
     found = b""
     while not found.endswith(b"ok"):
         part = link.recv(1000)
@@ -163,3 +166,64 @@ def test_a_body_is_framed_as_h11_frames_it(header: tuple[bytes, bytes]) -> None:
         events = (start, h11.Data(data=b"hello"), h11.EndOfMessage())
         sent.append(b"".join(made.send(event) or b"" for event in events))
     assert sent[0] == sent[1]
+
+
+def opened(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 60)
+
+
+def asked(link: socket.socket) -> bytes:
+    link.sendall(REQUEST)
+    return link.recv(1000)
+
+
+def test_idle_connections_keep_nobody_out(serving: Serving) -> None:
+    """The one that was idle for longest is closed for a new one; those that are used stay."""
+    config = ServerConfig(max_connections=8, header_timeout_s=60)
+    with serving(small, config) as server, contextlib.ExitStack() as stack:
+        used = stack.enter_context(opened(server.port))
+        until_end(used, REQUEST)
+        idle = [stack.enter_context(opened(server.port)) for _ in range(7)]
+        for link in (*idle, used):
+            until_end(link, REQUEST)  # now it is known that they are there, and in this order
+        for at in range(7):
+            new = stack.enter_context(opened(server.port))
+            until_end(new, REQUEST)
+            assert idle[at].recv(1000).startswith(b"HTTP/1.1 503")
+            assert idle[at].recv(1000) == b""
+        until_end(used, REQUEST)
+
+
+def test_what_is_being_answered_is_not_closed_for_others(serving: Serving) -> None:
+    flood = Flood()
+    with serving(flood, ServerConfig(max_connections=2, stall_timeout_s=60)) as server:
+        with opened(server.port) as one, opened(server.port) as two:
+            for link in (one, two):
+                assert asked(link).startswith(b"HTTP/1.1 200")
+            with opened(server.port) as three:
+                assert three.recv(1000).startswith(b"HTTP/1.1 503")
+            assert one.recv(1000)
+            assert two.recv(1000)
+        assert flood.gone.wait(60)
+
+
+def test_the_limit_of_open_files_is_raised_or_told() -> None:
+    """In a process of its own: it cannot be raised again."""
+    code = """
+import logging, resource, sys
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+from runtime.config.serving.server import ServerConfig
+from runtime.server.http.serve import room_for_connections
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (512, min(hard, 2000)))
+print(room_for_connections(ServerConfig(max_connections=600)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(room_for_connections(ServerConfig(max_connections=4096)), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    made = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100
+    )
+    first, told, second = made.stdout.splitlines()
+    assert first == "600 856"
+    assert second == "1744 2000"
+    assert "at most 1744 connections" in told
+    assert "ulimit -n 4352" in told

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +13,10 @@ import pytest
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.requests.single import SingleGenerateReq
 from runtime.server.app import build_app
+from runtime.server.http.keys import KeyRing
 
 TURNS = [{"role": "user", "content": "Which river runs through Ostrel?"}]
 Serving = Callable[..., AbstractContextManager[Any]]
@@ -132,3 +137,41 @@ def test_log_probabilities_of_the_whole_vocabulary_are_not_told(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == where
     assert f"max_{where.removesuffix('_num')}" in answer.json()["error"]["message"]
+
+
+def test_tokens_are_counted_for_the_key_that_asked(
+    pipeline: Pipeline, serving: Serving, tmp_path: Path
+) -> None:
+    """Prompts once, however many samples are made of them; log_metrics changes nothing of that."""
+    file = tmp_path / "keys.yaml"
+    file.write_text("alice: {key: a}\nbob: {key: b}\n")
+    config = ServerConfig(api_keys_file=str(file))
+    ring = KeyRing(config)
+    with serving(build_app(pipeline.manager, config, ring=ring), config) as server:
+        params = {"max_new_tokens": 3, "ignore_eos": True, "n": 4}
+        answer = httpx.post(
+            f"{server.url}/generate",
+            json={"text": "Q: Who rules Hesper?\nA:", "sampling_params": params, "log_metrics": False},
+            headers={"authorization": "Bearer a"},
+            timeout=100,
+        )
+        vectorless = httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "b"}, timeout=100)
+    assert (answer.status_code, vectorless.status_code) == (200, 200)
+    spent = {quota.key_name: (quota.requests, quota.tokens, quota.running) for quota in ring.quotas}
+    assert spent == {"alice": (1, 11 + 4 * 3, 0), "bob": (0, 0, 0)}
+
+
+def test_what_is_refused_is_let_go_of_at_once(roomy: httpx.Client) -> None:
+    """An error that somebody keeps refers to frames that refer to it, and to the prompt."""
+    gc.collect()
+    gc.disable()
+    try:
+        assert roomy.post("/generate", json={"text": HUGE}).status_code == 400
+        held = [
+            one
+            for one in gc.get_objects()
+            if type(one) in (GenerateReqInput, SingleGenerateReq) and len(one.text or "") == len(HUGE)
+        ]
+        assert not held
+    finally:
+        gc.enable()

@@ -144,13 +144,13 @@ def test_the_cache_is_flushed_when_nothing_runs(
     prompt = {"text": "The cache remembers this prompt", "sampling_params": GREEDY}
     client.post("/generate", json=prompt)
     assert client.post("/generate", json=prompt).json()["meta_info"]["cached_tokens"] > 0
-    wait_until(lambda: client.post("/flush_cache").status_code == 200)
+    wait_until(lambda: client.post("/flush_cache", json={}).status_code == 200)
     assert client.post("/generate", json=prompt).json()["meta_info"]["cached_tokens"] == 0
 
 
 def test_the_cache_is_not_flushed_under_a_request(client: httpx.Client) -> None:
     with running(client, "flush-1"):
-        answer = client.post("/flush_cache")
+        answer = client.post("/flush_cache", json={})
         assert answer.status_code == 400
         assert answer.headers["content-type"].startswith("text/plain")
         assert answer.text == (
@@ -159,10 +159,10 @@ def test_the_cache_is_not_flushed_under_a_request(client: httpx.Client) -> None:
         # The scheduler may let go of the request before the wait is over.
         timer = threading.Timer(0.2, lambda: client.post("/abort_request", json={"rid": "flush-1"}))
         timer.start()
-        assert client.post("/flush_cache?timeout=90").status_code == 200
+        assert client.post("/flush_cache?timeout=90", json={}).status_code == 200
         timer.join()
     for wrong in ("-1", "x", "nan", "inf", "1e9"):
-        assert client.post(f"/flush_cache?timeout={wrong}").status_code == 400
+        assert client.post(f"/flush_cache?timeout={wrong}", json={}).status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -200,17 +200,17 @@ def test_a_pause_holds_requests_and_lets_them_go_on(client: httpx.Client, mode: 
     expected = client.post("/generate", json=body).json()["output_ids"]
     with ThreadPoolExecutor(1) as pool:
         assert client.post("/pause_generation", json={"mode": mode}).status_code == 200
-        assert client.get("/health").status_code == 200
+        assert [client.get(path).status_code for path in ("/health", "/ready")] == [503, 503]
         held = pool.submit(client.post, "/generate", json=body)
         with pytest.raises(TimeoutError):
             held.result(0.3)
-        assert client.post("/continue_generation").status_code == 200
+        assert client.post("/continue_generation", json={}).status_code == 200
         assert held.result(100).json()["output_ids"] == expected
 
 
 def test_a_pause_can_end_requests(client: httpx.Client) -> None:
     with running(client, "paused") as lines:
-        assert client.post("/pause_generation").status_code == 200
+        assert client.post("/pause_generation", json={}).status_code == 200
         told = last_error(lines)
     assert client.post("/continue_generation", json={}).status_code == 200
     assert told["code"] == "aborted"
@@ -287,12 +287,12 @@ def test_profiles_do_not_go_where_a_client_says(client: httpx.Client) -> None:
 
 
 def test_a_profile_begins_and_ends(client: httpx.Client) -> None:
-    assert client.post("/stop_profile").status_code == 400
+    assert client.post("/stop_profile", json={}).status_code == 400
     begun = client.post("/start_profile", json={"output_dir": "run-1"})
     assert begun.status_code == 200, begun.text
-    assert client.post("/start_profile").status_code == 400
+    assert client.post("/start_profile", json={}).status_code == 400
     client.post("/generate", json={"text": "a", "sampling_params": GREEDY})
-    assert client.post("/stop_profile").status_code == 200
+    assert client.post("/stop_profile", json={}).status_code == 200
 
 
 def test_logging_can_be_changed(client: httpx.Client) -> None:

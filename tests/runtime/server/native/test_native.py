@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.control import GetStateReq
 from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
-from runtime.server.http.sse import event
 from runtime.server.native.generate import SoFar, answer_of
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12}
@@ -243,7 +242,7 @@ def test_fields_about_logs_and_routes_are_taken(client: httpx.Client) -> None:
         ({"text": "a", "sampling_params": {"max_new_token": 1}}, "max_new_tokens"),
         ({"text": "a", "sampling_params": {"regex": "(", "max_new_tokens": 2}}, "regex"),
         ({"text": "a", "sampling_params": 3}, "sampling_params"),
-        ({"text": "a", "sampling_parms": {}}, "'sampling_params'"),
+        ({"text": "a", "sampling_parms": {"n": 1}}, "'sampling_params'"),
         ({"text": "a", "stream": "yes"}, "stream"),
         ({"text": "a", "stream_output": 1}, "stream_output"),
         ({"text": "a", "http_worker_ipc": "x"}, "unknown field"),
@@ -494,7 +493,7 @@ def test_what_is_added_as_json_is_all_so_far(deltas: list[tuple[str, list[int], 
         text, ids = text + new_text, ids[:kept] + new_ids
         meta = {"id": "r", "output_top_logprobs": [[[-1.0, one, "é"]] for one in new_ids]}
         answer = answer_of(OutputDelta(new_text, new_ids, meta, replaced=replaced), 3)
-        told = json.loads(event(so_far.add(answer, replaced)).removeprefix(b"data: "))
+        told = json.loads(so_far.event(answer, replaced).removeprefix(b"data: "))
         entries = [[[-1.0, one, "é"]] for one in ids]
         assert told == {"text": text, "output_ids": ids, "index": 3,
                         "meta_info": {"id": "r", "output_top_logprobs": entries}}  # fmt: skip

@@ -37,14 +37,14 @@ class Served(NamedTuple):
 
     def servers(self) -> dict[str, psutil.Process]:
         """URL -> the first process of each server."""
-        found = {}
+        urls, found = {one.rsplit(":", 1)[1]: one for one in self.workers()}, {}
         for process in self.process.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                line = process.cmdline()
-                if "--config" in line:
-                    ready = Path(line[line.index("--config") + 1]).with_name("ready.json")
-                    if ready.exists():
-                        found[json.loads(ready.read_text())["url"]] = process
+                if process.cmdline()[0] == "sglang-dsl supervisor":
+                    for one in process.children():
+                        for socket in one.net_connections("tcp"):
+                            if socket.status == psutil.CONN_LISTEN and str(socket.laddr.port) in urls:
+                                found[urls[str(socket.laddr.port)]] = process
         return found
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.server
 import os
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,5 +108,34 @@ def test_a_server_that_cannot_start_says_why() -> None:
             server.wait(120)
         with pytest.raises(EngineDead, match="ended with code 2"):
             asyncio.run(server.ask("/health", 1))
+    finally:
+        server.stop(0)
+
+
+def test_a_paused_replica_is_not_replaced() -> None:
+    cases = [(200, "healthy\n", True), (503, '{"error":{"code":"not_ready"}}', True),
+             (503, '{"error":{"code":"engine_dead"}}', False), (500, "", False)]  # fmt: skip
+    left = iter(cases)
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body, _ = next(left)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: Any) -> None:
+            return
+
+    server = ServerProcess({"model": "/nowhere", "api_key": "k"}, "127.0.0.1", {**os.environ})
+    server.check = lambda: None  # type: ignore[method-assign]
+    try:
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as answering:
+            threading.Thread(target=answering.serve_forever, daemon=True).start()
+            server.url = f"http://127.0.0.1:{answering.server_port}"
+            for status, _, well in cases:
+                with contextlib.nullcontext() if well else pytest.raises(EngineDead, match=str(status)):
+                    asyncio.run(server.check_health(60))
+            answering.shutdown()
     finally:
         server.stop(0)

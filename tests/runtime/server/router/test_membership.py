@@ -41,7 +41,7 @@ def test_without_workers_it_says_so_and_goes_on_when_one_comes() -> None:
             answer = await here.post(text="x")
             assert (answer.status_code, "there is none" in answer.text) == (503, True)
             assert (await here.client.get("/ready")).status_code == 503
-            assert (await here.client.post("/flush_cache")).status_code == 503
+            assert (await here.client.post("/flush_cache", json={})).status_code == 503
             assert (await here.client.get("/workers")).json() == {"workers": []}
             await here.router.become(pool, [here.workers[0].url])
             await until(lambda: pool.available)

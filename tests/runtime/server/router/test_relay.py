@@ -61,6 +61,7 @@ def test_bytes_and_paths_are_passed_on_as_they_are() -> None:
             [call] = here.workers[0].got
             assert call.body == body
             assert call.headers["x-mine"] == "7"
+            assert call.headers["x-request-id"] == answer.headers["x-request-id"]
             assert "cookie" not in call.headers
             for path in ("/v1/models", "/v1/models/a/b", "/openapi.json"):
                 assert (await here.client.get(path)).json()["path"] == path
@@ -408,7 +409,7 @@ def test_orders_go_to_all_and_what_is_told_comes_from_all() -> None:
 
     async def work() -> None:
         async with scene(Played("a", answers), Played("b", answers)) as here:
-            assert (await here.post("/flush_cache")).status_code == 200
+            assert (await here.post("/flush_cache", json={})).status_code == 200
             assert [one.got[-1].path for one in here.workers] == ["/flush_cache"] * 2
             info = (await here.client.get("/server_info")).json()
             assert info["internal_states"] == [{"of": "a"}, {"of": "b"}]
@@ -416,7 +417,7 @@ def test_orders_go_to_all_and_what_is_told_comes_from_all() -> None:
             loads = (await here.client.get("/get_load")).json()
             assert [one["dp_rank"] for one in loads] == [0, 1]
             here.workers[1].does = dies
-            answer = await here.post("/flush_cache")
+            answer = await here.post("/flush_cache", json={})
             assert answer.status_code == 502
             assert here.workers[1].url in answer.text
             assert (await here.client.get("/health_generate")).status_code == 200

@@ -1,0 +1,31 @@
+"""Client: for whom the current task works. Whoever takes a request in says so; the frontend, which knows no
+keys and no addresses, tells it what the request costs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+
+class Client:
+    """name: whose shares are counted together. is_tenant: it is one of several that must not learn of one
+    another: not by what the cache they share holds, nor may it end what others began."""
+
+    def __init__(self, name: str = "", *, is_tenant: bool = False) -> None:
+        self.name, self.is_tenant = name, is_tenant
+
+    def begin(self) -> None:
+        """A request of its own begins. Raises RateLimited where it may have no more; then it did not."""
+
+    def end(self) -> None:
+        """One that began is over."""
+
+    def spend(self, tokens: int) -> None:
+        """So many tokens were taken in, or generated, for it. Called from any thread."""
+
+    def headers(self) -> dict[str, str]:
+        """What the answer's headers tell of its limits."""
+        return {}
+
+
+CLIENT: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it has no state
+"""Of the current task."""

@@ -1,0 +1,190 @@
+"""KeyRing: the API keys that a server knows, each with a name and limits, and the admin key.
+
+Keys come from the options, or from a file that is read again when the operator says so (SIGHUP). They are
+compared as digests, in constant time, and never written anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import stat
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import yaml
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from runtime.config.serving.server import ServerConfig
+from runtime.processes.frontend.client import Client
+from runtime.protocol.errors import BadRequest
+from runtime.server.http.quota import Limits, Quota
+
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 4 << 20
+
+
+class _Line(Limits, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the file says of one name. sha256: the key's, in hexadecimal, instead of the key itself."""
+
+    key: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class Key:
+    """client: who has it; None: whoever was told the server's one key."""
+
+    digest: bytes
+    client: Client | None = None
+    is_admin: bool = False
+
+
+class KeyRing:
+    """Lets everybody in where the config has no key. `tell` may be replaced: it is called for what each name
+    of the file uses. Raises BadRequest for a file that is wrong."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._file, self._workers = config.api_keys_file, config.http_workers
+        own, admin = config.api_key, config.admin_api_key
+        self._own = [] if own is None else [Key(_digest(own.strip().encode()))]
+        if admin is not None:
+            self._own.append(Key(_digest(admin.strip().encode()), Client("admin"), is_admin=True))
+        self._secured = own is not None or self._file is not None
+        self.tell: Callable[[str, str, int], None] = lambda name, what, count: None
+        self._quotas: dict[str, Quota] = {}
+        self._keys: list[Key] = []
+        self._read()
+
+    @property
+    def secured(self) -> bool:
+        """Whether requests need a key."""
+        return self._secured
+
+    @property
+    def orders_need_admin(self) -> bool:
+        """Orders need another key than requests: there is one, or there are many clients."""
+        return self._file is not None or any(one.is_admin for one in self._own)
+
+    @property
+    def quotas(self) -> list[Quota]:
+        return list(self._quotas.values())
+
+    def find(self, given: bytes) -> Key | None:
+        """The key that this is. Looks at all of them, however early it finds it."""
+        digest, found = _digest(given), None
+        for one in (*self._own, *self._keys):
+            if hmac.compare_digest(one.digest, digest):
+                found = one
+        return found
+
+    def _tell(self, name: str, what: str, count: int) -> None:
+        self.tell(name, what, count)
+
+    def reload(self) -> None:
+        """Read the file again. Where that fails, the keys stay as they are, and the log says why."""
+        try:
+            self._read()
+        except BadRequest as error:
+            log.error("the API keys were not read again: %s", error)
+        else:
+            log.info("%d API keys were read from %s", len(self._keys), self._file)
+
+    def _read(self) -> None:
+        if self._file is None:
+            return
+        lines = _lines(self._file)
+        quotas: dict[str, Quota] = {}
+        for name, line in lines.items():
+            limits = line.share(self._workers)
+            quotas[name] = self._quotas.get(name) or Quota(name, limits, tell=partial(self._tell, name))
+            quotas[name].become(limits)
+        keys = [Key(_digest_of(line, name, self._file), quotas[name]) for name, line in lines.items()]
+        if len({one.digest for one in (*keys, *self._own)}) < len(keys) + len(self._own):
+            raise BadRequest("two names have the same key", where=self._file)
+        self._quotas, self._keys = quotas, keys
+
+
+class KeyMetrics:
+    """Counters of what each name of the file has used: (name, what, how many more)."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str, labels: Mapping[str, str]) -> None:
+        names = (*labels, "key")
+        self._values = tuple(labels.values())
+        self._all: dict[str, Counter | Gauge] = {
+            "requests": Counter(f"{prefix}key_requests", "Requests of an API key", names, registry=registry),
+            "tokens": Counter(f"{prefix}key_tokens", "Tokens that it used", names, registry=registry),
+            "refused": Counter(
+                f"{prefix}key_refused", "Its requests beyond a limit", names, registry=registry
+            ),
+            "running": Gauge(
+                f"{prefix}key_running", "Its requests in hand", names, registry=registry,
+                multiprocess_mode="livesum",
+            ),
+        }  # fmt: skip
+
+    def __call__(self, name: str, what: str, count: int) -> None:
+        self._all[what].labels(*self._values, name).inc(count)
+
+
+def _lines(file: str) -> dict[str, _Line]:
+    path = Path(file).expanduser()
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+            if os.fstat(opened.fileno()).st_mode & stat.S_IROTH:
+                log.warning("%s can be read by every user of this machine", file)
+    except OSError as error:
+        raise BadRequest(f"cannot be read: {error.strerror or error}", where=file) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise BadRequest(f"is larger than {MAX_FILE_BYTES} bytes", where=file)
+    try:
+        found = yaml.safe_load(data)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        # The library quotes the line, which may hold a key.
+        place = getattr(error, "problem_mark", None)
+        line = "" if place is None else f" (line {place.line + 1})"
+        raise BadRequest(f"is not YAML{line}", where=file) from None
+    if not isinstance(found, dict) or not found:
+        raise BadRequest("must hold `name: {key: ..., requests_per_minute: ...}` lines", where=file)
+    try:
+        lines = msgspec.convert(found, dict[str, _Line], strict=True)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error), where=file) from None
+    for name, one in lines.items():
+        _check(name, one, file)
+    return lines
+
+
+def _check(name: str, line: _Line, file: str) -> None:
+    if not name or len(name) > 100 or not name.isprintable():
+        raise BadRequest(f"{name!r:.120} is no name of a key: 1 to 100 letters", where=file)
+    for field in Limits.__struct_fields__:
+        value = getattr(line, field)
+        if value is not None and value < 1:
+            raise BadRequest(f"{field} of {name} must be at least 1, got {value}", where=file)
+
+
+def _digest_of(line: _Line, name: str, file: str) -> bytes:
+    given = [one for one in (line.key, line.sha256) if one is not None]
+    if len(given) != 1 or not given[0].strip():
+        raise BadRequest(f"{name} needs either key or sha256", where=file)
+    if line.sha256 is None:
+        return _digest(given[0].strip().encode())
+    try:
+        made = bytes.fromhex(line.sha256.strip())
+    except ValueError:
+        made = b""
+    if len(made) != hashlib.sha256().digest_size:
+        raise BadRequest(f"sha256 of {name} must be 64 hexadecimal digits", where=file)
+    return made
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,89 @@
+"""What the HTTP workers of one server ask each other: responses that another one keeps, what all are to do.
+
+Each listens on a Unix socket in the server's private folder, and answers in msgpack. It knows paths and
+bytes; what they mean is its users' business. A worker that does not answer within PEER_S is passed over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+T = TypeVar("T")
+Act = Callable[[str], Awaitable[Any] | Any]
+"""(what is asked for) -> the answer, a msgspec struct or builtins; None: that is not here."""
+
+log = logging.getLogger(__name__)
+
+PEER_S = 2.0
+
+
+class Peers:
+    """The other workers of this server; alone, there are none. `answers[what]` is called when another one
+    asks for it."""
+
+    def __init__(self, folder: Path | None = None, name: str = "", names: Sequence[str] = ()) -> None:
+        self.answers: dict[str, Act] = {}
+        self._folder, self._name = folder, name
+        self._others = [] if folder is None else [other for other in names if other != name]
+        self._clients: dict[str, httpx.AsyncClient] = {}
+
+    async def all(self, what: str, about: str, kind: type[T]) -> list[T]:
+        """What the others answer, without those who have nothing."""
+        told = await asyncio.gather(*(self._ask(other, what, about) for other in self._others))
+        return [msgspec.msgpack.decode(one, type=kind) for one in told if one is not None]
+
+    async def first(self, what: str, about: str, kind: type[T]) -> T | None:
+        """What any other has; None: nobody has it."""
+        found = await self.all(what, about, kind)
+        return found[0] if found else None
+
+    def server(self) -> uvicorn.Server | None:
+        """What answers the others, for the loop that serves; None where there are none."""
+        if self._folder is None or not self._others:
+            return None
+        app = Starlette(routes=[Route("/{what}", self._answer, methods=["POST"])])
+        path = str(_socket_of(self._folder, self._name))
+        return uvicorn.Server(
+            uvicorn.Config(app, uds=path, lifespan="off", ws="none", log_config=None, access_log=False)
+        )
+
+    async def _ask(self, other: str, what: str, about: str) -> bytes | None:
+        assert self._folder is not None
+        client = self._clients.get(other)
+        if client is None:
+            way = httpx.AsyncHTTPTransport(uds=str(_socket_of(self._folder, other)), verify=False)
+            client = self._clients[other] = httpx.AsyncClient(
+                transport=way, base_url="http://peer", timeout=PEER_S, trust_env=False
+            )
+        try:
+            async with asyncio.timeout(PEER_S):
+                answer = await client.post(f"/{what}", content=about.encode())
+        except (httpx.HTTPError, TimeoutError) as error:
+            log.debug("%s does not answer: %s", other, error)
+            return None
+        return answer.content if answer.status_code == 200 else None
+
+    async def _answer(self, request: Request) -> Response:
+        act = self.answers.get(request.path_params["what"])
+        found = None if act is None else act((await request.body()).decode())
+        if isinstance(found, Awaitable):
+            found = await found
+        if found is None:
+            return Response(status_code=404)
+        return Response(msgspec.msgpack.encode(found))
+
+
+def _socket_of(folder: Path, name: str) -> Path:
+    return folder / f"{name}.http"

@@ -1,0 +1,417 @@
+"""Ollama's interface: /api/chat and /api/generate (lines of JSON, or whole), /api/embed, and what tells of
+the one model that is served: /api/tags, /api/ps, /api/show, /api/version.
+
+It knows messages and lines; prompts, templates and tokens are the frontend's. Models are neither fetched nor
+changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncGenerator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.chat.render import conversation
+from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyParser
+from runtime.protocol.console import version
+from runtime.protocol.errors import BadRequest, RuntimeFault
+from runtime.protocol.io_struct import GenerateReqInput
+from runtime.protocol.messages import Message
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.error_mapping import mapped_errors
+from runtime.server.http.errors import json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.http.sse import EventStream, closing_stream
+from runtime.server.native.generate import check_items
+from runtime.server.ollama.words import (
+    NAMES,
+    OllamaChat,
+    OllamaEmbed,
+    OllamaGenerate,
+    OllamaRequest,
+    OllamaShow,
+    adapter_of,
+    content_of,
+    messages_of,
+    sampling_of,
+    thinking_of,
+)
+from runtime.server.openai.messages import callable_tools, tools_of
+from runtime.server.replies import follow, parsers, ready, run, shown_marks
+from runtime.server.tool_use import ToolUse
+
+PREFIXES = ("/api/",)
+"""Paths whose errors look as Ollama's clients expect."""
+LINES = {"content-type": "application/x-ndjson"}
+
+
+class OllamaError(msgspec.Struct):
+    error: str
+
+
+class OllamaAnswer(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """message (/api/chat) or response (/api/generate): what is new, in streams. Durations in nanoseconds, at
+    the end."""
+
+    model: str
+    created_at: str
+    done: bool
+    message: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    response: str | msgspec.UnsetType = msgspec.UNSET
+    thinking: str | msgspec.UnsetType = msgspec.UNSET
+    done_reason: str | msgspec.UnsetType = msgspec.UNSET
+    total_duration: int | msgspec.UnsetType = msgspec.UNSET
+    load_duration: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+    eval_count: int | msgspec.UnsetType = msgspec.UNSET
+    eval_duration: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class OllamaVectors(msgspec.Struct, kw_only=True):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OllamaModels(msgspec.Struct):
+    models: list[dict[str, Any]]
+
+
+class OllamaVersion(msgspec.Struct):
+    version: str
+
+
+def _operation(summary: str, response: Any, request: Any = None, **more: Any) -> Operation:
+    return Operation(summary, request=request, response=response, error=OllamaError, tag="ollama", **more)
+
+
+OPENAPI = {
+    "POST /api/chat": _operation(
+        "reply to a conversation (Ollama's interface)",
+        OllamaAnswer,
+        OllamaChat,
+        errors=(404, 501, 504),
+        lines=True,
+    ),
+    "POST /api/generate": _operation(
+        "continue a text (Ollama's interface)",
+        OllamaAnswer,
+        OllamaGenerate,
+        errors=(404, 501, 504),
+        lines=True,
+    ),
+    "POST /api/embed": _operation(
+        "vectors of texts (Ollama's interface)", OllamaVectors, OllamaEmbed, errors=(404, 501, 504)
+    ),
+    "POST /api/show": _operation(
+        "facts about the model (Ollama's interface)", {"type": "object"}, OllamaShow, errors=(404,)
+    ),
+    "GET /api/tags": _operation("the model that is served (Ollama's interface)", OllamaModels),
+    "GET /api/ps": _operation("the model that is loaded (Ollama's interface)", OllamaModels),
+    "GET /api/version": _operation("the version of this server (Ollama's interface)", OllamaVersion),
+}
+
+
+def error_body(fault: RuntimeFault) -> dict[str, Any]:
+    """The error in Ollama's shape."""
+    return {"error": str(fault)}
+
+
+def line(data: Any) -> bytes:
+    return msgspec.json.encode(data) + b"\n"
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    made = _Routes(ctx)
+    return [
+        Route("/api/chat", made.chat, methods=["POST"]),
+        Route("/api/generate", made.generate, methods=["POST"]),
+        Route("/api/embed", made.embed, methods=["POST"]),
+        Route("/api/show", made.show, methods=["POST"]),
+        Route("/api/tags", made.tags, methods=["GET"]),
+        Route("/api/ps", made.tags, methods=["GET"]),
+        Route("/api/version", made.version, methods=["GET"]),
+    ]
+
+
+class _Routes:
+    def __init__(self, ctx: ServerContext) -> None:
+        self._ctx = ctx
+        self._began = _moment(ctx)
+
+    async def chat(self, request: Request) -> Response:
+        body = await read_struct(request, self._ctx.config, OllamaChat)
+        return await self._answer(request, body, None if not body.messages else _chat_of(self._ctx, body))
+
+    async def generate(self, request: Request) -> Response:
+        body = await read_struct(request, self._ctx.config, OllamaGenerate)
+        for name in ("template", "context"):
+            if getattr(body, name):
+                raise BadRequest(
+                    "is not taken: the model's own template is used, and messages are for conversations",
+                    where=name,
+                )
+        return await self._answer(request, body, None if not body.prompt else _text_of(self._ctx, body))
+
+    async def _answer(
+        self, request: Request, body: OllamaRequest, asked: tuple[GenerateReqInput, ToolUse] | None
+    ) -> Response:
+        adapter_of(self._ctx, body.model)
+        if asked is None:  # clients load a model so, which is loaded here
+            part: dict[str, Any] = {"response": ""}
+            if isinstance(body, OllamaChat):
+                part = {"message": {"role": "assistant", "content": ""}}
+            told = OllamaAnswer(
+                model=body.model, created_at=_moment(self._ctx), done=True, done_reason="load", **part
+            )
+            return json_response(told)
+        job = _Job(self._ctx, body, *asked)
+        if body.stream:
+            return EventStream(
+                job.stream(), keep_alive_s=0.0, on_fault=lambda fault: line(error_body(fault)), headers=LINES
+            )
+        return json_response(await self._ctx.while_connected(request, job.whole()))
+
+    async def embed(self, request: Request) -> Response:
+        body = await read_struct(request, self._ctx.config, OllamaEmbed)
+        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, body)))
+
+    async def show(self, request: Request) -> Response:
+        body = await read_struct(request, self._ctx.config, OllamaShow)
+        name = body.model or body.name
+        if not name:
+            raise BadRequest("is missing", where="model")
+        adapter_of(self._ctx, name)
+        model = self._ctx.model
+        family = model.model_type or "unknown"
+        capabilities = ["completion", "insert"] if model.is_generation else ["embedding"]
+        if model.tool_parser is not None:
+            capabilities.append("tools")
+        if self._ctx.manager.reasoning is not None:
+            capabilities.append("thinking")
+        if model.is_multimodal:
+            capabilities.append("vision")
+        return json_response(
+            {
+                "modelfile": "",
+                "license": "",
+                "parameters": "\n".join(
+                    f"{word} {json.dumps(value)}" for word, value in model.default_sampling.items()
+                ),
+                "template": model.template_name or "",
+                "modified_at": self._began,
+                "details": self._details(),
+                "model_info": {
+                    "general.architecture": family,
+                    f"{family}.context_length": model.context_length,
+                    f"{family}.embedding_length": model.hidden_size,
+                    f"{family}.vocab_size": model.vocab_size,
+                },
+                "capabilities": capabilities,
+            }
+        )
+
+    async def tags(self, request: Request) -> Response:
+        model = self._ctx.model
+        facts = f"{model.path}\n{model.architecture}\n{model.weight_version}"
+        shared = {
+            "modified_at": self._began,
+            "expires_at": "0001-01-01T00:00:00Z",
+            "size": _size(Path(model.path)),
+            "size_vram": 0,
+            "digest": hashlib.sha256(facts.encode()).hexdigest(),
+            "details": self._details(),
+        }
+        return json_response(
+            OllamaModels([{"name": name, "model": name, **shared} for name in self._ctx.served_names])
+        )
+
+    async def version(self, request: Request) -> Response:
+        return json_response(OllamaVersion(version()))
+
+    def _details(self) -> dict[str, Any]:
+        model = self._ctx.model
+        kind = "gguf" if model.path.endswith(".gguf") else "safetensors"
+        family = model.model_type or "unknown"
+        return {
+            "parent_model": "",
+            "format": kind,
+            "family": family,
+            "families": [family],
+            "parameter_size": "",
+            "quantization_level": "",
+        }
+
+
+def _chat_of(ctx: ServerContext, body: OllamaChat) -> tuple[GenerateReqInput, ToolUse]:
+    history = messages_of(body.messages)
+    begun = history[-1].role == "assistant" and not history[-1].tool_calls
+    sampling = sampling_of(ctx, body)
+    tools, choice = callable_tools(tools_of(body.tools, None), None)
+    use = ToolUse.of(ctx.model, tools, choice, None, history, sampling)
+    fields: dict[str, Any] = {"tools": tools_of(body.tools, None)} if body.tools else {}
+    messages = conversation(history, continue_final_message=begun)
+    return _request(ctx, body, {**sampling, **use.sampling}, messages=messages, **fields), use
+
+
+def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput, ToolUse]:
+    sampling = sampling_of(ctx, body)
+    if body.suffix or body.raw or ctx.model.template_source == "none":
+        for name in ("system", "images"):
+            if getattr(body, name):
+                raise BadRequest("goes with a prompt that the chat template renders", where=name)
+        made = _request(ctx, body, sampling, text=body.prompt, suffix=body.suffix or None)
+        return made, ToolUse()
+    system = [Message("system", body.system)] if body.system else []
+    user = Message("user", content_of(body.prompt, body.images, "images"))
+    return _request(ctx, body, sampling, messages=conversation([*system, user])), ToolUse()
+
+
+def _request(
+    ctx: ServerContext, body: OllamaRequest, sampling: dict[str, Any], **prompt: Any
+) -> GenerateReqInput:
+    thinking = thinking_of(ctx, body)
+    if "messages" not in prompt:
+        thinking.pop("template_kwargs", None)
+    made = GenerateReqInput(
+        sampling_params={**sampling, **shown_marks(ctx, bool(body.think) or None)},
+        lora_path=adapter_of(ctx, body.model),
+        stream=body.stream,
+        **thinking,
+        **prompt,
+    )
+    return ready(ctx, made, NAMES)
+
+
+async def _embedded(ctx: ServerContext, body: OllamaEmbed) -> OllamaVectors:
+    adapter = adapter_of(ctx, body.model)
+    texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
+    with mapped_errors({"text": "input"}):
+        made = ctx.with_deadline(EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter))
+        made.normalize_batch_and_arguments()
+        check_items(made, ctx)
+        vectors, tokens, took = [], 0, 0.0
+        for outcome in await ctx.manager.embed(made):
+            if isinstance(outcome, RuntimeFault):
+                raise outcome
+            vectors.append(outcome.embedding)
+            tokens += outcome.prompt_tokens
+            took = max(took, float(outcome.meta.get("e2e_latency", 0.0)))
+    return OllamaVectors(
+        model=body.model,
+        embeddings=vectors,
+        total_duration=_nanoseconds(took),
+        load_duration=0,
+        prompt_eval_count=tokens,
+    )
+
+
+class _Job:
+    """One request, and how its reply becomes lines."""
+
+    def __init__(
+        self, ctx: ServerContext, body: OllamaRequest, request: GenerateReqInput, use: ToolUse
+    ) -> None:
+        self._ctx, self._body, self._request = ctx, body, request
+        self._names = use.named(NAMES)
+        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None)
+
+    async def whole(self) -> OllamaAnswer:
+        await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        [reply] = self._replies
+        return self._line(reply.content, reply.reasoning or "", reply, end=True)
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        async with closing_stream(
+            follow(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
+        ) as changes:
+            async for _, reply in changes:
+                for one in reply.events:
+                    match one:
+                        case ReasoningDelta(text=text):
+                            yield line(self._line("", text))
+                        case ContentDelta(text=text) if text:
+                            yield line(self._line(text))
+                if reply.meta.get("finish_reason") is not None:
+                    if reply.calls:  # they are told whole
+                        yield line(self._line("", calls=_calls(reply)))
+                    yield line(self._line("", "", reply, end=True, calls=[]))
+
+    def _line(
+        self,
+        text: str,
+        thought: str = "",
+        reply: ReplyParser | None = None,
+        *,
+        end: bool = False,
+        calls: list[dict[str, Any]] | None = None,
+    ) -> OllamaAnswer:
+        made = OllamaAnswer(model=self._body.model, created_at=_moment(self._ctx), done=end)
+        if isinstance(self._body, OllamaChat):
+            made.message = {"role": "assistant", "content": text}
+            if thought:
+                made.message["thinking"] = thought
+            calls = _calls(reply) if calls is None and reply is not None else calls
+            if calls:
+                made.message["tool_calls"] = calls
+        else:
+            made.response = text
+            if thought:
+                made.thinking = thought
+        if end and reply is not None:
+            _tell_end(made, reply.meta)
+        return made
+
+
+def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
+    return [{"function": {"name": name, "arguments": _arguments(text)}} for name, text in reply.calls]
+
+
+def _arguments(text: str) -> Any:
+    """As an object; what is none (the output was cut) stays text."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        return text
+
+
+def _tell_end(made: OllamaAnswer, meta: Mapping[str, Any]) -> None:
+    reason = (meta.get("finish_reason") or {}).get("type", "stop")
+    total, first = float(meta.get("e2e_latency") or 0.0), float(meta.get("first_token_latency") or 0.0)
+    made.done_reason = reason if reason in ("stop", "length") else "stop"
+    made.total_duration = _nanoseconds(total)
+    made.load_duration = 0
+    made.prompt_eval_count = int(meta.get("prompt_tokens") or 0)
+    made.prompt_eval_duration = _nanoseconds(max(0.0, first - float(meta.get("queue_time") or 0.0)))
+    made.eval_count = int(meta.get("completion_tokens") or 0)
+    made.eval_duration = _nanoseconds(max(0.0, total - first))
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _moment(ctx: ServerContext) -> str:
+    return datetime.fromtimestamp(ctx.clock(), UTC).isoformat().replace("+00:00", "Z")
+
+
+def _size(path: Path) -> int:
+    """Bytes of a checkpoint's files."""
+    try:
+        files = [path] if path.is_file() else list(path.iterdir())
+        return sum(one.stat().st_size for one in files if one.is_file())
+    except OSError:
+        return 0

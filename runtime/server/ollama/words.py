@@ -1,0 +1,208 @@
+"""What Ollama's bodies hold, and what of it the runtime knows by another name. Source of the shapes: Ollama's
+API reference (docs/api.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.messages import Message, ToolCall
+from runtime.protocol.sampling import ROOM
+from runtime.server.context import ServerContext
+from runtime.server.http.body import json_type, known_fields
+from runtime.server.http.errors import NotSupported
+from runtime.server.http.left_out import remark, says_nothing
+from runtime.server.openai.params import check_model
+from runtime.server.output_format import ANY_OBJECT
+
+_SAME = ("temperature", "top_k", "top_p", "min_p", "stop", "presence_penalty", "frequency_penalty")
+_OF_THE_MACHINE = (
+    "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock", "numa",
+    "low_vram", "f16_kv", "vocab_only", "logits_all", "penalize_newline", "repeat_last_n", "mirostat_eta",
+    "mirostat_tau",
+)  # fmt: skip
+_FIXED = {"typical_p": 1.0, "tfs_z": 1.0, "mirostat": 0, "draft_num_predict": 0}
+"""Options that are taken with their default only."""
+_ROLES = ("system", "user", "assistant", "tool")
+_MESSAGE = ("role", "content", "images", "tool_calls", "tool_name", "tool_call_id", "thinking", "name")
+LATEST = ":latest"
+
+
+class OllamaRequest(msgspec.Struct, kw_only=True):
+    """keep_alive has no effect: the model stays loaded."""
+
+    model: str
+    stream: bool = True
+    format: str | dict[str, Any] | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+
+
+class OllamaChat(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+    """Without messages: whether the model is there."""
+
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerate(OllamaRequest, kw_only=True, forbid_unknown_fields=True):
+    """prompt goes through the chat template, after `system`; raw: as it stands. suffix: what comes after the
+    hole that is filled. Without a prompt: whether the model is there."""
+
+    prompt: str = ""
+    suffix: str | None = None
+    system: str | None = None
+    raw: bool = False
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[str] | None = None
+
+
+class OllamaEmbed(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """truncate: false = a text that is too long is refused, as it is without."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: dict[str, Any] | None = None
+    keep_alive: str | float | None = None
+
+
+class OllamaShow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    name: str | None = None
+    verbose: bool = False
+
+
+def adapter_of(ctx: ServerContext, name: str) -> str | None:
+    """See check_model; Ollama's clients add ":latest" to names. Raises ModelNotFound."""
+    return check_model(ctx, name.removesuffix(LATEST))
+
+
+def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
+    """The words for sampling_params. Raises BadRequest, NotSupported."""
+    made: dict[str, Any] = {**ctx.model.default_sampling, "max_new_tokens": ROOM}
+    given = known_fields(
+        body.options or {},
+        (*_SAME, "num_predict", "seed", "repeat_penalty", *_OF_THE_MACHINE, *_FIXED),
+        "options",
+    )
+    for name, value in given.items():
+        if says_nothing(value):
+            continue
+        if name in _SAME:
+            made[name] = value
+        elif name in _FIXED:
+            if value != _FIXED[name]:
+                raise NotSupported(f"must be {_FIXED[name]}", where=f"options.{name}")
+        elif name in _OF_THE_MACHINE:
+            remark(f"options.{name} has no effect")
+        elif not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise BadRequest(f"must be a number, got {json_type(value)}", where=f"options.{name}")
+        elif name == "repeat_penalty":
+            made["repetition_penalty"] = value
+        elif name == "num_predict" and value >= 0:
+            # Ollama ends at the context's end, whatever was asked for.
+            made["max_new_tokens"] = value if value < ctx.model.context_length else ROOM
+        elif name == "seed" and value >= 0:
+            made["seed"] = value
+    if body.keep_alive is not None:
+        remark("keep_alive has no effect: the model stays loaded")
+    match body.format:
+        case None | "":
+            pass
+        case "json":
+            made["json_schema"] = ANY_OBJECT
+        case {**schema}:
+            made["json_schema"] = schema
+        case _:
+            raise BadRequest('is "json" or a JSON schema', where="format")
+    return made
+
+
+NAMES = {
+    "max_new_tokens": "options.num_predict", "repetition_penalty": "options.repeat_penalty",
+    "json_schema": "format", "text": "prompt", **{name: f"options.{name}" for name in (*_SAME, "seed")},
+}  # fmt: skip
+"""What the runtime's fields are called here."""
+
+
+def thinking_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
+    """Fields of a GenerateReqInput that `think` asks for. Raises BadRequest."""
+    if body.think is None:
+        return {"require_reasoning": None}
+    if body.think and ctx.manager.reasoning is None:
+        raise BadRequest(f"{body.model[:200]!r} does not support thinking", where="think")
+    made: dict[str, Any] = {"require_reasoning": bool(body.think)}
+    # Only a checkpoint's own template may know the switch; the others would refuse any variable.
+    if ctx.model.template_source == "checkpoint jinja":
+        made["template_kwargs"] = {"enable_thinking": bool(body.think)}
+        if isinstance(body.think, str):
+            made["template_kwargs"]["reasoning_effort"] = body.think
+    return made
+
+
+def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Raises BadRequest with the place of what is wrong."""
+    return [_message(one, f"messages[{index}]") for index, one in enumerate(given)]
+
+
+def _message(one: Mapping[str, Any], where: str) -> Message:
+    one = known_fields(one, _MESSAGE, where)
+    role, content = one.get("role"), one.get("content") or ""
+    if role not in _ROLES:
+        raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{where}.role")
+    if not isinstance(content, str):
+        raise BadRequest(f"is a text, got {json_type(content)}", where=f"{where}.content")
+    called = one.get("tool_calls") or []
+    if not isinstance(called, list):
+        raise BadRequest(f"is a list, got {json_type(called)}", where=f"{where}.tool_calls")
+    calls = tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(called))
+    if calls and role != "assistant":
+        raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
+    return Message(
+        role=str(role),
+        content=content_of(content, one.get("images"), f"{where}.images"),
+        name=_text(one, "tool_name", where) or _text(one, "name", where),
+        tool_calls=calls,
+        tool_call_id=_text(one, "tool_call_id", where),
+        reasoning_content=_text(one, "thinking", where) if role == "assistant" else None,
+    )
+
+
+def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]:
+    """A text, and before it the images, which Ollama's clients send in base64."""
+    if not images:
+        return text
+    if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
+        raise BadRequest("is a list of images in base64", where=where)
+    kinds = {"iVBOR": "png", "R0lG": "gif", "UklG": "webp"}
+    parts: list[dict[str, Any]] = []
+    for image in images:
+        kind = next((kind for start, kind in kinds.items() if image.startswith(start)), "jpeg")
+        parts.append({"type": "image_url", "image_url": {"url": f"data:image/{kind};base64,{image}"}})
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _call(call: Any, where: str) -> ToolCall:
+    match call:
+        case {"function": {"name": str(name), **rest}}:
+            arguments = rest.get("arguments") or {}
+            identity = call.get("id")
+            told = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+            return ToolCall(name, told, identity if isinstance(identity, str) else None)
+        case _:
+            raise BadRequest('is {"function": {"name", "arguments"}}', where=where)
+
+
+def _text(one: Mapping[str, Any], name: str, where: str) -> str | None:
+    value = one.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadRequest(f"is a text, got {json_type(value)}", where=f"{where}.{name}")
+    return value

@@ -1,0 +1,436 @@
+"""/v1/score and /v1/rerank: how well texts go together, as sglang's and vLLM's clients ask for it.
+
+    query, items, label_token_ids    sglang's: the probability of each label as the next token after query and
+                                     item (a model that generates)
+    text_1, text_2 (or queries, documents)       vLLM's: one score per pair
+    query, documents                 /v1/rerank: the documents by their score, best first
+
+A pair's score: of a classifier with one label, its output (a cross-encoder); of an encoder, the cosine of the
+two vectors; of a model that generates, the probability of "yes" against "no" as its answer to the question
+whether the document meets the query (RankGPT's pointwise prompt, in the words of Qwen3-Reranker's card).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine, Sequence
+from operator import mul
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.formats.chat.render import conversation
+from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
+from runtime.protocol.messages import Message
+from runtime.protocol.requests.base import new_rid
+from runtime.protocol.requests.embedding import EmbeddingReqInput
+from runtime.protocol.requests.generate import GenerateReqInput
+from runtime.server.context import ServerContext
+from runtime.server.http.body import read_struct
+from runtime.server.http.error_mapping import mapped_errors
+from runtime.server.http.errors import json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.openai.params import DEFAULT_MODEL, check_model
+
+T = TypeVar("T")
+ANSWERS = ("yes", "no")
+JUDGE = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class Scoring(msgspec.Struct, kw_only=True):
+    """instruction, instruct: what makes a document fit, for models that generate; no others take it."""
+
+    model: str = DEFAULT_MODEL
+    user: str | None = None
+    rid: str | None = None
+    request_id: str | None = None
+    priority: int | None = None
+    timeout_s: float | None = None
+    instruction: str | None = None
+    instruct: str | None = None
+
+
+class ScoreRequest(Scoring, kw_only=True, forbid_unknown_fields=True):
+    """query, items: texts, or ids. apply_softmax: the labels' probabilities add up to 1, at `temperature`;
+    without it they are the model's own. item_first: the item stands before the query.
+
+    text_1, text_2: of equal number, or one text_1 for all of text_2; queries and documents, data_1 and data_2
+    are their other names."""
+
+    query: str | list[int] | None = None
+    items: str | list[str | int | list[int]] | None = None
+    label_token_ids: list[int] | None = None
+    apply_softmax: bool = False
+    item_first: bool = False
+    temperature: float = 1.0
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    data_1: str | list[str] | None = None
+    data_2: str | list[str] | None = None
+
+
+class RerankDocument(msgspec.Struct):
+    text: str
+
+
+class RerankRequest(Scoring, kw_only=True, forbid_unknown_fields=True):
+    """top_n: so many of the best; 0 or left out: all. documents: texts, or objects with a text."""
+
+    query: str
+    documents: list[str | RerankDocument]
+    top_n: int | None = None
+    return_documents: bool = True
+
+
+class ScoreUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int = 0
+
+
+class LabelScores(msgspec.Struct, tag_field="object", tag="scoring"):
+    """Of each item the labels' probabilities, in the order of label_token_ids."""
+
+    scores: list[list[float]]
+    model: str
+    usage: ScoreUsage
+
+
+class PairScore(msgspec.Struct):
+    index: int
+    score: float
+    object: str = "score"
+
+
+class PairScores(msgspec.Struct, tag_field="object", tag="list"):
+    id: str
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: ScoreUsage
+
+
+class Ranked(msgspec.Struct):
+    """index: of the document in the request."""
+
+    index: int
+    relevance_score: float
+    document: RerankDocument | None = None
+
+
+class Ranking(msgspec.Struct):
+    """The best first."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    usage: ScoreUsage
+
+
+_ERRORS = (404, 501, 504)
+RERANKS = ("/v1/rerank", "/rerank", "/v2/rerank")
+OPENAPI = {
+    **{
+        f"POST {path}": Operation(
+            "how well texts go together, or how probable labels are after a text",
+            request=ScoreRequest,
+            response=LabelScores | PairScores,
+            errors=_ERRORS,
+            tag="openai",
+        )
+        for path in ("/v1/score", "/score")
+    },
+    **{
+        f"POST {path}": Operation(
+            "documents by how well they meet a query",
+            request=RerankRequest,
+            response=Ranking,
+            errors=_ERRORS,
+            tag="openai",
+        )
+        for path in RERANKS
+    },
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    async def score(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, ScoreRequest)
+        work = _labels(ctx, body) if body.items is not None else _pairs(ctx, body)
+        return json_response(await ctx.while_connected(request, work))
+
+    async def rerank(request: Request) -> Response:
+        body = await read_struct(request, ctx.config, RerankRequest)
+        return json_response(await ctx.while_connected(request, _ranking(ctx, body)))
+
+    return [
+        *(Route(path, score, methods=["POST"]) for path in ("/v1/score", "/score")),
+        *(Route(path, rerank, methods=["POST"]) for path in RERANKS),
+    ]
+
+
+# -- labels ----------------------------------------------------------------------------------------------
+
+
+async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
+    """Raises BadRequest and its kinds, NotSupported."""
+    adapter = check_model(ctx, body.model)
+    labels = body.label_token_ids or []
+    for name in ("text_1", "text_2", "queries", "documents", "data_1", "data_2", "instruction", "instruct"):
+        if getattr(body, name):
+            raise BadRequest("does not go with items", where=name)
+    if not ctx.model.is_generation:
+        raise NotSupported("labels are scored by models that generate; send text_1, text_2", where="items")
+    if not labels or len(set(labels)) < len(labels):
+        raise BadRequest("is a list of ids, each once, not empty", where="label_token_ids")
+    if not 0 < body.temperature < math.inf:
+        raise BadRequest(f"must be a positive number, got {body.temperature}", where="temperature")
+    if body.temperature != 1 and not body.apply_softmax:
+        raise BadRequest("goes with apply_softmax: true only", where="temperature")
+    with mapped_errors(
+        {"token_ids_logprob": "label_token_ids", "text": "items", "input_ids": "items", "rid": "request_id"}
+    ):
+        made = ctx.with_deadline(
+            GenerateReqInput(
+                **_prompts(body),
+                sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
+                return_logprob=True,
+                token_ids_logprob=[*labels],
+                lora_path=adapter,
+                **_named(body),
+            )
+        )
+        made.normalize_batch_and_arguments()
+        _check_number(ctx, len(made), "items")
+        outcomes = await ctx.manager.submit_batch(made)
+        scores, tokens = [], 0
+        for outcome in outcomes:
+            if isinstance(outcome, RuntimeFault):
+                raise outcome
+            [found] = outcome.meta["output_token_ids_logprobs"]
+            by_id = {token: logprob for logprob, token, _ in found}
+            scores.append(_probabilities([by_id[label] for label in labels], body))
+            tokens += int(outcome.meta["prompt_tokens"])
+    return LabelScores(scores, ctx.served_name, ScoreUsage(tokens, tokens))
+
+
+def _prompts(body: ScoreRequest) -> dict[str, Any]:
+    """Query and item of each, one after the other. Raises BadRequest."""
+    query, items = body.query, body.items
+    match items:
+        case str():
+            given: list[Any] = [items]
+        case [int(), *_]:
+            given = [items]
+        case list():
+            given = items
+        case _:
+            given = []
+    if not given:
+        raise BadRequest("is empty", where="items")
+    if query is None:
+        raise BadRequest("is missing", where="query")
+    kind = str if isinstance(query, str) else list
+    if not all(isinstance(item, kind) for item in given):
+        raise BadRequest("query and items are either all texts or all ids", where="items")
+    wholes = [item + query if body.item_first else query + item for item in given]
+    return {"text" if kind is str else "input_ids": wholes}
+
+
+def _probabilities(logprobs: Sequence[float | None], body: ScoreRequest) -> list[float]:
+    known = [-math.inf if one is None else one for one in logprobs]
+    if not body.apply_softmax:
+        return [math.exp(one) for one in known]
+    scaled = [one / body.temperature for one in known]
+    most = max(scaled)
+    if most == -math.inf:
+        return [1 / len(scaled)] * len(scaled)
+    powers = [math.exp(one - most) for one in scaled]
+    return [one / sum(powers) for one in powers]
+
+
+# -- pairs -----------------------------------------------------------------------------------------------
+
+
+async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
+    """Raises BadRequest and its kinds, NotSupported."""
+    for name in ("query", "label_token_ids", "apply_softmax", "item_first"):
+        if getattr(body, name):
+            raise BadRequest("goes with items", where=name)
+    one, first = _side(body, "text_1", "queries", "data_1")
+    two, second = _side(body, "text_2", "documents", "data_2")
+    if len(first) not in (1, len(second)):
+        raise BadRequest(f"has {len(first)} texts, {two} {len(second)}", where=one)
+    queries = first * len(second) if len(first) == 1 else first
+    scores, tokens = await _scored(ctx, body, list(zip(queries, second, strict=True)), two)
+    data = [PairScore(index, value) for index, value in enumerate(scores)]
+    named = body.request_id or body.rid or new_rid()
+    usage = ScoreUsage(tokens, tokens)
+    return PairScores(f"score-{named}", int(ctx.clock()), ctx.served_name, data, usage)
+
+
+def _side(body: ScoreRequest, *names: str) -> tuple[str, list[str]]:
+    """The texts of one side, and the name they have in this body. Raises BadRequest."""
+    given = [name for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise BadRequest("is missing" if not given else f"is given as {given[1]}, too", where=names[0])
+    value = getattr(body, given[0])
+    texts = [value] if isinstance(value, str) else list(value)
+    if not texts:
+        raise BadRequest("is empty", where=given[0])
+    return given[0], texts
+
+
+async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
+    if not body.documents:
+        raise BadRequest("is empty", where="documents")
+    if body.top_n is not None and body.top_n < 0:
+        raise BadRequest(f"must be at least 0, got {body.top_n}", where="top_n")
+    texts = [one if isinstance(one, str) else one.text for one in body.documents]
+    scores, tokens = await _scored(ctx, body, [(body.query, text) for text in texts], "documents")
+    best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
+    results = [
+        Ranked(index, scores[index], RerankDocument(texts[index]) if body.return_documents else None)
+        for index in best
+    ]
+    named = body.request_id or body.rid or new_rid()
+    return Ranking(f"rerank-{named}", ctx.served_name, results, ScoreUsage(tokens, tokens))
+
+
+async def _scored(
+    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], where: str
+) -> tuple[list[float], int]:
+    """Each pair's score, and the tokens that were read for them."""
+    adapter = check_model(ctx, body.model)
+    _check_number(ctx, len(pairs), where)
+    if body.instruct and body.instruction:
+        raise BadRequest("is given as instruction, too", where="instruct")
+    with mapped_errors({"text": where, "messages": where, "rid": "request_id"}):
+        if ctx.model.is_generation:
+            return await _judged(ctx, body, pairs, adapter)
+        if body.instruct or body.instruction:
+            raise BadRequest(
+                "is for models that generate", where="instruct" if body.instruct else "instruction"
+            )
+        if ctx.model.architecture.endswith("ForSequenceClassification"):
+            return await _crossed(ctx, body, pairs, adapter)
+        return await _compared(ctx, body, pairs, adapter)
+
+
+async def _crossed(
+    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
+) -> tuple[list[float], int]:
+    """By a cross-encoder."""
+    texts: list[str | list[str]] = [list(pair) for pair in pairs]
+    vectors, tokens = await _embedded(ctx, body, texts, adapter, is_cross_encoder_request=True)
+    if any(len(vector) != 1 for vector in vectors):
+        raise NotSupported(
+            f"this classifier has {len(vectors[0])} labels, and a score needs one",
+            where="model",
+            hint="/classify gives all of them",
+        )
+    return [vector[0] for vector in vectors], tokens
+
+
+async def _compared(
+    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
+) -> tuple[list[float], int]:
+    """By the cosine of their vectors."""
+    places = {
+        text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))
+    }
+    vectors, tokens = await _embedded(ctx, body, list(places), adapter)
+    lengths = [math.hypot(*vector) or 1.0 for vector in vectors]
+    scores = []
+    for query, document in pairs:
+        one, two = places[query], places[document]
+        scores.append(sum(map(mul, vectors[one], vectors[two])) / lengths[one] / lengths[two])
+    return scores, tokens
+
+
+async def _embedded(
+    ctx: ServerContext, body: Scoring, texts: list[Any], adapter: str | None, **more: Any
+) -> tuple[list[list[float]], int]:
+    made = ctx.with_deadline(EmbeddingReqInput(text=texts, lora_path=adapter, **_named(body), **more))
+    made.normalize_batch_and_arguments()
+    vectors, tokens = [], 0
+    for outcome in await ctx.manager.embed(made):
+        if isinstance(outcome, RuntimeFault):
+            raise outcome
+        vectors.append(outcome.embedding)
+        tokens += outcome.prompt_tokens
+    return vectors, tokens
+
+
+async def _judged(
+    ctx: ServerContext, body: Scoring, pairs: list[tuple[str, str]], adapter: str | None
+) -> tuple[list[float], int]:
+    """By what a model that generates would answer."""
+    instruction = body.instruct or body.instruction or INSTRUCTION
+    own = ctx.model.template_source == "checkpoint jinja"  # others refuse variables that they do not know
+    fields = _named(body)
+    named = fields.pop("rid", None)
+
+    def request(index: int, query: str, document: str) -> GenerateReqInput:
+        asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        made = ctx.with_deadline(
+            GenerateReqInput(
+                messages=conversation([Message("system", JUDGE), Message("user", asked)]),
+                template_kwargs={"enable_thinking": False} if own else None,
+                choices=list(ANSWERS),
+                lora_path=adapter,
+                rid=None if named is None else f"{named}_{index}",
+                **fields,
+            )
+        )
+        made.normalize_batch_and_arguments()
+        return made
+
+    requests = [request(index, *pair) for index, pair in enumerate(pairs)]
+    outputs = await _together([ctx.manager.submit(one) for one in requests])
+    scores, tokens = [], 0
+    for output in outputs:
+        yes, no = (sum(choice.logprobs) for choice in output.choices or ())
+        scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
+        tokens += int(output.meta["prompt_tokens"])
+    return scores, tokens
+
+
+async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results; the first error ends the rest."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _named(body: Scoring) -> dict[str, Any]:
+    """Fields of a request that are the same for all its items."""
+    if body.rid and body.request_id and body.rid != body.request_id:
+        raise BadRequest("is not the same as rid, which names the request, too", where="request_id")
+    made = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
+    named = body.rid or body.request_id
+    return {**made, "rid": named} if named else made
+
+
+def _check_number(ctx: ServerContext, number: int, where: str) -> None:
+    limit = ctx.config.max_batch_items
+    if number > limit:
+        raise BadRequest(
+            f"{number} texts in one request; at most {limit}",
+            where=where,
+            hint="send several requests, or start the server with more max_batch_items",
+        )

@@ -1,0 +1,127 @@
+"""Clients whose packages are heavy, each from its own package, against the real processes. They are installed
+at pinned versions (.ci/clients.txt, package-lock.json) in environments beside that of the tests, once, which
+needs the network: `make clients` runs these tests, and no other verb does. Light clients are tested in the
+folder above.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.clients, pytest.mark.slow]
+HERE = Path(__file__).resolve().parent
+PINS = HERE.parents[2] / ".ci" / "clients.txt"
+CHECKPOINT = HERE.parents[2] / "runtime" / "pocket" / "checkpoint"
+INSTALL_S, ASK_S = 900.0, 300.0
+RIVER, RULER = "The river of Ostrel is Sarn.", " The ruler of Hesper is Queen Wenna."
+
+
+def installed(name: str, *sources: Path) -> Path:
+    """The folder of an environment, by what it is made of; it may be there from before."""
+    made_of = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+    return Path(sys.prefix) / f"{name}-{made_of}"
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+
+def run(command: list[str], seconds: float, folder: Path, **more: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, cwd=folder, check=False,
+        env={**os.environ, "OPENAI_API_KEY": "none", **more},
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-6000:])
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the clients."""
+    place, folder = installed("clients", PINS), tmp_path_factory.mktemp("install")
+    mark = place / "whole"
+    if not mark.is_file():
+        uv = str(Path(sys.executable).with_name("uv"))
+        run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(place)], INSTALL_S, folder)
+        interpreter = str(place / "bin" / "python")
+        run([uv, "pip", "install", "--quiet", "--python", interpreter, "-r", str(PINS)], INSTALL_S, folder)
+        mark.touch()
+    return place / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the clients for node, and the program that asks through them."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs npm")
+    names = ("package.json", "package-lock.json", "npm_clients.mjs")
+    place = installed("clients-npm", *(HERE / name for name in names))
+    mark = place / "whole"
+    if not mark.is_file():
+        place.mkdir(exist_ok=True)
+        for name in names:
+            shutil.copy(HERE / name, place / name)
+        run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], INSTALL_S, place)
+        mark.touch()
+    return place
+
+
+EXPECTED: dict[str, Any] = {
+    "huggingface": [RIVER, RIVER, True, '"yes"'],
+    "llama_index": [RIVER, RIVER, RULER],
+    "dspy": [RIVER, RULER],
+    "guidance": RIVER,
+}
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+@pytest.mark.parametrize("client", ["huggingface", "llama_index", "dspy", "guidance", "outlines", "lm_eval"])
+def test_python_clients(client: str, python: Path, shared_server: Any, tmp_path: Path) -> None:
+    command = [str(python), "-W", "ignore", str(HERE / "python_clients.py"), shared_server.url, client]
+    # Its client for servers refuses to ask any where it is told not to ask the hub.
+    more = {} if client == "huggingface" else OFFLINE
+    said = run([*command, str(CHECKPOINT), str(tmp_path)], ASK_S, tmp_path, **more)
+    told = json.loads(said.rpartition("told: ")[2])
+    match client:
+        case "outlines":
+            openais, structured, letters, word, other, more_letters = told
+            assert all(isinstance(one["yes"], bool) for one in (openais, structured, other))
+            assert set(letters + more_letters) <= set("xyz")
+            assert len(letters) == len(more_letters) == 4
+            assert word in ("yes", "no")
+        case "lm_eval":
+            assert told["moods"]["acc,none"] == 1.0
+            assert "exact_match,none" in told["rulers"]
+        case _:
+            assert told == EXPECTED[client]
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+def test_clients_for_node(node_folder: Path, shared_server: Any) -> None:
+    """openai and Vercel's ai, with three of its providers."""
+    node = shutil.which("node")
+    assert node is not None
+    told = json.loads(run([node, "npm_clients.mjs", shared_server.url], ASK_S, node_folder))
+    for name in ("chat", "helper", "responses", "responses stream"):
+        assert told[name] == RIVER
+    assert told["stream"] == [RIVER, True]
+    assert told["completion"] == RULER
+    assert told["models"] == ["pocket"]
+    assert told["error"] == [404, "model_not_found"]
+    for provider in ("compatible", "openai chat", "openai responses"):
+        assert told[f"ai text {provider}"] == RIVER
+        assert told[f"ai stream {provider}"] == [RIVER, True]
+        assert isinstance(told[f"ai object {provider}"]["yes"], bool)
+        arguments, answer = told[f"ai tools {provider}"]
+        assert arguments == {"city": "Lisbon"}
+        assert answer
+        assert told[f"ai tools stream {provider}"] == [answer, 2]

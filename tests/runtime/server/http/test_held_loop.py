@@ -1,0 +1,133 @@
+"""How long one body holds the event loop, in processor time of this process: what other loads a machine has
+does not count. The server is an application that reads bodies as the routes do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from runtime.config.serving.server import ServerConfig
+from runtime.processes.pipeline.launch import Pipeline
+from runtime.protocol.errors import RuntimeFault
+from runtime.server.app import build_app
+from runtime.server.http.body import decode_long, read_object
+from runtime.server.http.limits import Gate
+from runtime.server.http.metrics import Metrics
+
+MOST_S = 0.25
+"""Of processor time between two turns of the loop. Without the limits it is 2 to 20 s."""
+SIZE = 30 << 20
+
+
+def body(item: bytes, count: int | None = None) -> bytes:
+    return b'{"input_ids":[' + item * (SIZE // len(item) if count is None else count) + b"1]}"
+
+
+BODIES = {
+    "numbers": body(b"50123,"),
+    "lists": body(b"[],"),
+    "objects": body(b"{},"),
+    "texts": body(b'"",'),
+    "as many numbers as may be": body(b"50123,", 1_000_000),
+    "one text": b'{"text":"' + b"hello, world " * (SIZE // 13) + b'"}',
+    "cut emojis": b'{"text":"' + rb"\ud83d" * (SIZE // 6) + b'"}',
+    "names": b"{" + b",".join(b'"%d":0' % number for number in range(SIZE // 11)) + b"}",
+}
+
+
+async def worst(
+    app: Any, content: bytes, times: int, clock: Callable[[], float] = time.process_time
+) -> float:
+    """The most processor time that passed between two turns of the loop while the body was answered."""
+    most, done = 0.0, False
+
+    async def tick() -> None:
+        nonlocal most
+        last = clock()
+        while not done:
+            await asyncio.sleep(0.001)
+            now = clock()
+            most, last = max(most, now - last), now
+
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        ticking = asyncio.create_task(tick())
+        headers = {"content-type": "application/json"}
+        posts = [client.post("/generate", content=pieces(content), headers=headers) for _ in range(times)]
+        answers = await asyncio.gather(*posts)
+        done = True
+        await ticking
+    assert {answer.status_code for answer in answers} <= {200, 400, 413}
+    return most
+
+
+async def pieces(content: bytes) -> Any:
+    for at in range(0, len(content), 1 << 16):
+        yield content[at : at + (1 << 16)]
+        await asyncio.sleep(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_does_not_hold_the_loop(name: str) -> None:
+    config = ServerConfig()
+
+    async def read(request: Request) -> Response:
+        await read_object(request, config)
+        return Response("ok")
+
+    app = Gate(Router([Route("/generate", read, methods=["POST"])]), config, Metrics("pocket").http)
+    assert asyncio.run(worst(app, BODIES[name], 2)) < MOST_S
+
+
+@pytest.mark.slow
+def test_a_prompt_does_not_hold_the_loop(pipeline: Pipeline) -> None:
+    """Of the loop's own thread: the engine computes in this process, too."""
+    app = build_app(pipeline.manager, ServerConfig())
+    assert asyncio.run(worst(app, BODIES["one text"], 2, time.thread_time)) < MOST_S
+    assert asyncio.run(worst(app, BODIES["as many numbers as may be"], 2, time.thread_time)) < MOST_S
+
+
+@pytest.mark.slow
+def test_a_thousand_samples_do_not_hold_the_loop(pipeline: Pipeline) -> None:
+    app = build_app(pipeline.manager, ServerConfig())
+    for stream in (b"false", b"true"):
+        many = b'{"text":"a","stream":' + stream + b',"sampling_params":{"n":1024,"max_new_tokens":1}}'
+        assert asyncio.run(worst(app, many, 1, time.thread_time)) < MOST_S
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("numbers", "values"),
+        ("lists", "values"),
+        ("objects", "values"),
+        ("texts", "values"),
+        ("names", "values"),
+    ],
+)
+def test_bodies_of_many_values_are_refused_unread(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("runtime.server.http.body.json.loads", never)
+    with pytest.raises(RuntimeFault, match=says):
+        decode_long(BODIES[name][: 4 << 20], 64, 100_000)
+
+
+def test_separators_within_texts_are_no_values() -> None:
+    text = r"a,b:c[d{e\",f\\" * 20_000
+    content = ('{"a":"' + text + '","b":[1,2]}').encode()
+    assert decode_long(content, 64, 1000)["b"] == [1, 2]
+    with pytest.raises(RuntimeFault, match="more than 3 values"):
+        decode_long(content, 64, 3)
