@@ -83,7 +83,9 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     guesses    how many tokens a runner with a draft model should guess of what follows the last sample: see
                RowResult.guesses
     adapter    whose weights are added to the model's; 0: none
-    media      which tokens stand for parts of pictures or sounds
+    media      which tokens stand for parts of pictures, in their order
+    shift      what is added to positions for the rotary embedding, at the first of `tokens` (of a picture
+               that is cut there: at the picture's first): pictures take fewer positions than tokens
     """
 
     seq: int
@@ -107,6 +109,7 @@ class Row(msgspec.Struct, frozen=True, gc=False, array_like=True):
     adapter: int = 0
     media: tuple[MediaSpan, ...] = ()
     guesses: int = 0
+    shift: int = 0
 
 
 class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -194,6 +197,28 @@ class Adapter(msgspec.Struct, frozen=True, gc=False, array_like=True):
     pinned: bool = False
 
 
+class Image(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A picture as the model takes it. number: how spans name it, from 1 on; no other one ever has it.
+    pixels: uint8 [height, width, 3], red, green, blue."""
+
+    number: int
+    height: int
+    width: int
+    pixels: bytes
+
+
+class ImageHolder(Protocol):
+    """What a Runner that takes pictures can besides. Between two steps."""
+
+    def load_images(self, images: Sequence[Image]) -> None:
+        """Rows may name them from now on."""
+        ...
+
+    def drop_images(self, numbers: Sequence[int]) -> None:
+        """No row will name them any more."""
+        ...
+
+
 class AdapterStore(Protocol):
     """What a Runner that takes adapters can besides. Both may be called while a step is under way."""
 
@@ -243,8 +268,8 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-class DecoderRunner(Runner, AdapterStore, Protocol):
-    """Rows of its plans may name adapters that it was given."""
+class DecoderRunner(Runner, AdapterStore, ImageHolder, Protocol):
+    """Rows of its plans may name adapters and pictures that it was given."""
 
     def update_weights(self, path: str) -> None:
         """Compute with the weights of the checkpoint in `path` from the next pass on. Between two passes; KV

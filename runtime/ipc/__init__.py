@@ -12,6 +12,6 @@ this user can enter, and its inbox checks that.
 
 Plans and results (`ipc/plans.py`) cross a socket pair, what a sequence keeps only once; masks lie in shared
 memory without a name. A step that takes too long kills the runner; its end ends the scheduler with the
-reason; the system ends it with its parent. `Engine` has one too (`runner_process`: on Linux with two cores
-or more).
+reason; the system ends it with its parent. A small model computes in the scheduler's process
+(`runner_process`: on Linux, with two cores or more and more than 10 million weights, it has one of its own).
 """

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from runtime.plan import Adapter, Row, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Row, Run, StepPlan, StepResult, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -86,6 +86,18 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True):
     number: int
 
 
+class LoadImages(msgspec.Struct, frozen=True, array_like=True):
+    """Plans may name them from now on. It is not answered."""
+
+    images: tuple[Image, ...]
+
+
+class DropImages(msgspec.Struct, frozen=True, array_like=True):
+    """Plans name them no more. It is not answered."""
+
+    numbers: tuple[int, ...]
+
+
 class UpdateWeights(msgspec.Struct, frozen=True, array_like=True):
     path: str
 
@@ -116,10 +128,21 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any] = {}
 
 
-Order: TypeAlias = Launch | Finish | Verify | Copy | Profile | LoadAdapter | UnloadAdapter | UpdateWeights
+Order: TypeAlias = (
+    Launch
+    | Finish
+    | Verify
+    | Copy
+    | Profile
+    | LoadAdapter
+    | UnloadAdapter
+    | LoadImages
+    | DropImages
+    | UpdateWeights
+)
 Answer: TypeAlias = Result | Failure | Done
 ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (
-    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter, UpdateWeights,
+    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter, LoadImages, DropImages, UpdateWeights,
 )  # fmt: skip
 ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 

@@ -31,6 +31,15 @@ def run(command: Callable[[], int]) -> int:
             _discard(sys.stderr)
 
 
+def set_title(name: str) -> None:
+    """What ps and top call this process, where setproctitle is installed."""
+    try:
+        import setproctitle
+    except ImportError:
+        return
+    setproctitle.setproctitle(f"sglang-dsl {name}")
+
+
 def _ran(command: Callable[[], int]) -> int:
     try:
         code = command()

@@ -15,12 +15,14 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 
 class AbortReq(SingleReq):
-    """Cancel the request `rid`; all whose id begins with `rid` (`prefix`); or all there are (`abort_all`).
+    """Cancel the request `rid`; all whose id begins with `rid` (`prefix`); all of one `frontend`, which is
+    gone; or all there are (`abort_all`).
 
     message: what those who wait are told."""
 
     abort_all: bool = False
     prefix: bool = False
+    frontend: str | None = None
     message: str | None = None
 
 

@@ -11,12 +11,15 @@
     |   +-- InvalidJson               400  the body of an HTTP request is not JSON
     |   +-- NotSupported              400  a field or value that others take, and this server does not
     +-- Unauthorized                  401
+    +-- ForeignOrigin                 403
+    +-- Forbidden                     403  this key may not do that
     +-- NotFound                      404
     |   +-- ModelNotFound             404
     +-- MethodNotAllowed              405
     +-- BodyTimeout                   408
     +-- BodyTooLarge                  413
     +-- WrongMediaType                415
+    +-- RateLimited                   429  the client has used up what it may for now
     +-- ModelLoadError                500  a checkpoint cannot be loaded (path, config, weights, tokenizer)
     |   +-- NoSuchModel               500  there is no checkpoint of this name
     +-- NoSuchService                 501  a path that others answer, and this server does not
@@ -28,6 +31,7 @@
     +-- QueueFull                     503
     |   +-- Overloaded                503  too many HTTP requests at once
     +-- WorkerFailed                  502  a router's worker broke off, or cannot be reached; it is named
+    +-- NotReady                      503  the server lives, but is paused or about to end
     +-- NoWorker                      503  a router has no worker that can take the request now
     +-- DeadlineExceeded              504
     +-- Aborted                       499  the client, or an operator, cancelled it
@@ -159,6 +163,19 @@ class ForeignOrigin(RuntimeFault):
     status, code = 403, "foreign_origin"
 
 
+class Forbidden(RuntimeFault):
+    """The key is a known one, and may not do that."""
+
+    status, code = 403, "forbidden"
+
+
+class RateLimited(RuntimeFault):
+    """retry_after_s: when it may try again; it does not travel with the fault."""
+
+    status, code, retryable = 429, "rate_limit_exceeded", True
+    retry_after_s: float = 1.0
+
+
 class NotFound(RuntimeFault):
     status, code = 404, "not_found"
 
@@ -231,6 +248,10 @@ class NoWorker(RuntimeFault):
     status, code, retryable = 503, "no_worker", True
 
 
+class NotReady(RuntimeFault):
+    status, code, retryable = 503, "not_ready", True
+
+
 BY_CODE: dict[str, type[RuntimeFault]] = {
     kind.code: kind
     for kind in (
@@ -239,7 +260,7 @@ BY_CODE: dict[str, type[RuntimeFault]] = {
         InternalFault, WireError, InvalidJson, NotSupported, Unauthorized, ForeignOrigin, NotFound,
         ModelNotFound, MethodNotAllowed, BodyTimeout, BodyTooLarge, WrongMediaType, NoSuchService, Overloaded,
         ToolServerError, AdapterError, TransferError, TransferPeerLost, TransferCorrupt, TransferLate,
-        WorkerFailed, NoWorker,
+        WorkerFailed, NoWorker, NotReady, Forbidden, RateLimited,
     )
 }  # fmt: skip
 

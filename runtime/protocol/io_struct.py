@@ -29,6 +29,7 @@ from runtime.protocol.control import (
     UnloadLoRAAdapterReq,
     UpdateWeightsReq,
 )
+from runtime.protocol.media import ImageInput
 from runtime.protocol.requests.base import (
     BaseBatchReq,
     BaseReq,
@@ -98,7 +99,9 @@ class TokenizedGenerateReqInput(SingleReq):
     with what follows them (see runtime.grammar.healing). require_reasoning: the output begins within the
     model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
     prompt and output are computed by two engines, of which this is one. lora_path: its adapter's name;
-    adapter: the number that the scheduler gives for it, 0 for none."""
+    adapter: the number that the scheduler gives for it, 0 for none. group: common to those that one
+    request of a client asks for at once; None: it is alone. images: the prompt's, in order; input_ids has
+    one id for each of their tokens."""
 
     input_ids: list[int]
     sampling_params: SamplingParams
@@ -113,6 +116,7 @@ class TokenizedGenerateReqInput(SingleReq):
     heal: int = 0
     priority: int = 0
     extra_key: str | None = None
+    group: str | None = None
     session_params: dict[str, Any] | None = None
     require_reasoning: bool = False
     max_thinking_tokens: int | None = None
@@ -122,6 +126,7 @@ class TokenizedGenerateReqInput(SingleReq):
     bootstrap: Bootstrap | None = None
     lora_path: str | None = None
     adapter: int = 0
+    images: tuple[ImageInput, ...] = ()
 
 
 class BatchTokenizedGenerateReqInput(BaseBatchReq):

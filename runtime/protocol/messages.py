@@ -22,12 +22,14 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn. `content` is text or a list of parts ({"type": "text", "text": ...}, ...).
 
     `open` marks the last turn as still being written: its text is a prefix and generation continues it.
+    `continued`: somebody else than the model began it, so control tokens in it are only letters.
     `reasoning_content`: what the model thought before this reply; the chat template says whether it is shown.
     """
 
     role: str
     content: str | list[dict[str, Any]] = ""
     open: bool = False
+    continued: bool = False
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

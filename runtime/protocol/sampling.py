@@ -27,6 +27,7 @@ CONSTRAINT_WORDS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 """Keys of a user's sampling_params that say what the output must match; at most one of them. `whitespace`
 and `schema_format` may stand beside the first and the fourth."""
 ALIASES = {"sampling_seed": "seed"}
+TOP_K_OFF = -1
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -124,10 +125,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
         Constraint).
 
         None stands for a field's default, and for nothing under an unknown key, as False does there. stop,
-        stop_regex: one or a list; stop_token_ids: one or a list; logit_bias: keys may be text; sampling_seed
-        is another name of seed; a constraint may be given as text or, for json_schema and structural_tag, as
-        an object. Raises BadRequest: an unknown key (with the nearest known one), a wrong type, a value out
-        of range, more than one constraint.
+        stop_regex: one or a list; stop_token_ids: one or a list; logit_bias: keys may be text; top_k 0 is
+        off, as -1; sampling_seed is another name of seed; a constraint may be given as text or, for
+        json_schema and structural_tag, as an object. Raises BadRequest: an unknown key (with the nearest
+        known one), a wrong type, a value out of range, more than one constraint.
         """
         if isinstance(given, SamplingParams):
             # A struct that was made in code has not had its types checked.
@@ -143,9 +144,15 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
                 values[name] = [values[name]]
         if type(values.get("stop_token_ids")) is int:
             values["stop_token_ids"] = [values["stop_token_ids"]]
+        if type(values.get("top_k")) is int and values["top_k"] == 0:
+            values["top_k"] = TOP_K_OFF
         if "logit_bias" in values:
             values["logit_bias"] = _biases(values["logit_bias"])
         return _converted(values).verify(), constraint
+
+
+WORDS = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
+"""Keys that a user's sampling_params may have."""
 
 
 def _builtins(params: SamplingParams) -> dict[str, Any]:
@@ -162,7 +169,7 @@ def _converted(values: dict[str, Any]) -> SamplingParams:
 
 def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
     """The same with aliases resolved. Raises BadRequest for an unknown key."""
-    known = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALIASES)
+    known = WORDS
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known and value is not False:

@@ -113,9 +113,9 @@ class PrefillAdder:
         """Slots that nobody has or is expected to need."""
         return self._manager.available + self._reserved(self._running) - self._expected
 
-    def add(self, request: Request) -> Verdict:
+    def add(self, request: Request, spare: int = 0) -> Verdict:
         """Try to start `request`. ADMITTED: it holds a lease with slots for all its tokens; the caller puts
-        it into the list of running ones, which the adder goes on reading."""
+        it into the list of running ones, which the adder goes on reading. spare: slots that must be left."""
         manager = self._manager
         if request.lease is not None:
             return self._add_transferred(request, request.lease)
@@ -127,7 +127,7 @@ class PrefillAdder:
             self._refuse(request)
             return Verdict.LATER
         extend = request.until - lease.covered
-        fits = not self._running or (extend <= self.prompts and self._have(request, extend))
+        fits = not self._running or (extend <= self.prompts and self._have(request, extend, spare))
         if not fits or not grow(manager, request, TAIL_AHEAD, self._running):
             self._refuse(request)
             return Verdict.FULL
@@ -188,13 +188,13 @@ class PrefillAdder:
         """What a new request is counted with: in full."""
         return request.to_come if request.params.ignore_eos else min(request.to_come, CLIP)
 
-    def _have(self, request: Request, extend: int) -> bool:
+    def _have(self, request: Request, extend: int, spare: int) -> bool:
         manager = self._manager
-        need = manager.allocator.ceil(extend) + self._needs(request)
+        need = manager.allocator.ceil(extend) + self._needs(request) + spare
         # The reserves are counted only when they decide, the steps to come only when these do not.
         if manager.available - self._expected >= need or self.slots >= need:
             return True
-        return (self._exact or request.params.ignore_eos) and self._lasts(request, extend)
+        return (self._exact or request.params.ignore_eos) and self._lasts(request, extend + spare)
 
     def _lasts(self, request: Request, extend: int) -> bool:
         """Whether the slots last at every end of a request from now on, `request` running too. Counts every

@@ -10,6 +10,8 @@ from runtime.cache.base import Node
 from runtime.cache.manager import CacheManager, Lease
 from runtime.config.scheduler import SchedulerConfig
 from runtime.plan import Row, Segment, StepPlan
+from runtime.scheduler.requests.components import Logprobs
+from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.speculation import Speculation
 
@@ -42,11 +44,14 @@ class Batcher:
     """Builds plans. Between two plans with the same rows and an unchanged cache the shared segments are the
     same, so they are kept: a decode step costs the same however long the contexts are.
 
-    `chunk`: tokens of prompts (and of forced text) in one plan. `drafts`: what guesses tokens.
+    `chunk`: tokens of prompts (and of forced text) in one plan. `drafts`: what guesses tokens. `images`: has
+    the pictures supplied that a plan names.
     """
 
-    def __init__(self, manager: CacheManager, config: SchedulerConfig, drafts: Speculation) -> None:
-        self._manager = manager
+    def __init__(
+        self, manager: CacheManager, config: SchedulerConfig, drafts: Speculation, images: ImageRegistry
+    ) -> None:
+        self._manager, self._images = manager, images
         self._mixed, self._drafts = config.mixed_prefill, drafts if drafts.active else None
         self.chunk = config.chunked_prefill_size
         self._layout: tuple[int, int, list[int]] = (-1, -1, [])
@@ -90,18 +95,26 @@ class Batcher:
             if drafts is not None and end == len(tokens) and request.ending is None:
                 guesses = drafts.guesses(request) if start >= request.publish_to else ()
                 rows.append(_row(request, lease, start, end, guesses, drafts.wanted(request)))
-            elif request.plain and not request.reads_output and end == len(tokens) == start + 1:
+            elif (
+                request.plain
+                and not request.reads_output
+                and end == len(tokens) == start + 1
+                and (request.images is None or start >= request.prompt_len)
+            ):
                 slots = lease.take(1)
                 token = (tokens[start],)
                 params, adapter = request.params, request.adapter
+                shift = request.shift
                 row = Row(
-                    request.seq, token, start, slots, params, True, step, logprob=False, adapter=adapter
-                )
+                    request.seq, token, start, slots, params, True, step, logprob=False, adapter=adapter,
+                    shift=shift,
+                )  # fmt: skip
                 rows.append(row)
             else:
                 rows.append(_row(request, lease, start, end))
             requests.append(request)
             leases.append(lease)
+        self._images.supply(rows, [request.images for request in requests])
         shared = self._shared_segments([request.seq for request in requests], leases)
         return StepPlan(tuple(rows), (*shared, *own), released), requests
 
@@ -134,17 +147,18 @@ def _row(
     drafts: tuple[int, ...] = (),
     guesses: int = 0,
 ) -> Row:
-    tokens, logprobs = request.tokens, request.logprobs
+    tokens, logprobs, images = request.tokens, request.logprobs, request.images
     sample = end == len(tokens) and request.ending is None
+    media, shift = ((), 0) if images is None else images.spans(start, end)
     return Row(
         request.seq,
-        (*tokens[start:end], *drafts),
+        (*request.ids(start, end), *drafts),
         start,
         lease.take(end - start + len(drafts)),
         request.params,
         sample=sample,
         step=len(tokens) - request.prompt_len + (len(tokens) + HEALS if request.heal else 0),
-        scores=logprobs.wanted(tokens, start, end) if logprobs is not None and logprobs.targets else (),
+        scores=_scores(request, logprobs, start, end) if logprobs is not None and logprobs.targets else (),
         top_logprobs=logprobs.top if sample and logprobs is not None else 0,
         prompt=request.source.input_ids if request.reads_prompt else (),
         output=tokens[request.prompt_len :] if request.reads_output else (),
@@ -157,4 +171,14 @@ def _row(
         masked=sample and (request.guide is not None or request.heal is not None),
         drafts=len(drafts),
         guesses=guesses,
+        media=media,
+        shift=shift,
     )
+
+
+def _scores(request: Request, logprobs: Logprobs, start: int, end: int) -> tuple[tuple[int, int], ...]:
+    wanted = logprobs.wanted(request.tokens, start, end)
+    if request.images is None:
+        return wanted
+    ids = request.images.plain([target for _, target in wanted])
+    return tuple(zip([place for place, _ in wanted], ids))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+import itertools
+from collections import Counter
+from operator import attrgetter, itemgetter
 
 from runtime.cache.base import PrefixCache
 from runtime.cache.none import NoCache
@@ -46,7 +48,7 @@ class WaitingQueue:
         """The order in which to try them now."""
         self._now.cache, self._now.tick = cache, tick
         waiting = sorted(self._queue.values(), key=_ARRIVAL)
-        return [*self._front.values(), *[one.request for one in self._order(waiting)]]
+        return [*self._front.values(), *[one.request for one in in_turn(self._order(waiting))]]
 
     def by_priority(self) -> list[Request]:
         """Those that never ran or were preempted, the highest priority first, then in order of arrival."""
@@ -58,6 +60,25 @@ class WaitingQueue:
         the last to come, among those that never ran."""
         fresh = [one for one in self._queue.values() if one.request.cached < 0]
         return min(fresh, key=lambda one: (one.priority, -one.arrival)).request if fresh else None
+
+
+def in_turn(ordered: list[_Candidate]) -> list[_Candidate]:
+    """The same order, but that the second of a group comes behind the first ones of all others, and so on:
+    one client's request for a thousand samples does not hold who came after it. Among those of one priority
+    that follow one another, so that an order by priority stays one."""
+    if all(one.request.source.group is None for one in ordered):
+        return ordered
+    made: list[_Candidate] = []
+    for _, some in itertools.groupby(ordered, key=attrgetter("priority")):
+        taken: Counter[str] = Counter()
+        ranked: list[tuple[int, _Candidate]] = []
+        for one in some:
+            group = one.request.source.group
+            ranked.append((0 if group is None else taken[group], one))
+            if group is not None:
+                taken[group] += 1
+        made += [one for _, one in sorted(ranked, key=itemgetter(0))]
+    return made
 
 
 class _Now:

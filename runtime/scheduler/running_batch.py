@@ -5,6 +5,7 @@ slots for its next token. It answers nobody: what cannot go on is given back as 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from runtime.cache.manager import CacheManager, Lease
@@ -22,6 +23,39 @@ RETRY_TICKS = 8  # after a refusal for lack of slots, how long admission waits i
 log = logging.getLogger(__name__)
 
 Fail = Callable[[Request, RuntimeFault], None]
+
+
+OTHERS = 8
+"""The share of places and slots that one request's sequences leave to others is one of so many."""
+
+
+class _Groups:
+    """How many of each group run (see TokenizedGenerateReqInput). One group leaves an eighth of the places,
+    and of the slots, to others: else who comes after it would wait until some of it is finished."""
+
+    def __init__(self, running: Sequence[Request], waiting: Sequence[Request], places: int) -> None:
+        self._most = places - max(1, places // OTHERS) if places > 1 else places
+        self._running: Counter[str] = Counter()
+        self._closed: set[str] = set()
+        if any(one.source.group is not None for one in waiting):
+            self._running.update(one.source.group for one in running if one.source.group is not None)
+
+    def full(self, request: Request) -> bool:
+        """No more of its group may run now."""
+        group = request.source.group
+        return group is not None and (group in self._closed or self._running[group] >= self._most)
+
+    def runs(self, request: Request) -> bool:
+        return request.source.group is not None and self._running[request.source.group] > 0
+
+    def take(self, request: Request) -> None:
+        if request.source.group is not None:
+            self._running[request.source.group] += 1
+
+    def close(self, request: Request) -> None:
+        """There is no room for more of its group in this tick."""
+        assert request.source.group is not None
+        self._closed.add(request.source.group)
 
 
 class RunningBatch:
@@ -125,25 +159,32 @@ class RunningBatch:
         deferred = admitted = full = False
         waiting = self._waiting.order(self._manager.cache, tick)
         places = self._adapters.places(self.running, waiting, tick)
+        groups = _Groups(self.running, waiting, self._config.max_running_requests)
         for request in waiting:
             if room <= 0:
                 break
             if not self._may_begin(request) or (full and request.lease is None):
                 continue
+            if groups.full(request):
+                continue
             if places is not None and not places.has(request):
                 deferred = True
                 continue
-            verdict = adder.add(request)
+            spare = self._manager.slots // OTHERS if groups.runs(request) else 0
+            verdict = adder.add(request, spare)
             while verdict is Verdict.FULL and self._yields():
-                verdict = adder.add(request)
+                verdict = adder.add(request, spare)
             if verdict is Verdict.ADMITTED:
                 room -= 1
+                groups.take(request)
                 admitted = True  # counted in full in this tick, as expected from the next on
                 self._enter(request)
                 if places is not None:
                     places.take(request)
             elif verdict is Verdict.LATER:
                 deferred = True
+            elif spare:
+                groups.close(request)  # there may be room for others
             elif not self.running and not self._manager.transfers:
                 # It fits alone, the checks saw to that: a defect, but nobody shall wait for ever.
                 self._fail(

@@ -32,6 +32,7 @@ from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.report import Counters, Rate, overview, totals, usage
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.expiry import Deadlines
+from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request, defect, failure, named
 from runtime.scheduler.running_batch import RunningBatch
 from runtime.scheduler.sessions import Sessions
@@ -50,7 +51,7 @@ class Scheduler:
     `grammar`: compiles constraints; None refuses them. `clock`: seconds.
     `verify_params`: raises BadRequest for what the runner cannot honour (Runner.verify). `reasoning`: how the
     model ends its reasoning; None where that is not known. `stage`: makes the stage (see there).
-    `adapters`: None refuses requests that name one."""
+    `adapters`, `images`: None refuses requests that name one, or have some."""
 
     def __init__(
         self,
@@ -65,6 +66,7 @@ class Scheduler:
         reasoning: Reasoning | None = None,
         stage: Callable[[CacheManager, Counters, Deadlines, Sessions], Stage] = Unified,
         adapters: AdapterRegistry | None = None,
+        images: ImageRegistry | None = None,
     ) -> None:
         self.config = config
         self.manager = CacheManager(
@@ -74,13 +76,14 @@ class Scheduler:
         self._clock = clock
         self.guided = GuidedDecoding(config, self.manager, vocabulary, encode, grammar, reasoning)
         self._speculation = Speculation(config.speculation, self.manager)
-        self._batcher = Batcher(self.manager, config, self._speculation)
+        images = images or ImageRegistry()
+        self._batcher = Batcher(self.manager, config, self._speculation, images)
         self._counters = Counters()
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
         self.adapters = (adapters or AdapterRegistry()).following(self._live)
         self._waiting = WaitingQueue(POLICIES.load(config.policy))
-        self._sessions = Sessions(self.manager, config.max_sessions)
+        self._sessions = Sessions(self.manager, config.max_sessions, config.max_session_tokens)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
         self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
         self._batch = RunningBatch(
@@ -94,7 +97,7 @@ class Scheduler:
         self._validator = RequestValidator(
             self.manager, len(vocabulary), self._live, self._waiting, self.guided, self._sessions,
             cancel=lambda rid: self.abort(rid, message="its turn was replaced"), fail=self._fail,
-            verify_params=verify_params, adapters=self.adapters,
+            verify_params=verify_params, adapters=self.adapters, images=images,
         )  # fmt: skip
         self._under_way: Flight | None = None
         self._doomed: dict[int, RuntimeFault] = {}  # rows of that plan to fail at its commit, by seq
@@ -173,12 +176,10 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop giving plans, until resume(). Requests that come meanwhile wait (their deadlines hold; time on
         the clocks of queue_timeout_s and running_timeout_s stands still). What happens to those there are:
-
         abort      all are cancelled
         in_place   they stay where they are and keep their slots
         retract    running ones go back to the front of the queue, and the cache is flushed: they will be
                    computed again, with the same outputs
-
         A step under way is committed as usual, and a retraction follows it. Pausing again changes the mode.
         """
         self._paused = mode
@@ -228,6 +229,7 @@ class Scheduler:
         self._rate.look(self._counters.generated, self._live.values(), self._clock())
         return {
             **overview(running, self._waiting, len(self.guided), len(self._sessions)),
+            "num_session_tokens": self._sessions.tokens,
             "num_paused_reqs": len(self._live) if self._paused else 0,
             "paused": self._paused,
             "policy": self.config.policy,
@@ -447,9 +449,8 @@ class Scheduler:
 
     def _settle_stage(self, request: Request, fault: RuntimeFault | None) -> None:
         if fault is not None:
-            self._fail(request, fault)
-        else:
-            self._finish(request)
+            return self._fail(request, fault)
+        return self._finish(request)
 
     # -- the account -----------------------------------------------------------------------------------------
 

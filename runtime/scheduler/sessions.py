@@ -15,8 +15,9 @@ from typing import Any
 import msgspec
 
 from runtime.cache.manager import CacheManager, Lease
-from runtime.protocol.errors import BadRequest, PromptTooLong
+from runtime.protocol.errors import BadRequest, PromptTooLong, QueueFull
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
+from runtime.protocol.requests.base import MAX_NAME_BYTES
 from runtime.scheduler.requests.request import Request
 
 MAX_TURNS = 4096  # of one session
@@ -104,11 +105,16 @@ class _Session:
         self.used_at = now
 
 
-class Sessions:
-    """`limit`: sessions open at once, at most."""
+def _size(turn: _Turn) -> int:
+    return len(turn.part) + len(turn.output)
 
-    def __init__(self, manager: CacheManager, limit: int) -> None:
-        self._manager, self._limit = manager, limit
+
+class Sessions:
+    """`limit`: sessions open at once, at most; `most_tokens`: of all their turns together."""
+
+    def __init__(self, manager: CacheManager, limit: int, most_tokens: int = 16 << 20) -> None:
+        self._manager, self._limit, self._most_tokens = manager, limit, most_tokens
+        self.tokens = 0
         self._sessions: dict[str, _Session] = {}
         self._of: dict[str, tuple[_Session, _Turn]] = {}  # live turns by rid
 
@@ -127,6 +133,8 @@ class Sessions:
             )
         if not name:
             raise BadRequest("must not be empty", where="session_id")
+        if len(name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
+            raise BadRequest(f"has more than {MAX_NAME_BYTES} bytes", where="session_id")
         if capacity < 0:
             raise BadRequest(f"must be at least 0 (no limit), got {capacity}", where="capacity")
         if timeout_s is not None and not 0 < timeout_s < float("inf"):
@@ -145,6 +153,7 @@ class Sessions:
         session = self._get(session_id, "session_id")
         del self._sessions[session_id]
         self._let_go(session)
+        self.tokens -= sum(map(_size, session.turns.values()))
         rids = [rid for rid, (owner, _) in self._of.items() if owner is session]
         for rid in rids:
             del self._of[rid]
@@ -177,6 +186,11 @@ class Sessions:
             raise BadRequest(
                 f"the session has {MAX_TURNS} turns, the most there may be", where="session_params.id",
                 hint="open a new one, or replace turns",
+            )  # fmt: skip
+        if self.tokens + len(req.input_ids) > self._most_tokens:
+            raise QueueFull(
+                f"the sessions' turns have {self.tokens} tokens, of {self._most_tokens} that are kept",
+                where="session_params.id", hint="close sessions that are not needed; max_session_tokens",
             )  # fmt: skip
         dropped: list[str] = []
         if params.replace:
@@ -230,7 +244,8 @@ class Sessions:
         parent = self._parent(session, params)
         if params.replace:
             for turn in parent.below() if parent else list(session.turns.values()):
-                session.turns.pop(turn.name, None)
+                if session.turns.pop(turn.name, None) is not None:
+                    self.tokens -= _size(turn)
                 self._of.pop(turn.rid, None)
                 session.live -= not turn.done
             if parent is not None:
@@ -241,6 +256,7 @@ class Sessions:
         if parent is not None:
             parent.children.append(turn)
         session.turns[turn.name] = session.last = turn
+        self.tokens += _size(turn)
         session.live += 1
         self._of[turn.rid] = session, turn
 
@@ -252,6 +268,8 @@ class Sessions:
         session, turn = found
         if not turn.done:
             turn.output, turn.done = request.tokens[request.prompt_len :], True
+            if session.turns.get(turn.name) is turn:
+                self.tokens += len(turn.output)
         session.live -= 1
         session.used_at = now
         if session.streaming:
@@ -283,7 +301,7 @@ class Sessions:
         session = self._sessions.get(session_id)
         if session is None:
             raise BadRequest(
-                f"there is no session {session_id!r}", where=where, hint="open it; it may have timed out"
+                f"there is no session {session_id[:80]!r}", where=where, hint="open it; it may have timed out"
             )
         return session
 

@@ -19,6 +19,7 @@ probabilities instead; here a draw is a function of seed and place, and a guess 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,12 +28,16 @@ from runtime.config.speculation import SpeculationConfig
 from runtime.plan import Row, StepResult
 from runtime.protocol.errors import RuntimeFault
 from runtime.scheduler.requests.drafting import Drafting
+from runtime.scheduler.requests.images import KEYS
 from runtime.scheduler.requests.lookup import PromptLookup
 from runtime.scheduler.requests.pace import Pace
 from runtime.scheduler.requests.request import Request
 
 AHEAD = 16
 """Slots taken besides those that a row's guesses need, so that they lie in one piece."""
+RETRY = 24
+"""Of so many rows whose guesses do not seem to pay, of all requests, one guesses all the same: the price is
+learnt from what is tried."""
 
 
 class Speculation:
@@ -46,6 +51,7 @@ class Speculation:
         self._steps = self._accepted = self._drafted = 0
         self._pace = Pace()
         self._price = 0.0
+        self._passed = 0
 
     def begin(self, request: Request) -> None:
         """The request is new. One that shows its hidden states is left alone."""
@@ -62,10 +68,15 @@ class Speculation:
         if guide is not None and guide.pending:
             return ()
         most = min(drafting.reach, request.to_come - 1)
-        drafting.weigh(self._price)
-        if most < 1 or not drafting.tries:
+        at_hand = drafting.guesses and drafting.at == len(request.tokens)  # a draft model has made them
+        if drafting.hope < self._price:
+            self._passed = (self._passed + 1) % RETRY
+        drafting.weigh(self._price, retry=not self._passed)
+        if most < 1 or not (drafting.tries or at_hand):
             return ()
         found = drafting.guess(request.tokens, most)
+        if request.images is not None:  # a picture is never sampled
+            found = tuple(itertools.takewhile(lambda token: token < KEYS, found))
         if found and guide is not None and not guide.unread:
             found = _followed(request, found)
         return found[: self._room(request, len(found))] if found else ()

@@ -16,6 +16,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.checks import verify
+from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.requests.request import Request
 from runtime.scheduler.running_batch import Fail
 from runtime.scheduler.sessions import Sessions
@@ -37,12 +38,13 @@ class RequestValidator:
         cancel: Callable[[str], object],
         fail: Fail,
         adapters: AdapterRegistry,
+        images: ImageRegistry,
         verify_params: Callable[[SamplingParams], None] | None = None,
     ) -> None:
         self._manager, self._vocab_size, self._live = manager, vocab_size, live
         self._waiting, self._compiling, self._sessions = waiting, compiling, sessions
         self._cancel, self._fail, self._verify_params = cancel, fail, verify_params
-        self._adapters = adapters
+        self._adapters, self._images = adapters, images
 
     def accept(
         self, req: TokenizedGenerateReqInput, config: SchedulerConfig, now: float
@@ -55,6 +57,14 @@ class RequestValidator:
         if req.lora_path is not None:
             number, key = self._adapters.key_of(req.lora_path, req.extra_key)
             req = msgspec.structs.replace(req, adapter=number, extra_key=key)
+        if req.images:
+            if req.session_params is not None:
+                raise BadRequest(
+                    "a session's turns are text, this one has pictures",
+                    where="session_params",
+                    hint="send the whole conversation instead: what it begins with is in the cache",
+                )
+            req = msgspec.structs.replace(req, images=self._images.numbered(req.images, len(req.input_ids)))
         dropped: list[str] = []
         whole = req
         if req.session_params is not None:

@@ -28,6 +28,8 @@ _TRUSTED = frozenset({"assistant", RAW_ROLE})
 """What the model wrote, and text outside of turns, are the prompt's own."""
 _WORD = re.compile(r"\w+")
 MAX_DEPTH = 200
+LONG = 16 << 10
+"""Characters from which a text is searched for each control token by itself first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +43,24 @@ class Span:
 class ControlTokens:
     """The control tokens of one tokenizer, by their texts. Thread safe."""
 
-    def __init__(self, texts: Iterable[str]) -> None:
+    def __init__(self, texts: Iterable[str], tags: Iterable[str] = ()) -> None:
+        """tags: those of the texts that replies are made of, such as marks of reasoning, and no turns."""
         known = sorted({text for text in texts if text}, key=lambda text: (-len(text), text))
         # The placeholder's own marks are hidden as well, so that nobody can write one.
         self._texts = [*_MARKS, *known]
         self._index = {text: index for index, text in enumerate(self._texts)}
         self._marks = re.compile("|".join(re.escape(mark) for mark in _MARKS))
         self._all = re.compile("|".join(re.escape(text) for text in self._texts))
+        tagged = frozenset(tags)
+        self._structure = re.compile("|".join(re.escape(text) for text in self._texts if text not in tagged))
         self._known = re.compile("|".join(re.escape(text) for text in known)) if known else None
 
     def hide(self, message: Message) -> Message:
         """The message with placeholders for the control tokens in what is not the model's own text: in all of
         its fields, but for the content and the reasoning of trusted roles."""
         pattern = self._marks if message.role in _TRUSTED else self._all
+        if message.continued and message.role in _TRUSTED:
+            pattern = self._structure
         thought = message.reasoning_content
         content: Any = message.content
         if isinstance(content, str):
@@ -153,7 +160,20 @@ class ControlTokens:
                 return value
 
     def _hidden(self, pattern: re.Pattern[str], text: str) -> str:
+        if len(text) > LONG:
+            wanted = _MARKS if pattern is self._marks else self._texts
+            if (found := narrow(wanted, text)) is None:
+                return text
+            if pattern is not self._structure:
+                pattern = found
         return pattern.sub(lambda found: _placeholder(self._index[found[0]]), text)
+
+
+def narrow(texts: Iterable[str], text: str) -> re.Pattern[str] | None:
+    """A pattern for those of `texts` that stand in `text`, in the same order; None: none does. To look for
+    hundreds of them at every place of a long text would hold the interpreter's lock for seconds."""
+    found = [one for one in texts if one in text]
+    return re.compile("|".join(map(re.escape, found))) if found else None
 
 
 def acts_as_control(text: str) -> bool:

@@ -73,13 +73,14 @@ def render(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
+    image_token: str | None = None,
 ) -> Rendered:
     """The prompt. Only raw messages of text: their text, and no template is asked.
 
     A content of parts is given to a Jinja template as parts where it walks over them, else as its text parts
     joined with one space. A ChatTemplate has its image_token where an image or a video stands, and its
     audio_token where audio does, with nothing around them; texts that follow one another are joined with one
-    space.
+    space. image_token: what stands for an image outside of turns, where the template does not say it.
 
     An open assistant turn continues the template's own generation prompt, where it has one, so that the text
     of a turn that goes on extends the text it was begun with.
@@ -95,7 +96,7 @@ def render(
         if message.open and message.role != RAW_ROLE:
             raise TemplateError("only the last message can be open", where=f"messages[{index}]")
     media = _media(messages)
-    text = _prompt(messages, template, tools, template_kwargs)
+    text = _prompt(messages, template, tools, template_kwargs, image_token)
     return replace(media, text=text)
 
 
@@ -136,13 +137,14 @@ def _prompt(
     template: ChatTemplate | TextTemplate | None,
     tools: Sequence[Mapping[str, Any]] | None,
     template_kwargs: Mapping[str, Any] | None,
+    image_token: str | None,
 ) -> str:
     if isinstance(template, ChatTemplate) and _has_turns(messages):
         _refuse_extras(messages, template, tools, template_kwargs)
     if isinstance(template, ChatTemplate):
         return _by_prefixes(messages, template)
     if not _has_turns(messages):
-        return "".join(_raw(message, index) for index, message in enumerate(messages))
+        return "".join(_raw(message, index, image_token) for index, message in enumerate(messages))
     if template is None:
         raise TemplateError(
             f"the messages have turns ({_roles(messages)}), and this model has no chat template",
@@ -150,7 +152,7 @@ def _prompt(
             hint=f"start the engine with chat_template= a built-in name ({', '.join(CHAT_TEMPLATES)}) or the "
             "path of a .jinja file, or prompt it with plain text",
         )
-    turns = _Turns(template, template_kwargs)
+    turns = _Turns(template, template_kwargs, image_token)
     if not tools:
         return turns.prompt(messages, None)
     wrapped, bare = _tool_shapes(tools)
@@ -177,7 +179,7 @@ def conversation(
     if continue_final_message:
         if not made or made[-1].role == RAW_ROLE:
             raise TemplateError("there is no last turn to continue", where="continue_final_message")
-        made[-1] = msgspec.structs.replace(made[-1], open=True)
+        made[-1] = msgspec.structs.replace(made[-1], open=True, continued=True)
     elif add_generation_prompt and not (made and made[-1].open):
         made.append(Message("assistant", "", open=True))
     return made
@@ -226,8 +228,10 @@ def _by_prefixes(messages: Sequence[Message], template: ChatTemplate) -> str:
 class _Turns:
     """One prompt through a template that only renders whole conversations."""
 
-    def __init__(self, template: TextTemplate, template_kwargs: Mapping[str, Any] | None) -> None:
-        self._template, self._kwargs = template, template_kwargs
+    def __init__(
+        self, template: TextTemplate, template_kwargs: Mapping[str, Any] | None, image_token: str | None
+    ) -> None:
+        self._template, self._kwargs, self._image_token = template, template_kwargs, image_token
         self._tools: Sequence[Mapping[str, Any]] | None = None
         self._spent = 0.0
 
@@ -250,7 +254,7 @@ class _Turns:
                 text = self._render(turns)
                 pieces.append(_increment(rendered, text, index))
                 rendered, counted = text, len(turns)
-            pieces.append(_raw(message, index))
+            pieces.append(_raw(message, index, self._image_token))
         if len(turns) > counted:
             last = messages[-1]
             opened = last.open and last.role != RAW_ROLE
@@ -384,22 +388,27 @@ def _wrapped(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": tool} if "name" in tool else tool
 
 
-def _raw(message: Message, index: int) -> str:
-    """Text outside of turns. Only a ChatTemplate says how media stand in it."""
+def _raw(message: Message, index: int, image_token: str | None) -> str:
+    """Text outside of turns. A Jinja template does not say how media stand in it."""
     if isinstance(message.content, str):
         return message.content
     for at, part in enumerate(message.content):
-        if part["type"] != "text":
+        slot = MEDIA_SLOTS.get(part["type"])
+        if slot is not None and (slot != "image" or image_token is None):
             raise TemplateError(
                 f"a part of type {part['type']!r} must be in a turn: outside of turns this model's template "
                 "does not say how it is written",
                 where=f"messages[{index}].content[{at}]",
             )
-    return _said(message.content)[0]
+    return _with_marks(message, image_token or "", "")
 
 
 def _with_tokens(message: Message, template: ChatTemplate) -> str:
     """The content with the template's tokens where media stand."""
+    return _with_marks(message, template.image_token, template.audio_token)
+
+
+def _with_marks(message: Message, image_token: str, audio_token: str) -> str:
     if isinstance(message.content, str):
         return message.content
     pieces: list[str] = []
@@ -409,7 +418,7 @@ def _with_tokens(message: Message, template: ChatTemplate) -> str:
         if slot is None:
             pieces.append(f" {part['text']}" if after_text else part["text"])
         else:
-            pieces.append(template.audio_token if slot == "audio" else template.image_token)
+            pieces.append(audio_token if slot == "audio" else image_token)
         after_text = slot is None
     return "".join(pieces)
 

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 
 from runtime.config.fields import Fields
-from runtime.formats.chat.control import acts_as_control
+from runtime.formats.chat.control import acts_as_control, narrow
 from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_tokenizer
 from runtime.processes.checkpoint.detokenize import TextTable
 from runtime.protocol.errors import ModelLoadError
@@ -70,7 +70,9 @@ class Tokenizer:
         unknown = {_content(config.get("unk_token")), data.get("model", {}).get("unk_token"), "<unk>"}
         self._control = frozenset(self._added[text] for text in self.control_texts if text not in unknown)
         # The longest first, as the tokenizer reads them.
-        known = sorted(filter(None, self.control_texts), key=lambda text: (-len(text), text))
+        self._known_marks = known = sorted(
+            filter(None, self.control_texts), key=lambda text: (-len(text), text)
+        )
         self._marks = re.compile("|".join(map(re.escape, known))) if known else None
         self._check_size(vocab_size)
         self.tokens = {
@@ -165,6 +167,11 @@ class Tokenizer:
         that are marks all the same."""
         return list(dict.fromkeys([*self._special.values(), *self._tags]))
 
+    @property
+    def reply_tags(self) -> frozenset[str]:
+        """Those of them that are not special: marks that a reply has within."""
+        return self._tags - set(self._special.values())
+
     def encode_spans(self, spans: Iterable[tuple[str, bool]]) -> list[int]:
         """Ids of a prompt in pieces of (text, plain); in plain ones none of `control_texts` is read as one
         id."""
@@ -187,7 +194,10 @@ class Tokenizer:
     def _as_written(self, text: str, ids: Sequence[int]) -> bool:
         """Whether no more control ids were read than are written. A normalizer may make one of another text,
         such as one in capital letters."""
-        written = len(self._marks.findall(text)) if self._marks is not None else 0
+        marks = self._marks
+        if marks is not None and len(text) > LONG:
+            marks = narrow(self._known_marks, text)
+        written = len(marks.findall(text)) if marks is not None else 0
         return sum(token in self._control for token in ids) <= written
 
     def _marked(self, text: str) -> list[int]:

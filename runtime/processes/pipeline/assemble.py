@@ -29,6 +29,7 @@ from runtime.processes.pipeline.vectors import Vectors
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.scheduler.requests.adapters import AdapterRegistry
+from runtime.scheduler.requests.images import ImageRegistry
 from runtime.scheduler.scheduler import Scheduler
 
 
@@ -121,6 +122,9 @@ def _generating(
             reasoning=None if marks is None else _reasoning(model, marks),
             stage=stage_of(pairing, peers),
             adapters=_adapters(config, runner),
+            images=None
+            if spec.vision is None
+            else ImageRegistry(runner, kept_tokens=config.image_cache_tokens),
         )
         made = SchedulerProcess(
             scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers

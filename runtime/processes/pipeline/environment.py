@@ -6,12 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-API_KEY = "SGLANG_DSL_API_KEY"
+KEYS = frozenset({"SGLANG_DSL_API_KEY", "SGLANG_DSL_ADMIN_API_KEY"})
 
 
 def for_children(environment: Mapping[str, str]) -> dict[str, str]:
     """No key, and a way to find this package wherever it was found."""
-    made = {name: value for name, value in environment.items() if name != API_KEY}
+    made = {name: value for name, value in environment.items() if name not in KEYS}
     root = Path(__file__).resolve().parents[2]
     if root.name not in ("site-packages", "dist-packages"):
         made["PYTHONPATH"] = os.pathsep.join(

@@ -4,6 +4,7 @@ where it is used.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -20,6 +21,11 @@ from runtime.processes.pipeline.runner_process import RunnerProcess
 from runtime.processes.pipeline.scheduler import Profiler
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.registry import Registry
+
+SMALL = 10_000_000
+"""Up to so many numbers in its matrices a model computes in the scheduler's process: a step takes a
+millisecond or two there, and to hand it to another process and back a tenth of one."""
+log = logging.getLogger(__name__)
 
 HERE: Registry[Any] = Registry(
     "part with tensors",
@@ -57,7 +63,7 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
             pooling = config.pooling_of(model.path, spec)
             reader: TextRunner = HERE.load("encoder").load(model.path, spec, config.runner(), pooling)
             return Loaded(reader, profiler=HERE.load("profiler")(config.profile_folder))
-        case ModelSpec() as spec if own_process(config):
+        case ModelSpec() as spec if own_process(config, spec):
             process = RunnerProcess(
                 model.path,
                 spec,
@@ -69,12 +75,20 @@ def load_runner(config: EngineConfig, model: Model) -> Loaded:
         case ModelSpec() as spec:
             settings = config.runner()
             kind = HERE.load("runner" if settings.draft_model is None else "drafting")
-            runner = kind.load(model.path, spec, settings)
+            small = is_small(spec)
+            if config.runner_process is None and small:
+                log.info("the model is small and computes in this process; runner_process gives it its own")
+            # What is handed to a thread waits for it as long as a small pass takes.
+            runner = kind.load(model.path, spec, settings, beside=not small)
             profiler = HERE.load("profiler")(config.profile_folder)
             return Loaded(runner, runner.device != "cpu", profiler, kv_memory=runner.kv_memory)
 
 
-def own_process(config: EngineConfig) -> bool:
+def is_small(spec: ModelSpec) -> bool:
+    return sum(spec.matrix_sizes) <= SMALL
+
+
+def own_process(config: EngineConfig, spec: ModelSpec) -> bool:
     """Whether a decoder computes in a process of its own. Raises BadRequest where it cannot be and is to."""
     if sys.platform != "linux":
         for option, wanted in (("runner_process", config.runner_process), ("tp_size", config.tp_size > 1)):
@@ -85,4 +99,4 @@ def own_process(config: EngineConfig) -> bool:
         return True
     if config.runner_process is not None:
         return config.runner_process
-    return bool(sys.executable) and len(os.sched_getaffinity(0)) >= 2
+    return bool(sys.executable) and len(os.sched_getaffinity(0)) >= 2 and not is_small(spec)

@@ -36,10 +36,12 @@ from runtime.ipc.plans import (
     Answer,
     Copy,
     Done,
+    DropImages,
     Failure,
     Finish,
     Launch,
     LoadAdapter,
+    LoadImages,
     MaskWriter,
     Order,
     PlanWriter,
@@ -50,7 +52,7 @@ from runtime.ipc.plans import (
     Verify,
 )
 from runtime.ipc.ranks import Ranks
-from runtime.plan import Adapter, Run, StepPlan, StepResult, TokenMask
+from runtime.plan import Adapter, Image, Run, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
 from runtime.protocol.errors import (
     BadRequest,
@@ -237,6 +239,14 @@ class RunnerProcess:
 
     def unload_adapter(self, number: int) -> None:
         self._ask(UnloadAdapter(number))
+
+    def load_images(self, images: Sequence[Image]) -> None:
+        """Each in a message of its own. Every rank makes their tokens itself."""
+        for image in images:
+            self._send(LoadImages((image,)))
+
+    def drop_images(self, numbers: Sequence[int]) -> None:
+        self._send(DropImages(tuple(numbers)))
 
     def update_weights(self, path: str) -> None:
         """All ranks read them, each its part, within step_timeout_s. Raises ModelLoadError, BadRequest."""

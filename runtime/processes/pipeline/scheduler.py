@@ -190,6 +190,9 @@ class SchedulerProcess:
                     self._add(request)
             case TokenizedEmbeddingReqInput():
                 self._embed(item)
+            case AbortReq(frontend=str(gone)):
+                for own in [rid for rid, frontend in self._live.items() if frontend == gone]:
+                    self._scheduler.abort(own, message=item.message)
             case AbortReq():
                 rid = None if item.abort_all else item.rid
                 self._scheduler.abort(rid, prefix=item.prefix, message=item.message)
@@ -218,7 +221,8 @@ class SchedulerProcess:
             case UpdateWeightsReq():
                 self._begin(item, lambda: self._updates.add(item))
             case HealthReq():
-                self._answer(item, lambda: (True, "", {"live": len(self._live)}))
+                state = {"live": len(self._live), "paused": self._scheduler.paused}
+                self._reply(item, (True, "", state))
             case SingleReq():
                 fault = BadRequest(f"the scheduler does not know {type(item).__name__}", where="type")
                 self._reply(item, (False, str(fault), fault.to_dict()))
@@ -395,11 +399,8 @@ class SchedulerProcess:
     def _flush(self) -> Answer:
         if self._scheduler.busy:
             count = len(self._live)
-            return (
-                False,
-                f"the cache was not flushed: {count} request{'s are' if count != 1 else ' is'} not finished",
-                {"live": count},
-            )
+            left = f"{count} request{'s are' if count != 1 else ' is'} not finished"
+            return False, f"the cache was not flushed: {left}", {"live": count}
         done = self._scheduler.flush_cache()
         if self._grammar is not None:
             self._grammar.flush()
@@ -420,10 +421,8 @@ class SchedulerProcess:
         return True, "", {"paused": None}
 
     def _open_session(self, item: OpenSessionReq) -> Answer:
-        made = self._scheduler.open_session(
-            item.session_id, item.capacity, item.timeout_s, streaming=item.streaming
-        )
-        return True, "", {"session_id": made}
+        asked = (item.session_id, item.capacity, item.timeout_s)
+        return True, "", {"session_id": self._scheduler.open_session(*asked, streaming=item.streaming)}
 
     def _close_session(self, item: CloseSessionReq) -> Answer:
         self._scheduler.close_session(item.session_id)
@@ -481,8 +480,8 @@ class SchedulerProcess:
 
 
 def _batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
-    batch = BatchTokenIDOutput(rids=[output.rid for output in outputs], outputs=list(outputs), begun=begun)
-    return batch.with_spec()
+    rids = [output.rid for output in outputs]
+    return BatchTokenIDOutput(rids=rids, outputs=list(outputs), begun=begun).with_spec()
 
 
 def _vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:

@@ -24,7 +24,8 @@ MAX_BYTES = 16 << 20
 
 class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A child's configuration. folder: of the sockets. frontends: names of the HTTP workers, which are their
-    sockets' names. listener: the inherited file descriptor of the listening socket."""
+    sockets' names. listener: the inherited file descriptor of the listening socket. replaces: it takes the
+    place of one that died, and others serve meanwhile."""
 
     role: Role
     name: str
@@ -34,6 +35,7 @@ class ChildSpec(msgspec.Struct, frozen=True, kw_only=True):
     frontends: tuple[str, ...] = ()
     listener: int | None = None
     parent: int = 0
+    replaces: bool = False
 
 
 class Go(msgspec.Struct, frozen=True):
@@ -46,6 +48,14 @@ class Stop(msgspec.Struct, frozen=True):
     """End; what is in hand may take drain_s seconds more."""
 
     drain_s: float = 0.0
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """The server ends soon: go on as before, but say so to whoever asks for its health."""
+
+
+class Reload(msgspec.Struct, frozen=True):
+    """Read again what may change while the server runs: the file of API keys."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -66,9 +76,9 @@ class Failed(msgspec.Struct, frozen=True):
     error: dict[str, Any]
 
 
-Order: TypeAlias = Go | Stop
+Order: TypeAlias = Go | Leave | Stop | Reload
 Report: TypeAlias = Ready | Heartbeat | Failed
-TO_CHILD = Wire((ChildSpec, Go, Stop), MAX_BYTES)
+TO_CHILD = Wire((ChildSpec, Go, Leave, Stop, Reload), MAX_BYTES)
 FROM_CHILD = Wire((Ready, Heartbeat, Failed), MAX_BYTES)
 
 
@@ -107,7 +117,7 @@ class ChildEnd:
     def order(self) -> Order | None:
         """The next order; None when the supervisor is gone. Raises WireError."""
         found = self._next()
-        return found if isinstance(found, Go | Stop) else None
+        return found if isinstance(found, Go | Leave | Stop | Reload) else None
 
     def report(self, report: Report) -> None:
         """Never blocks and never fails: a supervisor that does not read is gone, or will see our end."""

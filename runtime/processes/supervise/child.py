@@ -17,6 +17,7 @@ from collections.abc import Callable
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Failed
 from runtime.processes.supervise.lifecycle import Lifecycle
+from runtime.protocol.console import set_title
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.registry import MissingExtra, Registry
 
@@ -42,7 +43,7 @@ def fault_of(error: BaseException) -> RuntimeFault:
 
 
 def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     end = ChildEnd.adopt()
     try:
@@ -51,6 +52,7 @@ def main() -> int:
         print(f"error: {fault}", file=sys.stderr)
         return 2
     logs.set_up(spec.server, spec.name)
+    set_title(spec.name)
     lifecycle = Lifecycle(end, spec)
     lifecycle.start()
     try:

@@ -52,7 +52,9 @@ class EngineClient:
             int(facts["slots"]),
             self._outbox,
             name=self._name,
-            served_name=server.served_model_name,
+            served_name=next(iter(server.served_names), None),
+            max_encode_chars=server.max_encode_chars,
+            max_answer_bytes=server.max_answer_bytes,
         )
         with self._lock:
             self._manager = manager

@@ -1,6 +1,6 @@
 """Group: one generation of child processes, from their start to their end. It starts them, takes their
-reports, says what went wrong with which, and leaves none behind. Whether there is a next generation is not
-its business.
+reports, says what went wrong with which, and leaves none behind. An HTTP worker that dies is replaced: what
+it had in hand is given up, the others go on. Whether there is a next generation is not its business.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from runtime.processes.supervise.channel import (
     Failed,
     Go,
     Heartbeat,
+    Leave,
     Order,
     Ready,
+    Reload,
     Role,
     Stop,
 )
-from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, frontend_name, mailbox_of
-from runtime.protocol.control import GroupFailed
+from runtime.processes.supervise.names import DETOKENIZER, SCHEDULER, frontend_name, mailbox_of, pid_file
+from runtime.protocol.control import AbortReq, GroupFailed
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault, WireError, from_dict
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,10 @@ NOTIFY_S = 8.0
 STOP_S = 5.0
 """How long a child may take to end when nothing is left to do."""
 READ_BYTES = 1 << 16
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Before an HTTP worker is replaced that was itself a replacement a short while ago."""
+STABLE_S = 60.0
+"""A process that ran so long is not one of a row of failures."""
 
 
 class Child:
@@ -59,7 +65,7 @@ class Child:
         self.facts: dict[str, Any] = {}
         self.fault: RuntimeFault | None = None
         self.stalled_s = 0.0
-        self.reported_at = time.monotonic()
+        self.began = self.reported_at = time.monotonic()
         self._frames = Frames(FROM_CHILD.max_bytes)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
@@ -69,6 +75,7 @@ class Child:
             env=dict(environment),
             pass_fds=() if spec.listener is None else (spec.listener,),
         )
+        pid_file(Path(spec.folder), spec.name).write_text(str(self.process.pid))
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self._stdin, self.stdout = self.process.stdin, self.process.stdout
@@ -149,29 +156,24 @@ class Group:
         frontends: tuple[str, ...] = (),
     ) -> None:
         self.engine, self.folder = engine, make_folder(folder)
+        self._server, self._listener, self._environment = server, listener, dict(environment)
         self.began = self._looked = time.monotonic()
         workers = () if listener is None else tuple(frontend_name(n) for n in range(server.http_workers))
         self._frontends = (*workers, *frontends)
-        self._released = False
+        self._released = self._served = False
+        self._failures: dict[str, int] = {}
+        self._due: dict[str, float] = {}
         self._selector = selectors.DefaultSelector()
         self.children: list[Child] = []
         roles: list[tuple[Role, str]] = [("scheduler", SCHEDULER), ("detokenizer", DETOKENIZER)]
         roles += [("http", name) for name in workers]
+        if server.http_workers > 1:
+            # Where they count together; one that dies does not take its counts along.
+            counts = make_folder(self.folder / "metrics")
+            self._environment["PROMETHEUS_MULTIPROC_DIR"] = str(counts)
         try:
             for role, name in roles:
-                spec = ChildSpec(
-                    role=role,
-                    name=name,
-                    folder=str(folder),
-                    engine=engine,
-                    server=server,
-                    frontends=self._frontends,
-                    listener=listener.fileno() if listener is not None and role == "http" else None,
-                    parent=os.getpid(),
-                )
-                child = Child(spec, environment)
-                self.children.append(child)
-                self._selector.register(child.stdout, selectors.EVENT_READ, child)
+                self.children.append(self._start(role, name))
         except OSError as error:
             self.end()
             raise InternalFault(f"a process cannot be started: {error}") from error
@@ -186,19 +188,26 @@ class Group:
         return self.children[0].facts
 
     def wait(self, timeout: float) -> None:
-        """Read the children's reports for at most `timeout` seconds. Raises EngineDead naming the process
-        that ended, hangs, or was not ready in time, and its own reason when it could not start."""
+        """Read the children's reports for at most `timeout` seconds, and replace HTTP workers that ended or
+        hang. Raises EngineDead naming another process that did, or that was not ready in time, and its own
+        reason when it could not start."""
         self._read_reports(timeout)
+        self._served = self._served or self.ready
         for child in self.children:
             fault = child.ended()
-            if fault is not None:
+            if fault is not None and not self._replaces(child, fault):
                 # One that cannot start says so in its own words: a model that is not there is no dead engine.
-                raise child.fault if child.fault is not None and not self.ready else fault
+                raise child.fault if child.fault is not None and not self._served else fault
         if self.children[0].ready and not self._released:
             self._released = True
             for child in self.children[1:]:
                 child.order(Go(self.facts))
         self._check_progress()
+
+    def reload(self) -> None:
+        """Have the HTTP workers read the file of API keys again."""
+        for child in self._workers():
+            child.order(Reload())
 
     def drain(self, seconds: float, hurry: Callable[[], bool]) -> bool:
         """Stop the HTTP workers: they take no more and finish what they have, and wait for them. False as
@@ -247,7 +256,65 @@ class Group:
             child.release()
         self._selector.close()
 
+    def leave(self) -> None:
+        """Have the HTTP workers say that the server will end; they go on as before."""
+        for child in self._workers():
+            child.order(Leave())
+
     # -- within ----------------------------------------------------------------------------------------------
+
+    def _start(self, role: Role, name: str, replaces: bool = False) -> Child:
+        listener = self._listener if role == "http" else None
+        spec = ChildSpec(
+            role=role,
+            name=name,
+            folder=str(self.folder),
+            engine=self.engine,
+            server=self._server,
+            frontends=self._frontends,
+            listener=None if listener is None else listener.fileno(),
+            parent=os.getpid(),
+            replaces=replaces,
+        )
+        child = Child(spec, self._environment)
+        self._selector.register(child.stdout, selectors.EVENT_READ, child)
+        return child
+
+    def _replaces(self, child: Child, fault: EngineDead) -> bool:
+        """Whether another takes the place of one that ended: of an HTTP worker, once all had been ready, and
+        not too often in a row. It comes at once, or a while after one that came a short while ago."""
+        if child.spec.role != "http" or not self._served:
+            return False
+        name, now = child.name, time.monotonic()
+        if name not in self._due:
+            row = 0 if now - child.began > STABLE_S else self._failures.get(name, 0)
+            if row > self._server.restart_limit:
+                return False
+            log.error("%s; another takes its place", fault)
+            self._give_up(child, fault)
+            pause = 0.0 if row == 0 else min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (row - 1))
+            self._failures[name], self._due[name] = row + 1, now + pause
+        if now >= self._due[name]:
+            del self._due[name]
+            try:
+                made = self._start("http", name, replaces=True)
+            except OSError as error:
+                raise InternalFault(f"a process cannot be started: {error}") from error
+            made.order(Go(self.facts))
+            self.children[self.children.index(child)] = made
+        return True
+
+    def _give_up(self, child: Child, fault: EngineDead) -> None:
+        """Release what ended, and have the scheduler cancel what nobody waits for any more."""
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(child.stdout)
+        child.release()
+        for left in self.folder.glob(f"metrics/gauge_live*_{child.process.pid}.db"):
+            left.unlink(missing_ok=True)  # what it had in hand
+        outbox = mailbox_of(self.folder, SCHEDULER).outbox(timeout_s=0.2, linger_s=NOTIFY_S)
+        with contextlib.suppress(MailboxClosed):
+            outbox.send(AbortReq(frontend=child.name, message=str(fault)))
+        outbox.close()
 
     def _workers(self) -> list[Child]:
         return [child for child in self.children if child.spec.role == "http"]
@@ -259,7 +326,8 @@ class Group:
             child: Child = key.data
             child.read_reports()
             if not child.alive:
-                self._selector.unregister(child.stdout)
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(child.stdout)
 
     def _until_gone(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -267,28 +335,24 @@ class Group:
             self._read_reports(0.05)
 
     def _check_progress(self) -> None:
-        """Raise EngineDead for a child that does not get on."""
-        if not self.ready:
-            if time.monotonic() - self.began > self.engine.load_timeout_s:
-                late = next(child for child in self.children if not child.ready)
-                raise EngineDead(
-                    f"the {late.name} process was not ready within {self.engine.load_timeout_s:g} s",
-                    where=late.name,
-                    hint="load_timeout_s",
-                )
-            return
-        limit = self.engine.step_timeout_s
+        """Raise EngineDead for a child that does not get on; where another can take its place, kill it."""
+        limit, patience = self.engine.step_timeout_s, self.engine.load_timeout_s
         for child in self.children:
-            quiet_s = self._looked - child.reported_at
-            if max(quiet_s, child.stalled_s) > limit:
+            if not child.alive:
+                continue
+            if not child.ready and time.monotonic() - child.began > patience:
+                what, option = f"was not ready within {patience:g} s", "load_timeout_s"
+            elif self._served and max(self._looked - child.reported_at, child.stalled_s) > limit:
+                what, option = f"made no progress for {limit:g} s", "step_timeout_s"
+            else:
+                continue
+            fault = EngineDead(f"the {child.name} process {what}", where=child.name, hint=option)
+            if self._served:
                 child.kill()  # it would not end by itself
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(STOP_S)  # nobody is to wait until it receives anything
-                raise EngineDead(
-                    f"the {child.name} process made no progress for {limit:g} s",
-                    where=child.name,
-                    hint="step_timeout_s",
-                )
+            if not self._replaces(child, fault):
+                raise fault
 
 
 def _signal(number: int) -> str:

@@ -14,7 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runtime.processes.supervise.channel import ChildEnd, ChildSpec, Go, Heartbeat, Order, Ready, Stop
+from runtime.processes.supervise.channel import (
+    ChildEnd,
+    ChildSpec,
+    Go,
+    Heartbeat,
+    Leave,
+    Order,
+    Ready,
+    Reload,
+    Stop,
+)
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, RuntimeFault
 
 log = logging.getLogger(__name__)
@@ -30,13 +40,16 @@ EXIT_S = 10.0
 
 
 class Lifecycle:
-    """`stalled_s` may be replaced: how long the current work has taken."""
+    """`stalled_s` may be replaced: how long the current work has taken; and `reload`: read again what may
+    change, called from another thread. `leaving`: the server ends, soon or now."""
 
     def __init__(self, end: ChildEnd, spec: ChildSpec) -> None:
         self._end, self._spec = end, spec
         self.stalled_s: Callable[[], float] = lambda: 0.0
+        self.reload: Callable[[], None] = lambda: None
         self.stopping: Stop | None = None
         self.orphaned = False
+        self.leaving = False
         self._ready = False
         self._facts: dict[str, Any] | None = None
         self._changed = threading.Condition()
@@ -87,8 +100,13 @@ class Lifecycle:
                     with self._changed:
                         self._facts = facts
                         self._changed.notify_all()
+                case Leave():
+                    self.leaving = True
                 case Stop():
+                    self.leaving = True
                     self._stop(order)
+                case Reload():
+                    self.reload()
                 case None:
                     self._orphan()
                     return

@@ -4,14 +4,61 @@ fails: a full disk or a closed terminal costs the line, not the process."""
 from __future__ import annotations
 
 import contextlib
+import datetime
+import json
 import logging
 import sys
-from typing import TextIO
+from contextvars import ContextVar
+from typing import Any, TextIO
 
 from runtime.config.serving.server import ServerConfig
 
 QUIET = ("uvicorn.error", "httpx", "httpcore", "asyncio")
 """Loggers whose info lines say nothing to a user of the server."""
+
+
+ACCESS = "runtime.access"
+"""Logger of one line for each HTTP request."""
+REQUEST_ID: ContextVar[str | None] = ContextVar("request_id", default=None)
+TRACE_ID: ContextVar[str | None] = ContextVar("trace_id", default=None)
+"""Of the HTTP request that is being answered, where it is traced: 32 hexadecimal digits."""
+FIELDS = "fields"
+"""Attribute of a record: what a line of JSON has besides, as a dict."""
+
+
+class _Text(logging.Formatter):
+    """A line ends with the id of the request that it is about."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"%(asctime)s %(levelname)-7s {name}: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        made, identity = super().formatMessage(record), REQUEST_ID.get()
+        return made if identity is None else f"{made} [{identity}]"
+
+
+class _Json(logging.Formatter):
+    """One JSON object in each line, with the time in UTC."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def format(self, record: logging.LogRecord) -> str:
+        told: dict[str, Any] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "process": self._name,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for key, variable in (("request_id", REQUEST_ID), ("trace_id", TRACE_ID)):
+            if (value := variable.get()) is not None:
+                told[key] = value
+        told |= getattr(record, FIELDS, {})
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, default=str)
 
 
 class _Lines(logging.StreamHandler[TextIO]):
@@ -51,10 +98,10 @@ def set_up(config: ServerConfig, name: str, *secrets: str) -> None:
             handlers.append(_Lines(open(config.log_file, "a", encoding="utf-8")))  # noqa: SIM115
         except OSError as error:
             problem = f"the log file {config.log_file} cannot be opened: {error.strerror or error}"
-    form = logging.Formatter(f"%(asctime)s %(levelname)-7s {name}: %(message)s")
+    form = _Json(name) if config.log_format == "json" else _Text(name)
     for handler in handlers:
         handler.setFormatter(form)
-        for secret in (config.api_key, *secrets):
+        for secret in (config.api_key, config.admin_api_key, *secrets):
             if secret:
                 handler.addFilter(_Hide(secret))
     root = logging.getLogger()
@@ -63,6 +110,7 @@ def set_up(config: ServerConfig, name: str, *secrets: str) -> None:
     root.setLevel(config.log_level.upper())
     for handler in handlers:
         root.addHandler(handler)
+    logging.getLogger(ACCESS).disabled = not config.access_log
     if config.log_level != "debug":
         for quiet in QUIET:
             logging.getLogger(quiet).setLevel(logging.WARNING)

@@ -15,5 +15,10 @@ def frontend_name(index: int) -> str:
     return f"worker-{index}"
 
 
+def pid_file(folder: Path, name: str) -> Path:
+    """Where the number of a process stands."""
+    return folder / f"{name}.pid"
+
+
 def mailbox_of(folder: Path, name: str) -> Address:
     return Address.ipc(folder / f"{name}.ipc")

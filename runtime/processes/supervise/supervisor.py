@@ -28,6 +28,7 @@ from runtime.processes.pipeline.environment import for_children
 from runtime.processes.supervise import logs
 from runtime.processes.supervise.group import Group
 from runtime.processes.supervise.names import DETOKENIZER, mailbox_of
+from runtime.protocol.console import set_title
 from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
 
@@ -48,12 +49,13 @@ ELSEWHERE: Registry[Callable[[Options, Mapping[str, str]], int]] = Registry(
 
 class Supervisor:
     """`run` in the main thread: it takes SIGTERM and SIGINT. The first lets requests finish, the second does
-    not."""
+    not. With a file of API keys SIGHUP has it read again."""
 
     def __init__(self, engine: EngineConfig, server: ServerConfig, environment: Mapping[str, str]) -> None:
         self._engine, self._server = engine, server
         self._environment = for_children(environment)
         self._signals = 0
+        self._reload = False
         self._failures = 0
         self._served = False
 
@@ -85,6 +87,9 @@ class Supervisor:
         try:
             while not self._signals:
                 group.wait(TICK_S)
+                if self._reload:
+                    self._reload = False
+                    group.reload()
                 if ready_at is None and group.ready:
                     ready_at = time.monotonic()
                     self._served = True
@@ -103,6 +108,13 @@ class Supervisor:
 
     def _drain(self, group: Group, listener: socket.socket) -> None:
         before = self._signals
+        if self._server.lame_duck_s:
+            log.info("ending; requests are taken for %g s more", self._server.lame_duck_s)
+            group.leave()
+            until = time.monotonic() + self._server.lame_duck_s
+            while self._signals == before and (left := until - time.monotonic()) > 0:
+                group.wait(min(TICK_S, left))
+            before = self._signals
         log.info("ending; requests in hand may take %g s", self._server.drain_timeout_s)
         listener.close()
         if not group.drain(self._server.drain_timeout_s, lambda: self._signals > before):
@@ -128,11 +140,17 @@ class Supervisor:
     @contextlib.contextmanager
     def _taking_signals(self) -> Iterator[None]:
         def take(number: int, frame: FrameType | None) -> None:
-            self._signals += 1
+            if number == signal.SIGHUP:
+                self._reload = True
+            else:
+                self._signals += 1
 
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if self._server.api_keys_file is not None:
+            numbers.append(signal.SIGHUP)  # without such a file it ends the server, as it does any process
         if self._server.end_with_stdin:
             threading.Thread(target=self._await_end_of_stdin, name="stdin", daemon=True).start()
-        before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
+        before = {number: signal.signal(number, take) for number in numbers}
         try:
             yield
         finally:
@@ -240,6 +258,7 @@ def command(arguments: Sequence[str], environment: Mapping[str, str], prog: str)
     _fill_standard_streams()
     options = read_options(arguments, environment, prog)
     logs.set_up(options.server, "supervisor")
+    set_title("supervisor")
     if options.replicas.engine != "local":
         return ELSEWHERE.load(options.replicas.engine)(options, environment)
     return Supervisor(options.engine, options.server, environment).run()

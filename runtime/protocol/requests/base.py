@@ -6,6 +6,9 @@ import uuid
 
 import msgspec
 
+MAX_NAME_BYTES = 512
+"""Of an id, a session's name, a salt: they are kept, compared and told."""
+
 
 def new_rid() -> str:
     return uuid.uuid4().hex

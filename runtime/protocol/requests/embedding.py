@@ -15,7 +15,7 @@ from runtime.protocol.sampling import SamplingParams
 
 _ITEM_LISTS = frozenset(
     {"rid", "text", "input_ids", "image_data", "video_data", "audio_data", "sampling_params", "lora_path",
-     "lora_id", "extra_key"}
+     "lora_id", "extra_key", "cache_salt"}
 )  # fmt: skip
 
 
@@ -39,6 +39,7 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
     lora_path: str | list[str | None] | None = None
     lora_id: str | list[str | None] | None = None
     extra_key: str | list[str | None] | None = None
+    cache_salt: str | list[str | None] | None = None
     priority: int = 0
     timeout_s: float | None = None
     log_metrics: bool = True
@@ -67,6 +68,7 @@ class EmbeddingReqInput(ManyReq, forbid_unknown_fields=True):
         batching.check_unique(self.rid)
         self.sampling_params = batching.params_of(self.sampling_params, spread, _nothing_new)
         self.extra_key = batching.keys("extra_key", self.extra_key, spread, empty_is_none=False)
+        self.cache_salt = batching.keys("cache_salt", self.cache_salt, spread, empty_is_none=True)
         if not spread.single:
             self._spread_fields(spread)
         self.__dict__["spread"] = spread

@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -44,6 +44,8 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         its end; it must come to an end. None: where the prompt opens the reasoning, or the chat template
         leaves it on. False: the constraint holds from the first token. max_thinking_tokens: after so many
         tokens of reasoning its end must follow; with a constraint or without.
+    truncate_prompt_tokens: of a prompt that is longer, so many tokens are kept; -1: as many as leave room for
+        the output. truncation_side: where the others are taken away.
     lora_path: the name of a loaded adapter, by which the model is changed; None: the model as it is.
     no_logs, log_metrics, custom_labels: what observers of the frontend are told.
     data_parallel_rank: another name of routed_dp_rank.
@@ -98,6 +100,8 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     background: bool = False
     require_reasoning: bool | None = False
     max_thinking_tokens: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     timeout_s: float | None = None
     log_metrics: bool = True
     no_logs: bool = False

@@ -13,11 +13,14 @@ import msgspec
 from runtime.protocol.adapters import check_name
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
+from runtime.protocol.media import ImageData
 from runtime.protocol.messages import Message
-from runtime.protocol.requests.base import SingleReq, new_rid
+from runtime.protocol.requests.base import MAX_NAME_BYTES, SingleReq, new_rid
 from runtime.protocol.requests.generate import GenerateReqInput, copy_request
 from runtime.protocol.sampling import SamplingParams
 
+MAX_CHOICES = 4096
+"""Options of one request: the prompt is read with each of them."""
 SALT = "\0salt:"
 """What a cache key begins with that holds a salt; keys of users hold no NUL."""
 
@@ -53,6 +56,8 @@ class SingleGenerateReq(SingleReq):
     session_params: dict[str, Any] | None = None
     require_reasoning: bool | None = False
     max_thinking_tokens: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     timeout_s: float | None = None
     log_metrics: bool = True
     no_logs: bool = False
@@ -61,18 +66,18 @@ class SingleGenerateReq(SingleReq):
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     bootstrap_room: int | None = None
+    image_data: list[ImageData] | None = None
 
 
 _MADE = (
     "rid", "sampling_params", "constraint", "extra_key", "session_params", "input_ids", "cumulative",
+    "image_data",
 )  # fmt: skip
 _COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
-_NO_MEDIA = "the model reads text only"
 _UNSERVED = (
     ("input_embeds", "prompts are taken as text, input_ids or messages"),
-    ("image_data", _NO_MEDIA),
-    ("video_data", _NO_MEDIA),
-    ("audio_data", _NO_MEDIA),
+    ("video_data", "models take text, and some of them images"),
+    ("audio_data", "models take text, and some of them images"),
     ("lora_id", "an adapter is named by lora_path"),
     ("bootstrap_pair_key", "a pair is named by bootstrap_host, bootstrap_port and bootstrap_room"),
     ("return_bytes", "answers hold text and ids"),
@@ -100,16 +105,19 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
     fields: dict[str, Any] = {name: _plain(getattr(one, name)) for name in _COPIED}
     fields |= {"session_params": _session(one), "constraint": _plain(constraint)}
     made = _typed(fields)
+    made.image_data = ImageData.listed(_plain(one.image_data)) or None
     if made.top_logprobs_num or made.token_ids_logprob:
         made.return_logprob = True
     if made.lora_path is not None:
         check_name(made.lora_path)
     _check_bootstrap(made)
+    if len(made.choices or ()) > MAX_CHOICES:
+        raise BadRequest(f"has {len(made.choices or ())} options; at most {MAX_CHOICES}", where="choices")
     made.rid = new_rid() if one.rid is None else _id(one.rid)
     made.sampling_params = params
     # Checked where the vocabulary is known; a long prompt is not looked at twice.
     made.input_ids = one.input_ids  # type: ignore[assignment]
-    made.extra_key = _cache_key(one.extra_key, one.cache_salt)
+    made.extra_key = cache_key(one.extra_key, one.cache_salt)
     return made
 
 
@@ -193,7 +201,7 @@ def _id(rid: object) -> str:
     return rid
 
 
-def _cache_key(extra_key: Any, salt: Any) -> str | None:
+def cache_key(extra_key: Any, salt: Any) -> str | None:
     """One key of both, so that different pairs never give the same."""
     for name, value in (("extra_key", extra_key), ("cache_salt", salt)):
         if value is not None:
@@ -208,6 +216,8 @@ def _cache_key(extra_key: Any, salt: Any) -> str | None:
 
 def _check_text(name: str, value: str) -> None:
     try:
-        value.encode()
+        size = len(value.encode())
     except UnicodeEncodeError:
         raise BadRequest("must not contain lone surrogates", where=name) from None
+    if size > MAX_NAME_BYTES:
+        raise BadRequest(f"has {size} bytes; at most {MAX_NAME_BYTES}", where=name)

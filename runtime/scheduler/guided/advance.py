@@ -130,7 +130,7 @@ class Advance:
         heal, guide = request.heal, guide_of(request)
         assert heal is not None
         probe, left, limit = guide.matcher.copy(), heal.text, request.remaining + len(heal.given)
-        jump = self._planner.plan(probe, (), limit, request.tokens[-CONTEXT:], left)
+        jump = self._planner.plan(probe, (), limit, _context(request, len(request.tokens)), left)
         if jump is None:
             return None
         same = 0
@@ -156,7 +156,7 @@ class Advance:
         """`last`: the output ids that healing may replace (not computed, not told); `before`: what was seen
         before them."""
         end = len(request.tokens) - len(last)
-        context = request.tokens[max(0, end - CONTEXT) : end]
+        context = _context(request, end)
         jump = self._planner.plan(guide_of(request).matcher, last, request.remaining, context)
         if jump is None:
             return None
@@ -182,6 +182,11 @@ class Advance:
             if reason:
                 return reason
         return None
+
+
+def _context(request: Request, end: int) -> tuple[int, ...]:
+    """The ids before place `end` that a jump looks at."""
+    return request.ids(max(0, end - CONTEXT), end)
 
 
 def _ended(request: Request) -> bool:

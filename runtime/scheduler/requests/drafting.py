@@ -9,8 +9,6 @@ from runtime.scheduler.requests.lookup import PromptLookup
 
 PATIENCE = 16
 """Steps without a guess after many that were wrong, at most."""
-RETRY = 24
-"""Steps after which guesses are tried that do not seem to pay."""
 SURE = 8
 """So many tokens that came before: a guess is made whatever the last ones were like."""
 
@@ -27,7 +25,7 @@ class Drafting:
     """
 
     __slots__ = (
-        "_accepted", "_drafted", "_histogram", "_idle", "_misses", "_most", "_steps", "at", "guesses", "hope",
+        "_accepted", "_drafted", "_histogram", "_misses", "_most", "_steps", "at", "guesses", "hope",
         "lookup", "reach", "rest", "tries",
     )  # fmt: skip
 
@@ -35,18 +33,16 @@ class Drafting:
         self._most, self.lookup = most, lookup
         self.reach = min(most, 4)
         self.hope, self.tries = 0.7, True
-        self.rest = self._misses = self._idle = 0
+        self.rest = self._misses = 0
         self.guesses: tuple[int, ...] = ()
         self.at = -1
         self._steps = self._accepted = self._drafted = 0
         self._histogram = [0] * (most + 1)
 
-    def weigh(self, price: float) -> None:
-        """Whether to guess in this step: where that is likely to gain, a guess costing `price`, and now and
-        then all the same."""
-        if self.hope < price:
-            self._idle = (self._idle + 1) % RETRY
-        self.tries = self.hope >= price or not self._idle
+    def weigh(self, price: float, retry: bool) -> None:
+        """Whether to guess in this step: where that is likely to gain, a guess costing `price`, and to look
+        again (`retry`)."""
+        self.tries = retry or self.hope >= price
 
     def guess(self, tokens: array[int], most: int) -> tuple[int, ...]:
         """At most `most` tokens that may follow `tokens`."""

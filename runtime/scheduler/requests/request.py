@@ -22,6 +22,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.components import Guide, Logprobs, Timing
 from runtime.scheduler.requests.drafting import Drafting
+from runtime.scheduler.requests.images import Images
 from runtime.scheduler.requests.stop import LENGTH, NOTHING_SEEN, StopRule
 
 Hidden: TypeAlias = Literal["none", "last", "all"]
@@ -46,13 +47,15 @@ class Request:
     guide       what constrained decoding knows of it; None without a constraint, or before that is compiled
     logprobs    None where it wants none
     drafting    what speculation knows of it; None where nothing is guessed
+    images      its prompt's pictures; None without. In `tokens` their numbers stand in place of ids
+    shift       what is added to its output's positions for the rotary embedding
     """
 
     __slots__ = (
         "adapter", "arrival", "cached", "computed", "decode_steps", "drafting", "ending", "goal", "guide",
-        "heal", "hidden", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions",
+        "heal", "hidden", "images", "jumped", "lease", "limit", "logprobs", "params", "plain", "preemptions",
         "prompt_len", "prompt_only", "publish_to", "reads_output", "reads_prompt", "retractions", "rid",
-        "rule", "seen", "sent", "seq", "skip", "source", "states", "stream", "timing", "tokens",
+        "rule", "seen", "sent", "seq", "shift", "skip", "source", "states", "stream", "timing", "tokens",
         "vocabulary",
     )  # fmt: skip
 
@@ -77,6 +80,12 @@ class Request:
             self.reads_prompt or self.params.frequency_penalty != 0.0 or self.params.presence_penalty != 0.0
         )
         self.tokens: array[int] = array("q", source.input_ids)
+        self.images: Images | None = None
+        self.shift = 0
+        if source.images:
+            self.images = Images(source.images, source.input_ids)
+            self.images.key(self.tokens)
+            self.shift = self.images.shift
         self.heal: Healing | None = None
         self.skip = 0
         if source.heal:
@@ -166,6 +175,11 @@ class Request:
     def returns_logprobs(self) -> bool:
         """Whether those of the output are wanted."""
         return self.logprobs is not None and self.logprobs.returned
+
+    def ids(self, start: int, end: int) -> tuple[int, ...]:
+        """Of its tokens from `start` to `end`, as the vocabulary has them."""
+        stretch = self.tokens[start:end]
+        return tuple(stretch) if self.images is None else self.images.plain(stretch)
 
     # -- output ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
+from tests.runtime.engine.ranks_here import rank_processes
 
 OPTIONS: dict[str, Any] = {
     "max_total_tokens": 4096, "dtype": "float32", "device": "cpu", "threads": 1, "seed": 3,
@@ -31,14 +32,6 @@ GREEDY = {"max_new_tokens": 32, "temperature": 0, "ignore_eos": True}
 def pair() -> Iterator[tuple[Engine, Engine]]:
     with Engine("pocket", **OPTIONS) as one, Engine("pocket", tp_size=2, **OPTIONS) as two:
         yield one, two
-
-
-def processes() -> list[psutil.Process]:
-    """The ranks, in their order: they were started one after the other."""
-    found = [
-        one for one in psutil.Process().children() if "runtime.engine.follower" in " ".join(one.cmdline())
-    ]
-    return sorted(found, key=lambda one: one.pid)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +86,9 @@ def test_whatever_befalls_a_rank_every_request_ends_rightly_or_says_why(
     prompts = [one["input_ids"] for one in requests]
     params = [one["sampling_params"] for one in requests]
     right = [list(one.output_ids) for one in pair[0].generate(prompts, params)]
-    others = {one.pid for one in processes()}
+    others = {one.pid for one in rank_processes()}
     with Engine("pocket", tp_size=2, step_timeout_s=20.0, **OPTIONS) as engine:
-        ranks = [one.pid for one in processes() if one.pid not in others]
+        ranks = [one.pid for one in rank_processes() if one.pid not in others]
         with ThreadPoolExecutor(2) as pool:
             batch = pool.submit(engine.generate, prompts, params, on_error="return")
             stream = engine.generate(prompts[0], {**GREEDY, "max_new_tokens": 1500}, stream=True)
@@ -119,7 +112,7 @@ def test_whatever_befalls_a_rank_every_request_ends_rightly_or_says_why(
 def test_a_lost_rank_is_named_to_those_who_wait_and_those_who_come(pair: tuple[Engine, Engine]) -> None:
     """Last: it ends one of the engines."""
     _, two = pair
-    ranks = processes()
+    ranks = rank_processes()
     assert len(ranks) == 2
     stream = two.generate("The city of", {"max_new_tokens": 1500, "ignore_eos": True}, stream=True)
     next(stream)

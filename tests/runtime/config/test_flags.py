@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,35 @@ def test_a_flag_overrules_the_environment_that_the_file_and_that_the_default(fil
     assert (made.server.port, made.engine.page_size, made.engine.max_total_tokens) == (21, 12, 3)
     assert made.server.log_level == "debug"
     assert made.server.http_workers == ServerConfig().http_workers
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("HTTP_WORKER", "HTTP_WORKERS"), ("PORTS", "PORT"), ("MAX_RUNING_REQUESTS", "MAX_RUNNING_REQUESTS"),
+     ("port", "PORT"), ("PROBE_INTERVAL", "PROBE_INTERVAL_S"), ("CONFIGS", "CONFIG")],
+)  # fmt: skip
+def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(variable: str, meant: str) -> None:
+    told = refusal([], {f"SGLANG_DSL_{variable}": "1"})
+    assert told == f"SGLANG_DSL_{variable}: no option has this variable (did you mean SGLANG_DSL_{meant}?)"
+
+
+def test_a_variable_that_kubernetes_made_is_told_apart() -> None:
+    told = refusal([], {"SGLANG_DSL_PORT": "tcp://10.0.0.1:30000"})
+    assert told.startswith("SGLANG_DSL_PORT: must be a whole number")
+    assert "enableServiceLinks: false" in told
+
+
+def test_variables_of_others_are_left_alone() -> None:
+    names = ("DATA", "VOCABULARIES", "FULL_TRACEBACK", "PROBE_INTERVAL_S", "TRANSFER_FAULTS")
+    others = {f"SGLANG_DSL_{name}": "1" for name in names}
+    assert read_options([], {**others, "SGLANG_PORT": "7"}).server == ServerConfig()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_options(["--version"], {})
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"sglang-dsl {metadata.version('sglang-dsl')}\n"
 
 
 @pytest.mark.parametrize(

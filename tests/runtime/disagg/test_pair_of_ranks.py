@@ -10,13 +10,13 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
 import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import RuntimeFault, TransferLate
 from tests.runtime.disagg.asked import request
 from tests.runtime.disagg.test_engine_pair import Pair, compare
+from tests.runtime.engine.ranks_here import rank_processes
 
 pytestmark = pytest.mark.slow
 NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="no nixl")
@@ -75,8 +75,7 @@ def test_a_lost_rank_of_the_prompts_engine_is_told_by_both() -> None:
     pair = PairOfRanks("tcp", 2, 1, disaggregation_heartbeat_s=1.0, disaggregation_timeout_s=10.0)
     try:
         params = {"max_new_tokens": 2, "temperature": 0}
-        children = psutil.Process().children()
-        ranks = sorted(one.pid for one in children if "runtime.engine.follower" in one.cmdline())
+        ranks = [one.pid for one in rank_processes()]
         os.kill(ranks[1], signal.SIGKILL)  # those of the engine that was made first come first
         for room in (5, 6):
             with pytest.raises(RuntimeFault, match="rank 1 of the model's process was killed by SIGKILL"):

@@ -120,6 +120,44 @@ def test_classify_scores_pairs(tiny: Callable[[str], Any]) -> None:
         made.close()
 
 
+def test_documents_are_ranked_by_a_cross_encoder(tiny: Callable[[str], Any]) -> None:
+    made = start(tiny("bert, 1"))
+    try:
+        ask = Client(made)
+        documents = ["the sky is blue", "the lazy dog", "red"]
+        pairs = [["what is blue?", one] for one in documents]
+        body = {"text": pairs, "is_cross_encoder_request": True}
+        expected = [one["embedding"][0] for one in ask("POST", "/classify", body).json()]
+        asked = {"query": "what is blue?", "documents": documents}
+        results = ask("POST", "/v1/rerank", asked).json()["results"]
+        found = {one["index"]: one["relevance_score"] for one in results}
+        assert found == pytest.approx(dict(enumerate(expected)), rel=1e-4)
+        scores = [one["relevance_score"] for one in results]
+        assert scores == sorted(scores, reverse=True)
+        refused = ask("POST", "/v1/rerank", {**asked, "instruct": "x"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "instruct")
+    finally:
+        made.close()
+
+
+def test_pairs_are_scored_by_the_cosine_of_their_vectors(ask: Client) -> None:
+    data = ask("POST", "/v1/embeddings", {"input": TEXTS}).json()["data"]
+    vectors = np.array([one["embedding"] for one in data])
+    body = {"text_1": TEXTS[0], "text_2": TEXTS, "model": "tiny"}
+    answer = ask("POST", "/v1/score", body).json()
+    found = [one["score"] for one in answer["data"]]
+    np.testing.assert_allclose(found, vectors @ vectors[0], atol=1e-4)
+    assert abs(found[0] - 1) < 1e-4
+    assert answer["usage"]["prompt_tokens"] > 9
+    both = ask("POST", "/v1/score", {"queries": TEXTS, "documents": TEXTS[::-1]}).json()["data"]
+    expected = [vectors[at] @ vectors[2 - at] for at in range(3)]
+    np.testing.assert_allclose([one["score"] for one in both], expected, atol=1e-4)
+    refused = ask("POST", "/v1/score", {"text_1": TEXTS[:2], "text_2": TEXTS})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "text_1")
+    labels = ask("POST", "/v1/score", {"query": "a", "items": ["b"], "label_token_ids": [1]})
+    assert (labels.status_code, labels.json()["error"]["param"]) == (400, "items")
+
+
 def test_vectors_are_counted(ask: Client) -> None:
     def count(name: str) -> float:
         lines = ask("GET", "/metrics").text.splitlines()

@@ -328,7 +328,7 @@ def test_to_ask_for_some_log_probabilities_is_to_ask_for_log_probabilities(
     ("fields", "where"),
     [
         ({"input_embeds": [[0.5]]}, "input_embeds"),
-        ({"text": "a", "image_data": "x"}, "image_data"),
+        ({"text": "a", "image_data": 5}, "image_data"),
         ({"text": "a", "video_data": ["x"]}, "video_data"),
         ({"text": "a", "audio_data": "x"}, "audio_data"),
         ({"text": "a", "lora_path": ""}, "lora_path"),

@@ -26,7 +26,6 @@ WRONG: list[tuple[Any, str, str]] = [
     ({"top_p": 0}, "sampling_params.top_p", "(0, 1]"),
     ({"top_p": 1.01}, "sampling_params.top_p", "(0, 1]"),
     ({"min_p": 1.1}, "sampling_params.min_p", "[0, 1]"),
-    ({"top_k": 0}, "sampling_params.top_k", "-1 (off) or at least 1"),
     ({"top_k": -2}, "sampling_params.top_k", "-1 (off) or at least 1"),
     ({"frequency_penalty": 2.1}, "sampling_params.frequency_penalty", "[-2, 2]"),
     ({"presence_penalty": -2.1}, "sampling_params.presence_penalty", "[-2, 2]"),

@@ -13,11 +13,11 @@ from runtime.config.speculation import SpeculationConfig
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.guided.masks import full, mask_of, masks_behind
-from runtime.scheduler.requests.drafting import PATIENCE, RETRY, Drafting
+from runtime.scheduler.requests.drafting import PATIENCE, Drafting
 from runtime.scheduler.requests.lookup import PromptLookup
 from runtime.scheduler.requests.pace import Pace
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.speculation import Speculation
+from runtime.scheduler.speculation import RETRY, Speculation
 from tests.runtime.scheduler.test_overlap import play
 
 NGRAM = SpeculationConfig("NGRAM", 6, 1, 8)
@@ -261,21 +261,40 @@ def test_what_a_guess_costs_is_learnt_from_passes() -> None:
 
 def test_nothing_is_guessed_where_it_does_not_pay() -> None:
     drafting = Drafting(8, PromptLookup(1, 8))
-    drafting.weigh(0.5)
+    drafting.weigh(0.5, retry=False)
     assert drafting.tries
     for _ in range(6):
         drafting.verified(4, 1)
-    tried = []
-    for _ in range(2 * RETRY):
-        drafting.weigh(0.5)
-        tried.append(drafting.tries)
-    assert tried.count(True) == 2
-    drafting.weigh(0.1)
+    drafting.weigh(0.5, retry=False)
+    assert not drafting.tries
+    drafting.weigh(0.5, retry=True)
+    assert drafting.tries
+    drafting.weigh(0.1, retry=False)
     assert drafting.tries
     for _ in range(6):
         drafting.verified(4, 4)
-    drafting.weigh(0.9)
+    drafting.weigh(0.9, retry=False)
     assert drafting.tries
+
+
+def test_short_requests_look_again_too(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A price learnt in a bad moment is not kept for ever, though no request lives until a retry."""
+    monkeypatch.setattr(
+        "runtime.scheduler.speculation.Drafting.guess", lambda self, tokens, most: (1,) * most
+    )
+    sim = bench(speculation=NGRAM)
+    sim.runner.takes = lambda plan: (0.0, 1e-5 + 1e-3 * plan.token_count)
+    sim.add("first", [1, 2, 3], max_new_tokens=200, ignore_eos=True)
+    sim.run()
+    sim.runner.takes = lambda plan: (0.0, 1e-3)
+    drafted = []
+    for number in range(2 * RETRY):
+        before = sim.runner.tokens
+        sim.add(f"short {number}", [number % 16, 2, 3], max_new_tokens=8, ignore_eos=True)
+        sim.run()
+        drafted.append(sim.runner.tokens - before)
+    assert drafted[0] == 10
+    assert min(drafted[-8:]) > 10
 
 
 def test_a_step_that_tells_its_time_sets_the_price(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

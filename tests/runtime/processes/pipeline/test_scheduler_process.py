@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.config.scheduler import SchedulerConfig
@@ -187,7 +188,7 @@ def test_requests_are_announced_and_answered_once(harness: Harness) -> None:
 
 def test_questions_are_answered_while_requests_run(harness: Harness) -> None:
     harness.send(request("long", new=3000))
-    assert harness.ask(HealthReq()).data == {"live": 1}
+    assert harness.ask(HealthReq()).data == {"live": 1, "paused": None}
     state = harness.ask(GetStateReq(http_worker_ipc="w"))
     assert state.ok
     assert state.http_worker_ipc == "w"
@@ -209,6 +210,21 @@ def test_abort_by_id_by_beginning_and_all(harness: Harness) -> None:
     assert "c/1" not in harness.ends
     harness.send(AbortReq(abort_all=True))
     assert harness.fault_of("c/1").code == "aborted"
+
+
+def test_what_a_frontend_that_is_gone_had_asked_for_is_cancelled(harness: Harness) -> None:
+    for frontend in ("w-0", "w-1"):
+        for rid in ("1", "2"):
+            asked = request(f"{frontend}/{rid}", new=3000)
+            harness.send(msgspec.structs.replace(asked, http_worker_ipc=frontend))
+    harness.until(lambda: len(harness.begun) == 4)
+    harness.send(AbortReq(frontend="w-1", message="w-1 is gone"))
+    for rid in ("w-1/1", "w-1/2"):
+        assert "w-1 is gone" in str(harness.fault_of(rid))
+    assert harness.ask(HealthReq()).data["live"] == 2
+    assert not {"w-0/1", "w-0/2"} & set(harness.ends)
+    harness.ask(PauseReq(mode="in_place"))
+    assert harness.ask(HealthReq()).data == {"live": 2, "paused": "in_place"}
 
 
 def test_a_flush_is_refused_while_requests_run_and_done_when_they_have_ended(harness: Harness) -> None:
