@@ -220,5 +220,15 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """%load_ext sglang_dsl: the magics %sgl and %%sgl."""
+    importlib.import_module(f"{__name__}.console.front.ipython").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """%unload_ext sglang_dsl: they go, and their session ends."""
+    importlib.import_module(f"{__name__}.console.front.ipython").unload(shell)
+
+
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})

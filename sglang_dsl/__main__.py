@@ -1,10 +1,13 @@
-"""python -m sglang_dsl: demo, run, trace, chat, serve. Loads the program named and prints; decides nothing.
+"""python -m sglang_dsl: a prompt, demo, run, trace, chat, doctor, serve. Loads the program named and prints;
+decides nothing.
 
+                                      without a verb (or `repl`): a Python prompt with `s` on a backend
 demo                                  a multi-call program on the bundled checkpoint
 run FILE:FUNCTION [name=value ...]    run a program and show its state
 trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
 chat                                  a conversation in the terminal; --regex, --json-schema, --ebnf and
                                       --structural-tag say what every answer must match
+doctor                                what is installed, what works, what to install
 serve                                 the same as `python -m runtime serve`
 
 Exit codes: 0 done; 1 the program, or the backend, failed; 2 the command line is wrong: an option, a file, an
@@ -26,19 +29,17 @@ from typing import Any, NoReturn
 
 from runtime.protocol.console import FAILED, USAGE_ERROR, complain, version
 from runtime.protocol.console import run as run_command
-from runtime.protocol.errors import BadRequest, NoSuchModel, RuntimeFault
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import gen
-from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
+from sglang_dsl.backends import NEED_A_MODEL
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.errors import BackendError, BadProgram, SglError
+from sglang_dsl.console.session.opening import KEY, Place
+from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.launch_server import serve
 
 PROG = "sglang-dsl"
-KEY = "SGLANG_DSL_API_KEY"
-"""The environment variable that holds a server's API key."""
 FORMS = {
     "regex": "a regular expression",
     "json_schema": "a JSON schema",
@@ -66,11 +67,14 @@ def parser() -> argparse.ArgumentParser:
     run = verbs.add_parser("run", help="run a program and show its state")
     trace = verbs.add_parser("trace", help="print a program as a tree, without running it")
     chat = verbs.add_parser("chat", help="a conversation in the terminal")
+    repl = verbs.add_parser("repl", help="a Python prompt with s on a backend; the same as no verb at all")
+    doctor = verbs.add_parser("doctor", help="what is installed, what works, what to install")
+    doctor.add_argument("--quick", action="store_true", help="load no model")
     verbs.add_parser("serve", help="serve a model over HTTP; `serve --help` lists the options")
     for verb in (run, trace):
         verb.add_argument("program", metavar="FILE:FUNCTION")
         verb.add_argument("arguments", metavar="NAME=VALUE", nargs="*", help="text, or JSON where it parses")
-    for verb in (run, chat):
+    for verb in (run, chat, repl):
         verb.add_argument(
             "--backend",
             default="engine",
@@ -93,7 +97,8 @@ def parser() -> argparse.ArgumentParser:
         default="tree",
         help="how to print it: a tree, or a diagram as Mermaid or Graphviz text",
     )
-    chat.add_argument("--system", default=None, help="text of the system turn")
+    for verb in (chat, repl):
+        verb.add_argument("--system", default=None, help="text of the system turn")
     forms = chat.add_mutually_exclusive_group()
     for word, what in FORMS.items():
         forms.add_argument(
@@ -185,26 +190,13 @@ def text(given: str) -> str:
 
 def backend(args: argparse.Namespace) -> Backend:
     """A backend of the command's own, to be closed at its end."""
-    takes_model = args.backend == "engine" or args.backend in NEED_A_MODEL
-    if args.model is not None and not takes_model:
-        raise BadProgram(f"--model goes with --backend engine, {', '.join(sorted(NEED_A_MODEL))}")
-    if args.model is None and args.backend in NEED_A_MODEL:
-        raise BadProgram(f"--backend {args.backend} needs --model, the name of a model there")
-    if args.backend.startswith(("http://", "https://")):
-        at: Any = BACKENDS.load("endpoint")
-        served: Backend = at(args.backend, os.environ.get(KEY) or None)
-        return served
-    if args.backend not in BACKENDS.names() or args.backend == "endpoint":
-        named = ", ".join(name for name in BACKENDS.names() if name != "endpoint")
-        raise BadProgram(f"--backend takes {named} or a server's URL, got {args.backend!r}")
-    make: Any = BACKENDS.load(args.backend)
-    try:
-        made: Backend = make() if args.model is None else make(args.model)
-    except RuntimeFault as fault:
-        if isinstance(fault, BadRequest | NoSuchModel):
-            raise BadProgram(str(fault)) from fault
-        raise BackendError(str(fault)) from fault
-    return made
+    return Place(args.backend, args.model).open()
+
+
+def words_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The defaults of generations that the command line gives."""
+    given = {"max_tokens": args.max_tokens, "temperature": args.temperature}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -237,24 +229,33 @@ def trace(args: argparse.Namespace) -> int:
 
 
 def chat(args: argparse.Namespace) -> int:
-    from sglang_dsl.console.repl import converse
+    from sglang_dsl.console.front import terminal
 
-    words = {"max_tokens": args.max_tokens, "temperature": args.temperature}
     form: dict[str, Any] = {word: text(given) for word in FORMS if (given := getattr(args, word)) is not None}
     gen(**form)  # what is wrong with it is told before a model is loaded
-    chosen = backend(args)
-    try:
-        said = {k: v for k, v in words.items() if v is not None}
-        return converse(chosen, system=args.system, words=said, form=form)
-    finally:
-        background().run(chosen.aclose())
+    place = Place(args.backend, args.model)
+    return terminal.chat(place, words=words_of(args), system=args.system, form=form)
+
+
+def repl(args: argparse.Namespace) -> int:
+    from sglang_dsl.console.front import terminal
+
+    return terminal.prompt(Place(args.backend, args.model), words=words_of(args), system=args.system)
+
+
+def doctor(args: argparse.Namespace) -> int:
+    from sglang_dsl.console import doctor as found
+
+    return found.main(quick=args.quick)
 
 
 def demo(args: argparse.Namespace) -> int:
     return int(importlib.import_module("sglang_dsl.console.demo").main())
 
 
-VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat}
+VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat, "repl": repl, "doctor": doctor}
+_OWN = ("-h", "--help", "--version")
+"""Options of the command itself; others without a verb are the prompt's."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -262,6 +263,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given[:1] == ["serve"]:
             return serve(given[1:])
+        if not given or (given[0].startswith("-") and given[0] not in _OWN):
+            given = ["repl", *given]
         args = parsed(given)
         return VERBS[args.verb](args)
     except (BadProgram, MissingExtra) as error:

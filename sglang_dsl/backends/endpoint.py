@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from runtime.formats.chat import get_chat_template, get_chat_template_by_model_path
-from runtime.formats.chat.render import render_prompt
+from runtime.formats.chat.render import render, render_prompt
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import RuntimeFault, from_dict
@@ -311,7 +311,7 @@ class RuntimeEndpoint(Backend):
                     hint="leave chat_template to the server",
                 )
             with _faults(None):
-                text = render_prompt(prompt.messages, self._template)
+                return _rendered(prompt, self._template)
         if text is not None:
             return {"text": text}
         tools = {"tools": list(prompt.tools)} if prompt.tools else {}
@@ -336,6 +336,15 @@ class RuntimeEndpoint(Backend):
                 f"{self.base_url}{path} is no runtime's: {str(told)[:200]!r}", backend=self.name
             )
         return told
+
+
+def _rendered(prompt: Prompt, template: ChatTemplate) -> dict[str, Any]:
+    """A request's fields for it: text, and what its images refer to. Raises TemplateError for other media."""
+    found = render(prompt.messages, template)
+    if found.videos or found.audios:
+        render_prompt(prompt.messages, template)  # which refuses them by their place
+    images = [{"url": one.url, "detail": one.detail} for one in found.images]
+    return {"text": found.text, **({"image_data": images} if images else {})}
 
 
 def _knock(url: str) -> None:

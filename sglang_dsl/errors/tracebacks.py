@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 VARIABLE = "SGLANG_DSL_FULL_TRACEBACK"
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OURS = (_PACKAGE, os.path.dirname(os.path.dirname(os.path.abspath(registry.__file__))) + os.sep)
-_DEMO = os.path.join(_PACKAGE, "tools", "demo.py")  # holds programs like a user's
+_DEMO = os.path.join(_PACKAGE, "console", "demo.py")  # holds programs like a user's
 # What the language calls: frames of these are left out behind its own, and kept behind a user's.
 _BENEATH = frozenset(
     {

@@ -90,7 +90,7 @@ def refused(done: subprocess.CompletedProcess[str], *says: str, code: int = 2) -
 
 
 WRONG = [
-    (LANGUAGE, "", "required: verb"),
+    (LANGUAGE, "--modle x", "unrecognized arguments: --modle"),
     (LANGUAGE, "rnu", "invalid choice: 'rnu'"),
     (LANGUAGE, "demo more", "unrecognized arguments: more"),
     (LANGUAGE, "run", "required: FILE:FUNCTION"),
@@ -153,7 +153,7 @@ def test_the_version(folder: Path, module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["run p.py:ask question=x", "demo", "chat", "run p.py:ask question=x --stream", "serve"]
+    "words", ["", "run p.py:ask question=x", "demo", "chat", "run p.py:ask question=x --stream", "serve"]
 )
 def test_a_light_installation_names_the_extra(folder: Path, words: str) -> None:
     extra = "server" if words == "serve" else "runtime"
@@ -231,3 +231,24 @@ def test_serve_is_the_runtimes_own(folder: Path) -> None:
         called(folder, LANGUAGE, "serve", "--help").stdout
         == called(folder, RUNTIME, "serve", "--help").stdout
     )
+
+
+def test_a_session_without_a_terminal_reads_cells(folder: Path) -> None:
+    cells = "s += user('Q') + assistant(gen('x', max_tokens=2))\n"
+    cells += "for i in range(2):\n    print(i)\n\nlen(s['x']) > 0\n"
+    done = subprocess.run(
+        [sys.executable, "-m", LANGUAGE, "--backend", "mock"], input=cells + "1/0\nprint('not reached')\n",
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False, cwd=folder,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(r"user +Q\nassistant +\w+ \w+ ⟵ x\n.*\n0\n1\nTrue\n.*\n?ZeroDivisionError", done.stdout)
+    assert "not reached" not in done.stdout
+
+
+def test_the_doctor_says_what_to_install(folder: Path) -> None:
+    done = called(folder, LANGUAGE, "doctor", "--quick", light=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    flat = " ".join(done.stdout.split())
+    assert re.search(r"○ engine torch is not installed .*pip install 'sglang-dsl\[runtime\]'", flat)
+    assert re.search(r"✓ language a program on the mock backend", flat)

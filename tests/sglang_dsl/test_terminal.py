@@ -15,7 +15,7 @@ from rich.console import Console
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, Program, gen, select
 from sglang_dsl.__main__ import main
-from sglang_dsl.console.repl import converse
+from sglang_dsl.console.front.terminal import converse
 from sglang_dsl.views.terminal import kept_by, render, show
 
 SOURCE = """

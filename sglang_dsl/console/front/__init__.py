@@ -1,0 +1,11 @@
+"""What shows a session and reads what is typed: a terminal, or IPython and its notebooks. Decides nothing
+about states.
+
+terminal.py  the loop of the prompt, and of `chat`
+screen.py    a View: turns, answers as they come, forks while they run
+forks.py     branches as a tree
+prompt.py    the line editor (prompt_toolkit); plain lines without a terminal
+history.py   lines of earlier sessions, in a file of this user's
+banner.py    what stands above the first prompt
+ipython.py   %sgl and %%sgl
+"""

@@ -1,0 +1,112 @@
+"""States that no function writes: `s` of a prompt or a notebook. It is added to whenever somebody likes,
+streams, and is put back to an earlier moment, or to one of another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from sglang_dsl.concurrency.waiting import blocking, run_here
+from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.usage import Ledger
+from sglang_dsl.execution.scope import Wanted, scope_of
+from sglang_dsl.interpreter.core import Checkpoint
+from sglang_dsl.interpreter.executor import Executor
+from sglang_dsl.interpreter.run import Prefix, RunInfo
+from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.state.program_state import ProgramState
+from sglang_dsl.tool_use.offers import NOTHING
+
+
+def moment(transcript: Transcript, variables: Mapping[str, Variable], offer: Any = NOTHING) -> Checkpoint:
+    """A moment at which this had been said and these variables were set."""
+    mark = Mark()
+    mark.reach(transcript, None, 0)
+    return Checkpoint(None, mark, dict(variables), transcript.role, offer)
+
+
+def settled_variable(name: str, value: Any, raw: str | list[str] | None = None) -> Variable:
+    """A variable that is there. `raw`: the text it was read from."""
+    made = Variable(name)
+    made.raw = raw
+    made.settle(value)
+    return made
+
+
+class Standing:
+    """`state` stays the same object whatever happens; what it stands on is replaced. Calls of all that it
+    ever stood on are counted in one ledger."""
+
+    def __init__(self, wanted: Wanted, name: str = "session") -> None:
+        self._name, self._ledger = name, Ledger()
+        self._run = self._made(wanted)
+        self.state = ProgramState(Executor(self._run))
+
+    @property
+    def core(self) -> Executor:
+        """What the state stands on now."""
+        return cast(Executor, self.state.core)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The calls of the backends, in order."""
+        return self._ledger
+
+    def _made(self, wanted: Wanted) -> RunInfo:
+        run = scope_of(wanted).run(self._name, None, stream=True)
+        run.ledger = self._ledger
+        return run
+
+    def runs_with(self, wanted: Wanted) -> None:
+        """Go on from here with another backend, or other defaults."""
+        here = self.now()
+        self._run = self._made(wanted)
+        self.put(here)
+
+    def now(self) -> Checkpoint:
+        """This moment, when all that was added is done."""
+        here = self.core.checkpoint()
+        run_here(here.mark.reached(blocking))
+        return here
+
+    def put(self, at: Checkpoint) -> None:
+        """Go to a moment: of this state, or one made by moment(). What is under way is stopped. The moment
+        must be one at which nothing had failed."""
+        self.core.cancel()
+        made = Executor(
+            self._run,
+            prefix=Prefix(at.mark, 1),
+            role=at.role,
+            variables=dict(at.variables),
+            offer=at.offer or NOTHING,
+        )
+        run_here(made.mark().reached(blocking))
+        self.state._core = made
+
+    def rest(self) -> BaseException | None:
+        """Wait until the state and its forks are at rest; what stopped the state itself, or None."""
+        self.state.usage()
+        mark = self.core.mark()
+        run_here(mark.reached(blocking))
+        return mark.error
+
+    def partial(self) -> str:
+        """What came of the generation that is under way, or was stopped."""
+        core = self.core
+        said = core.output.so_far()
+        text = "".join(piece.text for piece in said)
+        return text[core.so_far().length :]
+
+
+def without(transcript: Transcript, since: Transcript) -> Transcript:
+    """`transcript` without the turn that is open, where that was opened behind `since`."""
+    kept = transcript
+    while kept.role is not None and kept is not since and kept.prev is not None:
+        kept = kept.prev
+    return kept
+
+
+def generated(entries: Iterable[Transcript]) -> bool:
+    """Whether a model wrote any of it."""
+    return any(entry.chosen is not None for entry in entries)

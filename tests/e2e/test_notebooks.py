@@ -1,0 +1,86 @@
+"""Notebooks with `%load_ext sglang_dsl`, executed by nbclient in a kernel of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tests.e2e.conftest import Served
+from tests.e2e.patience import PATIENCE_S
+from tests.e2e.terminal import ROOT, terminal
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+
+
+def executed(notebook: Any, folder: Path, **words: Any) -> list[Any]:
+    """Its code cells, with their outputs."""
+    NotebookClient(
+        notebook,
+        timeout=PATIENCE_S,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(folder)}},
+        **words,
+    ).execute()
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def data(cell: Any, kind: str) -> str:
+    return "".join(str(output.get("data", {}).get(kind, "")) for output in cell.outputs)
+
+
+def test_cells_of_a_session(tmp_path: Path, shared_server: Served) -> None:
+    v4: Any = nbformat.v4
+    notebook = v4.new_notebook(
+        cells=[
+            v4.new_code_cell(source)
+            for source in (
+                f"%load_ext sglang_dsl\n%sgl backend {shared_server.url}\n%sgl set temperature=0",
+                '%%sgl\ns += user("Which river runs through Ostrel?") + assistant(gen("river"))\ns["river"]',
+                's["river"]',
+                "%%sgl\n:fork 2 Who rules there?",
+                "%sgl undo",
+                "%sgl vars",
+                "%%sgl\n1/0",
+            )
+        ]
+    )
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        executed(notebook, tmp_path)
+    begin, river, plain, fork, undo, table, failed = notebook.cells
+    assert [one.output_type for one in begin.outputs] in ([], ["display_data"])
+    assert "Sarn" in data(river, "text/html")
+    assert "<mark" in data(river, "text/html")
+    assert "ASSISTANT: " in data(river, "text/plain")
+    assert "Sarn" in data(plain, "text/plain")
+    assert "branch 1" in data(fork, "text/html")
+    assert "taken back" in str(undo.outputs)
+    assert "river" in str(table.outputs)
+    traceback = "".join(failed.outputs[-1]["traceback"])
+    assert "1/0" in traceback
+    assert "session.py" not in traceback
+
+
+def test_what_the_prompt_exports(tmp_path: Path, shared_server: Served) -> None:
+    with terminal(tmp_path, "--backend", shared_server.url, "--temperature", "0") as seen:
+        seen.shows("on http")
+        seen.runs('s += user("Which river runs through Ostrel?")', "^user")
+        seen.runs('s += assistant(gen("river"))', "^assistant .*Sarn")
+        seen.runs(":export talk.ipynb", "a notebook")
+        seen.press(":quit\r")
+        assert seen.ends() == 0
+    cells = executed(nbformat.read(tmp_path / "talk.ipynb", as_version=4), tmp_path)
+    assert "Sarn" in data(cells[-1], "text/html")
