@@ -39,6 +39,11 @@ class Reading(NamedTuple):
     def now(cls) -> Reading:
         return cls(time.perf_counter(), cpu_of_tree())
 
+    @classmethod
+    def of(cls, pid: int) -> Reading:
+        """The same of a child and all below it. Raises psutil.NoSuchProcess."""
+        return cls(time.perf_counter(), cpu_of_child(pid))
+
     def since(self) -> Reading:
         """What has passed from this reading until now."""
         now = Reading.now()
@@ -55,6 +60,18 @@ def cpu_of_tree() -> float:
             continue
         if _of_ended() == ended:
             return time.process_time() + ended + alive
+    raise RuntimeError(f"processes came and went during each of {TRIES} looks at their CPU time")
+
+
+def cpu_of_child(pid: int) -> float:
+    """CPU seconds of a process below this one and of all below that. Raises psutil.NoSuchProcess."""
+    child = psutil.Process(pid)
+    for _ in range(TRIES):
+        try:
+            return _of_alive(child) + sum(map(_of_alive, child.children(recursive=True)))
+        except psutil.NoSuchProcess:
+            if not child.is_running():
+                raise
     raise RuntimeError(f"processes came and went during each of {TRIES} looks at their CPU time")
 
 

@@ -2,12 +2,14 @@
 
 Prints wall and CPU seconds (of all processes) of each and their ratio (plain / overlapped; above 1:
 overlapping gains). On a GPU the model computes elsewhere; on a CPU it shares the cores with the scheduler,
-and with `--one-process` the interpreter, too.
+and with `--one-process` the interpreter, too. `--places` compares these two places of the model instead, each
+with its default loop.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -22,11 +24,24 @@ from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noq
 from benchmarks.workloads import make_model  # noqa: E402
 from runtime.api import Engine  # noqa: E402
 
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 30},
+            "age": {"type": "integer"},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 4},
+            "city": {"enum": ["Paris", "Rome", "Berlin"]},
+        },
+        "required": ["name", "age", "tags", "city"],
+    }
+)
 LOADS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "decode 8": (8, 96, {}),
     "decode 32": (32, 96, {}),
     "sampled 32": (32, 64, {"temperature": 1.0, "top_p": 0.9, "seed": 1}),
     "regex 32": (32, 64, {"regex": "([a-z]{2,9} ){60,90}"}),
+    "schema 32": (32, 64, {"json_schema": SCHEMA}),
     "turnover 32 of 96": (96, 0, {}),
 }
 """name -> requests, new tokens (0: 16 to 64, so that they come and go), more parameters."""
@@ -49,11 +64,12 @@ def compare(engines: dict[str, Engine], load: str, rounds: int, wide: bool) -> l
     ways = {name: partial(ask, engine, load, wide) for name, engine in engines.items()}
     in_turn(ways, 1)
     took, gave = in_turn(ways, rounds)
-    plain, over, gain = median(took["plain"]), median(took["overlapped"]), ratio(*took.values())
+    first, second = ways
+    before, after, gain = median(took[first]), median(took[second]), ratio(*took.values())
     cells = [load]
     for which in (0, 1):
-        cells += [f"{plain[which]:.3f}", f"{over[which]:.3f}", f"{gain[which]:.2f}x"]
-    return [*cells, "same" if gave["plain"] == gave["overlapped"] else "DIFFERENT"]
+        cells += [f"{before[which]:.3f}", f"{after[which]:.3f}", f"{gain[which]:.2f}x"]
+    return [*cells, "same" if gave[first] == gave[second] else "DIFFERENT"]
 
 
 def main() -> None:
@@ -67,15 +83,24 @@ def main() -> None:
     )
     parser.add_argument("--one-process", action="store_true", help="the model in the scheduler's process")
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/<date>-overlap.md")
+    parser.add_argument("--places", action="store_true", help="the model's own process, or the scheduler's")
     options = parser.parse_args()
+    here = False if options.one_process else None
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {"overlap": False, "runner_process": here},
+        "overlapped": {"overlap": True, "runner_process": here},
+    }
+    if options.places:
+        ways = {"own process": {"runner_process": True}, "one process": {"runner_process": False}}
+    first, second = ways
     head = [
         "model",
         "load",
-        "plain wall s",
-        "overlapped",
+        f"{first}, wall s",
+        second,
         "ratio",
-        "plain CPU s",
-        "overlapped",
+        f"{first}, CPU s",
+        second,
         "ratio",
         "outputs",
     ]
@@ -86,10 +111,9 @@ def main() -> None:
         engines = {
             way: Engine(
                 model, device=options.device, threads=options.threads, max_total_tokens=16_384,
-                max_running_requests=32, overlap=way == "overlapped",
-                runner_process=False if options.one_process else None,
+                max_running_requests=32, **more,
             )
-            for way in ("plain", "overlapped")
+            for way, more in ways.items()
         }  # fmt: skip
         try:
             for load in LOADS:
@@ -102,12 +126,18 @@ def main() -> None:
                 engine.close()
     where = conditions(
         f"torch {torch.__version__}, {options.threads} thread(s)",
-        "one process" if options.one_process else "the model in a process of its own",
+        *(
+            []
+            if options.places
+            else ["one process" if options.one_process else "the model in a process of its own"]
+        ),
         f"medians of {options.rounds} rounds, the ways in turn",
     )
     print(where)
     if options.write:
-        keep("overlap", "\n".join(["# Overlapped against plain scheduling", "", f"{where}.", "", *lines]))
+        name = "places" if options.places else "overlap"
+        title = "The model's process" if options.places else "Overlapped against plain scheduling"
+        keep(name, "\n".join([f"# {title}", "", f"{where}.", "", *lines]))
 
 
 if __name__ == "__main__":

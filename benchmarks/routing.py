@@ -115,7 +115,7 @@ def one_round(policy: str, workers: Sequence[str], prompts: Sequence[str], at_on
         while httpx.get(f"{url}/ready").status_code != 200:
             time.sleep(0.05)
         until_all(url, len(workers))
-        httpx.post(f"{url}/flush_cache?timeout=60", timeout=PATIENCE_S).raise_for_status()
+        httpx.post(f"{url}/flush_cache?timeout=60", json={}, timeout=PATIENCE_S).raise_for_status()
         began = Reading.now()
         metas = asyncio.run(ask_all(url, prompts, at_once))
         spent = began.since()

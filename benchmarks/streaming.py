@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 
 from runtime.config.engine import EngineConfig  # noqa: E402
-from runtime.config.serving.server import ServerConfig  # noqa: E402
 from runtime.ipc.mailbox import MailboxClosed  # noqa: E402
 from runtime.ipc.zmq_mailbox import make_folder  # noqa: E402
 from runtime.protocol.io_struct import (  # noqa: E402
@@ -39,11 +38,15 @@ from runtime.protocol.io_struct import (  # noqa: E402
 )
 
 try:
+    from runtime.config.serving.server import ServerConfig
+except ModuleNotFoundError:  # `--against` a checkout from before there were rooms
+    from runtime.config.server import ServerConfig
+try:
     from runtime.processes.checkpoint.model import Model, load_model
     from runtime.processes.supervise.channel import ChildSpec, Stop
     from runtime.processes.supervise.engine_client import EngineClient
     from runtime.processes.supervise.names import SCHEDULER, frontend_name, mailbox_of
-except ModuleNotFoundError:  # `--against` a checkout from before there were rooms
+except ModuleNotFoundError:
     from runtime.processes.channel import ChildSpec, Stop
     from runtime.processes.front import Front as EngineClient
     from runtime.processes.names import SCHEDULER
@@ -94,6 +97,7 @@ APIS: dict[str, Api] = {
 def serve(folder: Path) -> None:
     """Tell the port on stdout and serve until stdin ends."""
     from runtime.server.app import build_app
+    from runtime.server.http.peers import Peers
     from runtime.server.worker import Web
 
     spec = ChildSpec(
@@ -103,7 +107,7 @@ def serve(folder: Path) -> None:
     manager = client.open(spec.engine, spec.server, long_model(), {"slots": CONTEXT * 64})
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     print(listener.getsockname()[1], flush=True)
-    web = Web(build_app(manager, spec.server), spec, client)
+    web = Web(build_app(manager, spec.server), spec, client, Peers())
     web.start(listener)
     sys.stdin.read()
     web.stop(Stop(), orphaned=False)

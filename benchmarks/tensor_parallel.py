@@ -37,8 +37,13 @@ def ask(engine: Engine, load: str, widest: int) -> list[list[int]]:
 
 def own_memory() -> list[int]:
     """Of each process of a model that runs now, in MiB."""
-    children = [one for one in psutil.Process().children() if "runtime.engine.follower" in one.cmdline()]
-    texts = [Path(f"/proc/{one.pid}/status").read_text(encoding="ascii") for one in children]
+    lines = {one: " ".join(one.cmdline()) for one in psutil.Process().children()}
+    ranks = [
+        one
+        for one, line in lines.items()
+        if "runtime.engine.follower" in line or line.startswith("sglang-dsl runner")
+    ]
+    texts = [Path(f"/proc/{one.pid}/status").read_text(encoding="ascii") for one in ranks]
     return [int(text.split("RssAnon:")[1].split()[0]) >> 10 for text in texts]
 
 

@@ -1,8 +1,9 @@
 """The workloads and the model they run on. Knows no engine.
 
-The model is a random Llama of 40.0 M parameters (hidden 512, 8 layers, 8 heads / 4 KV heads, ffn 1408,
-vocabulary 32,000, tied embeddings): speed does not depend on the weights. Its tokenizer has one token
-per byte, since all prompts are given as ids.
+The models are random Llamas of 40.0 M parameters (hidden 512, 8 layers, 8 heads / 4 KV heads, ffn 1408,
+vocabulary 32,000, tied embeddings) and of 303 M (hidden 1024, 24 layers, 16 heads / 4 KV heads, ffn 2816):
+speed does not depend on the weights. Their tokenizer has one token per byte, since all prompts are given as
+ids.
 """
 
 from __future__ import annotations
@@ -18,13 +19,18 @@ VOCAB = 32_000
 class Workload:
     """`prompts` arrive at once; each is continued by exactly `new_tokens` greedy tokens.
 
-    `counted`: what the rate counts, generated tokens or prompt tokens.
+    counted  what the rate counts, generated tokens or prompt tokens
+    shared   how many tokens all prompts begin with
+    lead     the first is sent alone, the others when it is done, as users of engines do that share only what
+             is complete
     """
 
     name: str
     prompts: list[list[int]]
     new_tokens: int
     counted: str = "generated"
+    shared: int = 0
+    lead: bool = False
 
     @property
     def tokens(self) -> int:
@@ -39,16 +45,35 @@ def workloads(seed: int = 0) -> list[Workload]:
     def ids(count: int) -> list[int]:
         return [draw.randrange(256, VOCAB) for _ in range(count)]
 
+    def several(count: int, length: int) -> list[list[int]]:
+        return [ids(length) for _ in range(count)]
+
     prefix = ids(1000)
+    shared = [prefix + own for own in several(64, 8)]
     return [
-        Workload("single: 32 + 128", [ids(32)], 128),
-        Workload("batch 8: 8 x (32 + 64)", [ids(32) for _ in range(8)], 64),
-        Workload("prefill: 1,024 + 1", [ids(1024)], 1, counted="prompt"),
-        Workload("shared: 64 x (1,000 shared + 8 own + 16)", [prefix + ids(8) for _ in range(64)], 16),
+        Workload("single", several(1, 32), 64),
+        Workload("batch 8", several(8, 32), 64),
+        Workload("batch 32", several(32, 32), 32),
+        Workload("batch 64", several(64, 32), 32),
+        Workload("32 long contexts", several(32, 500), 16),
+        Workload("prefill", several(1, 1024), 1, counted="prompt"),
+        Workload("64 sharing, one first", shared, 16, shared=1000, lead=True),
+        Workload("64 sharing 1,000", shared, 16, shared=1000),
     ]
 
 
-def make_model(folder: Path, seed: int = 0) -> Path:
+SHAPES = {
+    "40m": {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8},
+    "300m": {
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+    },
+}
+
+
+def make_model(folder: Path, seed: int = 0, size: str = "40m") -> Path:
     """Write the checkpoint into `folder` (once) and return it."""
     if (folder / "model.safetensors").exists():
         return folder
@@ -59,10 +84,7 @@ def make_model(folder: Path, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
+        **SHAPES[size],
         num_key_value_heads=4,
         head_dim=64,
         max_position_embeddings=4096,

@@ -9,7 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from benchmarks import engine, limits, programs
 from benchmarks.measuring import Reading, conditions, in_turn, keep, ratio, timed
+from benchmarks.peers import child
+from benchmarks.peers.adapter import common_begin
+from benchmarks.workloads import Workload
 from runtime.api import Engine
 from tests.e2e.patience import PROGRAM_S
 
@@ -155,3 +161,108 @@ def test_kv_transfer_benchmark_in_small() -> None:
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.endswith(" |")][1:]
     assert [row[0].removeprefix("| ") for row in rows] == ["local", "local", "tcp", "tcp"]
     assert all(float(cell.rstrip(" |")) >= 0 for row in rows for cell in row[2:])
+
+
+ECHO = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {folder!r})
+from adapter import Unsupported, serve
+
+class Echo:
+    version, shares = "1", False
+
+    def __init__(self, folder, precision, threads):
+        if precision == "int8":
+            raise Unsupported("no int8")
+        print("an engine's own words")
+        self.calls = {{}}
+
+    def run(self, prompts, new_tokens):
+        return [prompt[-1:] * new_tokens for prompt in prompts]
+
+    def forget(self):
+        self.calls.clear()
+
+    def add(self, number, prompt, new_tokens, regex):
+        self.calls[number] = f"{{prompt[-1:]}}{{new_tokens}}"
+
+    def step(self):
+        return dict([self.calls.popitem()])
+
+serve(Echo)
+"""
+
+
+def test_an_engine_in_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it prints disturbs nothing, its own CPU is counted, and what it does not do is told by name."""
+    (tmp_path / "echo_peer.py").write_text(ECHO.format(folder=str(ROOT / "benchmarks" / "peers")))
+    (tmp_path / "echo" / "bin").mkdir(parents=True)
+    (tmp_path / "echo" / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(child, "HERE", tmp_path)
+    model = tmp_path / "cache" / "model"
+    with pytest.raises(child.Missing, match="no int8"):
+        child.Child("echo", model, "int8", 1, tmp_path)
+    with pytest.raises(child.Missing, match=r"no .*/other/bin/python"):
+        child.Child("other", model, "float32", 1, tmp_path)
+    echo = child.Child("echo", model, "float32", 1, tmp_path)
+    try:
+        assert (echo.version, echo.shares) == ("1", False)
+        assert echo.run([[1, 2], [3]], 3) == [[2, 2, 2], [3, 3, 3]]
+        before = echo.reading()
+        assert 0 < before.cpu < time.process_time() + 5
+        named = programs.items(3, long=False)
+        texts = programs.drive(echo, [programs.chains(item) for item in named])
+        assert echo.reading().cpu >= before.cpu
+    finally:
+        echo.close()
+    solutions = "".join(f"Solution {n + 1}: :{programs.LONG}\n" for n in range(programs.CHAINS))
+    assert texts == [f"{i.system}Question: {i.topic}?\n{solutions}Answer::{programs.LONG}" for i in named]
+
+
+def test_replies_find_their_programs_in_any_order() -> None:
+    class Late:
+        """Answers the newest call first, with its prompt's length."""
+
+        def __init__(self) -> None:
+            self.calls: list[tuple[int, str, int, str | None]] = []
+            self.most = 0
+
+        def ask(self, calls: list[tuple[int, str, int, str | None]], **words: object) -> dict[str, object]:
+            self.calls += calls
+            self.most = max(self.most, len(self.calls))
+            number, prompt, *_ = self.calls.pop()
+            return {"replies": [[number, f"<{prompt.count(':')}>"]]}
+
+    late = Late()
+    texts = programs.drive(late, [programs.tree(item) for item in programs.items(2, long=False)])  # type: ignore[arg-type]
+    assert late.most >= 2 * programs.BRANCHES, "programs run side by side"
+    assert all(text.count("Score 1:<4>") == 4 and text.count("Answer 2:<3>") == 4 for text in texts)
+
+
+def test_the_best_peer_and_the_limit() -> None:
+    """A step costs the greater of its reads and its products; what is shared is computed once."""
+    found = engine.Results()
+    found.took["w"] = {
+        name: [Reading(1, cpu), Reading(1, cpu + 1)]
+        for name, cpu in {
+            "sglang-dsl float32": 1.0,
+            "a float32": 3.0,
+            "b float32": 2.0,
+            "a int8": 1.0,
+        }.items()
+    }
+    assert found.best_peer("w", "float32") == ("b float32", 2.0)
+    assert found.best_peer("w", "bfloat16") is None
+    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    weights, head, _ = limits.costs(shape)
+    machine = limits.Limits(bandwidth=1e30, products={"float32": 1.0})
+    once = Workload("w", [[1] * 10] * 4, 1)
+    assert machine.seconds(once, "float32", shape) == 2 * (40 * weights + 4 * head)
+    common = Workload("w", [[1] * 10] * 4, 1, shared=8)
+    assert common_begin(common.prompts[:1]) == 0
+    assert common_begin([[1, 2, 3], [1, 2, 4, 5]]) == 2
+    assert common_begin([[1, 2, 3], [1, 2]]) == 1
+    assert machine.seconds(common, "float32", shape) == 2 * (16 * weights + 4 * head)
+    slow = limits.Limits(bandwidth=1.0, products={"float32": 1e30})
+    assert slow.seconds(once, "float32", shape) == 4 * (weights + head)
