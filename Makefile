@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # What `make demo` needs alone: no server, no tools for tests.
 DEMO_STAMP := $(VENV)/.installed-runtime
+REPL_STAMP := $(VENV)/.installed-repl
 PIP := $(BIN)/python -m pip install --quiet
 # 2 workers: the suite is meant for two cores.
 JOBS ?= 2
@@ -23,8 +24,11 @@ SLOW_EXAMPLES ?= 30
 LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
 LONG := -n $(JOBS) --dist worksteal --timeout 1800
 
-.PHONY: setup demo test test-all slow explore check lint types layers resolve bench clean
-setup: $(STAMP)
+.PHONY: help setup demo repl test test-all slow clients explore check lint types layers resolve docs bench clean
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## an environment for all of it in .venv
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,11 +36,18 @@ $(BIN)/python:
 
 $(STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(PIP) -c .ci/constraints.txt -e '.[dev]'
-	touch $@ $(DEMO_STAMP)
+	touch $@ $(DEMO_STAMP) $(REPL_STAMP)
 
 $(DEMO_STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
 	$(PIP) -c .ci/constraints.txt -e '.[runtime]'
 	touch $@
+
+$(REPL_STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
+	$(PIP) -c .ci/constraints.txt -e '.[runtime,repl]'
+	touch $@
+
+repl: $(REPL_STAMP)  ## a Python prompt on the bundled checkpoint
+	$(BIN)/python -m sglang_dsl
 
 demo: $(DEMO_STAMP)  ## a multi-call program on the bundled checkpoint
 	$(BIN)/python -m sglang_dsl demo
@@ -44,15 +55,18 @@ demo: $(DEMO_STAMP)  ## a multi-call program on the bundled checkpoint
 test: setup  ## unit + contract + architecture + e2e, CPU only, no network
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu and not slow"
 
-test-all: slow explore  ## what `make test` leaves out
+test-all: slow explore clients  ## what `make test` leaves out
 
 slow: setup  ## long tests: programs with faults, masks against brute force, the differential, soak, fuzz
-	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu"
+	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu and not clients"
+
+clients: setup  ## heavy clients from their own packages, in environments of their own; needs the network
+	$(PYTEST) --durations 10 -m clients
 
 explore: setup  ## property tests on examples that were never tried
 	EXPLORE=$(EXPLORE) $(PYTEST) $(LONG) -m "(hypothesis or drawn) and not slow and not gpu"
 
-check: lint types layers
+check: lint types layers  ## ruff, mypy, the import layers
 
 lint: setup
 	$(BIN)/ruff check .
@@ -66,6 +80,11 @@ layers: setup
 
 resolve: setup  ## every extra from the public index alone, for each Python; reads metadata, needs the network
 	$(BIN)/python .ci/resolve.py
+
+docs: setup  ## the site, below build/site; warnings are errors
+	$(BIN)/python .ci/docs.py
+	$(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 bench: setup  ## figures side by side with transformers in one run; minutes
 	$(BIN)/python benchmarks/engine.py
