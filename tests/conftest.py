@@ -51,8 +51,8 @@ def _torch_is_loaded_once() -> Iterator[None]:
     whole = loading.own_process
 
     @functools.wraps(whole)
-    def here(config):  # type: ignore[no-untyped-def]
-        return bool(config.runner_process or config.tp_size > 1) and whole(config)
+    def here(config, spec):  # type: ignore[no-untyped-def]
+        return bool(config.runner_process or config.tp_size > 1) and whole(config, spec)
 
     loading.own_process = here
     yield

@@ -14,9 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 OWN = ("sglang_dsl", "runtime")
 STARTS = (
-    "sglang_dsl.__main__", "sglang_dsl.tools.demo", "sglang_dsl.backends.engine", "runtime.api",
+    "sglang_dsl.__main__", "sglang_dsl.console.demo", "sglang_dsl.backends.engine", "runtime.api",
     "runtime.engine.follower", "runtime.engine.runner", "runtime.models.dense.llama",
-    "runtime.attention.native.views",
+    "runtime.attention.native_views",
 )  # fmt: skip
 """Command, program, backend, engine, and the process of the model with what it loads by name."""
 

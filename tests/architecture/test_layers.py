@@ -51,6 +51,8 @@ def modules_below(package: str) -> list[str]:
     folder = ROOT.joinpath(*package.split("."))
     found = [package]
     for info in pkgutil.walk_packages([str(folder)], prefix=f"{package}."):
+        if info.name == "runtime.kernels.native.built":
+            continue  # a library of C, no module
         found.append(info.name)
         if info.ispkg:
             found += modules_below(info.name)[1:]

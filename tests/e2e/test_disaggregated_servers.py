@@ -62,7 +62,7 @@ class Pair:
         for server in (self.prefill, self.decode):
 
             def full(server: Served = server) -> bool:
-                httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S)
+                httpx.post(f"{server.url}/flush_cache", json={}, timeout=PATIENCE_S)
                 state = self.state(server)
                 return bool(state["free"] == state["slots"] and state["num_free_metadata_rows"] == 512)
 

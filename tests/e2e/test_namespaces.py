@@ -99,7 +99,7 @@ class Place:
         for role, server in self.servers.items():
 
             def full(server: Served = server, role: str = role) -> bool:
-                httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S)
+                httpx.post(f"{server.url}/flush_cache", json={}, timeout=PATIENCE_S)
                 state = self.state(role)
                 return bool(state["free"] == state["slots"] and state["num_free_metadata_rows"] == 512)
 

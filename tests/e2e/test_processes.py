@@ -19,7 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.patience import PATIENCE_S, PROGRAM_S, go_on, hold, until
+from tests.e2e.patience import PATIENCE_S, PROGRAM_S, go_on, hold, metrics, until
 
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_new_tokens": 4, "temperature": 0}
@@ -159,20 +159,133 @@ def test_a_killed_runner_is_named_to_everybody_who_waits(start_server: Callable[
     assert "the model's process was killed by SIGKILL" in server.log
 
 
-def test_a_killed_http_worker_is_named_to_the_clients_of_the_others(
+def requests_counted(url: str) -> float:
+    """Of all HTTP workers together, on /generate."""
+    lines = (line for line in metrics(url).splitlines() if line.startswith("sglang_dsl:http_requests_total{"))
+    return sum(float(line.rpartition(" ")[2]) for line in lines if '"/generate"' in line)
+
+
+def test_a_killed_http_worker_takes_its_own_connections_along_and_is_replaced(
     start_server: Callable[..., Any],
 ) -> None:
     server = start_server("--http-workers", "2").wait_ready()
-    with load(server.url, 8) as futures:
-        server.children()["worker-1"].kill()
-        began = time.monotonic()
+    assert [generate(server.url, SHORT).status_code for _ in range(12)] == [200] * 12
+    with load(server.url, 12, still=True) as futures:
+        before = server.children()
+        busy = {name: connections(before[name], server.port) for name in ("worker-0", "worker-1")}
+        before["worker-1"].kill()
+        until(lambda: state(server.url)["live"] == 12 - busy["worker-1"])  # the scheduler forgets the rest
+        go_on(server.url)
         outcomes = [future.result(PATIENCE_S) for future in futures]
-        took = time.monotonic() - began
-    named = [told for told in outcomes if "the worker-1 process was killed by SIGKILL" in told]
     cut = [told for told in outcomes if told.startswith("connection: ")]
-    assert len(named) + len(cut) == 8, outcomes
-    assert took < SOON_S
-    assert server.end(0) == 1
+    assert len(cut) == busy["worker-1"], (outcomes, busy)
+    assert outcomes.count("finished") == busy["worker-0"] == 12 - len(cut)
+
+    def replaced() -> bool:
+        now = server.children()
+        return set(now) == set(before) and before["worker-1"] not in now.values()
+
+    until(lambda: len(psutil.Process(server.process.pid).children()) == 4)
+    assert replaced()
+    # What the dead one had answered stays counted, and what it had in hand is in nobody's hand.
+    assert requests_counted(server.url) == 12 + busy["worker-0"]
+    new = server.children()["worker-1"]
+    until(lambda: asked_until_answered_by(server, new), lambda: server.log)
+    scraped = metrics(server.url)
+    assert 'http_requests_active{model_name="pocket"} 1.0' in scraped
+    assert state(server.url)["live"] == 0
+    assert server.end() == 0
+    assert "the worker-1 process was killed by SIGKILL; another takes its place" in server.log
+
+
+def connections(process: psutil.Process, port: int) -> int:
+    """How many clients it has."""
+    found = process.net_connections("tcp")
+    return sum(one.status == "ESTABLISHED" and one.laddr.port == port for one in found)
+
+
+def asked_until_answered_by(server: Any, worker: psutil.Process) -> bool:
+    """Whether one of some requests, which all are answered, went to that worker."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(httpx.Client(timeout=PATIENCE_S)) for _ in range(8)]
+        answers = [client.get(f"{server.url}/ready") for client in clients]
+        assert {answer.status_code for answer in answers} == {200}
+        return connections(worker, server.port) > 0
+
+
+@pytest.mark.slow
+def test_a_response_is_found_by_whichever_http_worker_is_asked(start_server: Callable[..., Any]) -> None:
+    server = start_server("--http-workers", "2").wait_ready()
+    workers = [server.children()[f"worker-{number}"] for number in range(2)]
+    with contextlib.ExitStack() as stack:
+        clients: dict[int, httpx.Client] = {}
+        while len(clients) < 2:  # a connection stays with one worker
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=PATIENCE_S))
+            before = [connections(one, server.port) for one in workers]
+            client.get("/ready").raise_for_status()
+            after = [connections(one, server.port) for one in workers]
+            clients[next(at for at in range(2) if after[at] > before[at])] = client
+        one, other = clients[0], clients[1]
+        made = one.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 16}).json()
+        path = f"/v1/responses/{made['id']}"
+        assert one.get(path).json() == other.get(path).json() == made
+        follow = {"input": "And?", "max_output_tokens": 16, "previous_response_id": made["id"]}
+        followed = [client.post("/v1/responses", json=follow).json() for client in (one, other)]
+        assert followed[0]["usage"]["input_tokens"] == followed[1]["usage"]["input_tokens"]
+        assert followed[1]["usage"]["input_tokens"] > made["usage"]["input_tokens"] + 16
+        hold(server.url)
+        long = {"input": "Hello", "background": True}
+        waiting = one.post("/v1/responses", json=long).json()
+        ended = other.post(f"/v1/responses/{waiting['id']}/cancel").json()
+        assert (ended["id"], ended["status"]) == (waiting["id"], "cancelled")
+        go_on(server.url)
+        assert other.delete(path).json()["deleted"] is True
+        assert [client.get(path).status_code for client in (one, other)] == [404, 404]
+        assert other.delete(path).status_code == 404
+        # So is a session, and what is ordered of one holds for all.
+        session = one.post("/open_session", json={}).json()
+        first = {"text": "One", "sampling_params": SHORT, "session_params": {"id": session}, "rid": "first"}
+        tokens = [
+            client.post("/generate", json=body).json()["meta_info"]["prompt_tokens"]
+            for client, body in (
+                (one, first),
+                (other, {**first, "session_params": {"id": session, "rid": "first"}, "rid": "next"}),
+            )
+        ]
+        assert tokens[1] > tokens[0] + 3
+        hold(server.url)
+        for client in (one, other):
+            assert [client.get(name).status_code for name in ("/health", "/ready")] == [503, 503]
+            assert "paused (in_place)" in client.get("/ready").text
+        go_on(server.url)
+        assert [client.get("/ready").status_code for client in (one, other)] == [200, 200]
+    assert server.end() == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_will_end_says_so_first(start_server: Callable[..., Any]) -> None:
+    server = start_server("--lame-duck-s", "600").wait_ready()
+    assert httpx.get(f"{server.url}/health", timeout=PATIENCE_S).status_code == 200
+    server.process.send_signal(signal.SIGTERM)
+    until(lambda: httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 503)
+    told = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)  # on a new connection
+    assert (told.status_code, "about to end" in told.text) == (503, True)
+    assert generate(server.url, SHORT).status_code == 200
+    assert server.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.slow
+def test_a_stuck_process_is_told_before_it_is_given_up(start_server: Callable[..., Any]) -> None:
+    server = start_server("--health-timeout-s", "0.5").wait_ready()
+    for name in ("scheduler", "detokenizer"):
+        child = server.children()[name]
+        child.suspend()
+        for path in ("/health", "/ready"):
+            until(lambda path=path: "stuck for 0.5 s" in httpx.get(f"{server.url}{path}").text)
+            assert httpx.get(f"{server.url}{path}").status_code == 503
+        child.resume()
+        until(lambda: httpx.get(f"{server.url}/ready").status_code == 200)
+    assert server.end() == 0
 
 
 @pytest.mark.slow

@@ -6,14 +6,9 @@ is what the backends answer when they are asked. To write both anew:
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import io
 import re
-import sys
 import tempfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -23,36 +18,11 @@ from runtime.api import Engine
 from sglang_dsl import assistant, gen, select, user
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.ir import Seq
+from tests.e2e.pages import BLOCK, printed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "tutorials" / "programs.md"
-ENGINE = 'sgl.Engine("pocket")'
-# A block of Python, and what it prints.
-BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 TABLE = re.compile(r"(?<=<!-- table: backends -->\n).*?(?=<!-- end -->)", re.DOTALL)
-MARK = "\x1e"
-
-
-def printed(page: str, engine: Engine, folder: Path) -> list[str]:
-    """What each block prints, when all run in order."""
-    blocks = [block for block, _ in BLOCK.findall(page)]
-    code = f"\nprint({MARK!r}, end='')\n".join(blocks).replace(ENGINE, "ENGINE", 1)
-    file = folder / "page.py"
-    file.write_text(code, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("programs_page", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    vars(module)["ENGINE"] = engine
-    sys.modules[spec.name] = module
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(said):
-            spec.loader.exec_module(module)
-    finally:
-        sgl.set_default_backend(None)
-        del sys.modules[spec.name]
-    return said.getvalue().split(MARK)
 
 
 # -- the table of backends -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from runtime.config.engine import EngineConfig
-from runtime.config.flags import Options, read_options
+from runtime.config.flags import ALIASES, Options, read_options
 from runtime.config.serving.server import ServerConfig
 from runtime.engine.sampling.logit_processors import PROCESSORS
 from tests.e2e.patience import PROGRAM_S
@@ -62,7 +62,7 @@ def test_the_curl_commands_run_as_printed(shared_server: Any, guarded_server: tu
 
 
 def test_the_command_lines_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [file] = blocks("yaml")
+    file, *_ = blocks("yaml")
     (tmp_path / "server.yaml").write_text(file, encoding="utf-8")
     (tmp_path / "key.txt").write_text("secret\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,8 @@ def test_every_option_and_path_it_names_exists(shared_server: Any) -> None:
     known = {name.replace("_", "-") for kind in (EngineConfig, ServerConfig) for name in kind.help_texts()}
     named = set(re.findall(r"--([a-z][a-z-]+[a-z])", PAGE))
     negated = {name.removeprefix("no-") for name in named}
-    assert negated - known == {"config", "help", "backend"}
+    aliases = {flag.removeprefix("--") for flags in ALIASES.values() for flag in flags}
+    assert negated - known - aliases == {"config", "help", "backend"}
     paths = set(httpx.get(f"{shared_server.url}/openapi.json", timeout=PROGRAM_S).json()["paths"])
     said = set(re.findall(r"`(?:GET |POST )?(/[a-z_/0-9]+)(?:\?[^`]*)?`", PAGE))
     assert len(said) > 15

@@ -1,5 +1,6 @@
-"""A server under mixed load for a long time: every valid request is answered once, every invalid one refused
-with a reason, whoever leaves takes the request along, the counters are right, and nothing grows.
+"""A server of two HTTP workers under mixed load for a long time: every valid request is answered once, every
+invalid one refused with a reason, whoever leaves takes the request along, the counters are right, and nothing
+grows.
 
     pytest -m slow -s tests/e2e/test_soak.py     # SOAK_REQUESTS, 5,000 of them; prints what it measured
 """
@@ -184,7 +185,7 @@ class Memory:
 
 
 def counters(url: str) -> dict[str, float]:
-    """What /metrics says, labels of model and worker aside."""
+    """What /metrics says, the label of the model aside."""
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(metrics(url)):
         for sample in family.samples:
@@ -243,7 +244,7 @@ def report(tally: Tally, memory: Memory, seconds: float, now: dict[str, float]) 
 def test_mixed_load_leaves_nothing_behind(
     start_server: Callable[..., Any], wait_idle: Callable[..., None], count: int
 ) -> None:
-    server = start_server("--log-level", "warning").wait_ready()
+    server = start_server("--log-level", "warning", "--http-workers", "2").wait_ready()
     memory = Memory({"supervisor": psutil.Process(server.process.pid), **server.children()})
     httpx.get(f"{server.url}/health", timeout=PATIENCE_S).raise_for_status()
     before, began, draw = memory.held(), time.monotonic(), Draw(EXPLORE + count)
@@ -256,7 +257,7 @@ def test_mixed_load_leaves_nothing_behind(
     assert tally.done == count
     check_counters(tally, now)
     assert now["num_repairs_total"] == 0
-    assert httpx.post(f"{server.url}/flush_cache", timeout=PATIENCE_S).status_code == 200
+    assert httpx.post(f"{server.url}/flush_cache", json={}, timeout=PATIENCE_S).status_code == 200
     state = httpx.get(f"{server.url}/server_info", timeout=PATIENCE_S).json()["internal_states"][0]
     assert state["free"] == state["slots"]
     assert state["running"] == state["waiting"] == state["compiling"] == state["live"] == 0

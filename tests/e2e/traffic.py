@@ -302,7 +302,7 @@ def refused(name: str, path: str, body: Any, status: int, says: str, **more: Any
 _SAID = [{"role": "user", "content": "x"}]
 REFUSED = (
     refused("temperature", "/generate", {"text": "x", "sampling_params": {"temperature": -1}}, 400, "temp"),
-    refused("field", "/generate", {"text": "x", "samplng_params": {}}, 400, "sampling_params"),
+    refused("field", "/generate", {"text": "x", "samplng_params": {"n": 2}}, 400, "sampling_params"),
     refused("type", "/generate", {"text": "x", "sampling_params": {"n": "many"}}, 400, "n"),
     refused("no prompt", "/generate", {"sampling_params": {}}, 400, "text"),
     refused("two prompts", "/generate", {"text": "x", "input_ids": [1]}, 400, "input_ids"),
