@@ -9,6 +9,7 @@ measured in turn with this one, such as a git worktree of an earlier commit.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -97,8 +98,13 @@ APIS: dict[str, Api] = {
 def serve(folder: Path) -> None:
     """Tell the port on stdout and serve until stdin ends."""
     from runtime.server.app import build_app
-    from runtime.server.http.peers import Peers
     from runtime.server.worker import Web
+
+    others: tuple[Any, ...] = ()
+    with contextlib.suppress(ImportError):  # an earlier commit has none
+        from runtime.server.http.peers import Peers
+
+        others = (Peers(),)
 
     spec = ChildSpec(
         role="http", name=frontend_name(0), folder=str(folder), engine=EngineConfig(), server=ServerConfig()
@@ -107,7 +113,7 @@ def serve(folder: Path) -> None:
     manager = client.open(spec.engine, spec.server, long_model(), {"slots": CONTEXT * 64})
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     print(listener.getsockname()[1], flush=True)
-    web = Web(build_app(manager, spec.server), spec, client, Peers())
+    web = Web(build_app(manager, spec.server), spec, client, *others)
     web.start(listener)
     sys.stdin.read()
     web.stop(Stop(), orphaned=False)
