@@ -7,8 +7,8 @@ STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-runtime
 REPL_STAMP := $(VENV)/.installed-repl
 PIP := $(BIN)/python -m pip install --quiet
-# 2 workers: the suite is meant for two cores.
-JOBS ?= 2
+# 3 workers keep the two cores busy that the suite is meant for: a third of its time it waits for processes.
+JOBS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # What `make test-all` draws its examples from; printed, so that a failure can be repeated. A commit draws its
 # own: others than the one before it, and the same wherever it is checked. EXPLORE=N: any others.

@@ -7,6 +7,7 @@ document and the tables of what the routes refuse.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Collection, Mapping
@@ -64,6 +65,7 @@ def others() -> dict[str, dict[str, list[str]]]:
     return found
 
 
+@functools.cache
 def known() -> dict[str, frozenset[str]]:
     """path -> the fields that the document has."""
     document: dict[str, Any] = json.loads(msgspec.json.encode(describe()))

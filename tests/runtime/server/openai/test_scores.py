@@ -93,7 +93,8 @@ def test_documents_are_ranked_by_what_the_model_would_answer(client: httpx.Clien
     assert scores == sorted(scores, reverse=True)
     assert found[1]["document"] == {"text": documents[1]}
     best = client.post("/rerank", json={**body, "top_n": 1, "return_documents": False}).json()["results"]
-    assert best == [{**answer["results"][0], "document": None}]
+    score = pytest.approx(answer["results"][0]["relevance_score"], rel=1e-3)
+    assert best == [{"index": answer["results"][0]["index"], "relevance_score": score, "document": None}]
     pairs = client.post("/v1/score", json={"text_1": query, "text_2": documents}).json()
     assert [one["score"] for one in pairs["data"]] == pytest.approx(expected, rel=1e-3)
     other = client.post("/v1/rerank", json={**body, "instruct": "Find potters"}).json()["results"]
