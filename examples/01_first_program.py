@@ -4,9 +4,13 @@ A program is a Python function that writes to `s`. `+=` adds text, turns and gen
 `s["answer"]` waits for the generation of that name.
 
     python examples/01_first_program.py
+    python examples/01_first_program.py --backend http://127.0.0.1:30000
 """
 
-from sglang_dsl import Engine, ProgramState, assistant, function, gen, system, user
+from collections.abc import Sequence
+
+from sglang_dsl import ProgramState, assistant, function, gen, system, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 EXAMPLES = """You are Pocket, a guide to the lands. Answer like this:
 Q: What is the capital of Karsk?
@@ -22,17 +26,18 @@ def answer(s: ProgramState, question: str) -> None:
     s += assistant(gen("answer", max_tokens=24, temperature=0))
 
 
-def main() -> None:
-    # "pocket" is the small model that comes with this package; any Hugging Face folder works as well.
-    with Engine("pocket") as engine:
-        state = answer(question="Which river runs through Ostrel?", backend=engine)
-        print(state["answer"])
+def main(argv: Sequence[str] | None = None) -> None:
+    # The bundled model, sgl.Engine("pocket"), unless --backend and --model name another one.
+    with chosen_backend(__doc__, argv) as backend:
+        state = answer(question="Which river runs through Ostrel?", backend=backend)
+        print(state.text())
+        print("the variable alone:", state["answer"])
 
         # The examples are in the engine's prefix cache now: another question computes only what is new.
-        state = answer(question="Who rules Velmora?", backend=engine)
-        print(state["answer"])
-        meta = state.get_meta_info("answer")
-        print(f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens came from the cache")
+        state = answer(question="Who rules Velmora?", backend=backend)
+        print("another question:  ", state["answer"])
+        usage = state.usage()
+        print(f"{usage['cached_tokens']} of {usage['prompt_tokens']} prompt tokens came from the cache")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ Turns can be written as words (`user("...")`), as methods (`s.user("...")`) or a
     python examples/02_chat_two_turns.py
 """
 
-from sglang_dsl import Engine, ProgramState, assistant, function, gen, set_default_backend, system, user
+from collections.abc import Sequence
+
+from sglang_dsl import ProgramState, assistant, function, gen, set_default_backend, system, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 
 @function(temperature=0, max_tokens=24)
@@ -20,10 +23,10 @@ def two_turns(s: ProgramState, land: str) -> None:
         s += gen("ruler")
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
         # Programs that are not given a backend use the default one.
-        set_default_backend(engine)
+        set_default_backend(backend)
         state = two_turns(land="Ostrel")
 
         # A state that was returned can go on: it is the conversation so far.

@@ -6,7 +6,10 @@ join() brings each variable back as a list. `select` picks one of the given text
     python examples/03_fork_and_select.py
 """
 
-from sglang_dsl import Engine, ProgramState, assistant, function, gen, select, system, user
+from collections.abc import Sequence
+
+from sglang_dsl import ProgramState, assistant, function, gen, select, system, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 QUESTIONS = (
     "Which river runs through {land}?",
@@ -29,19 +32,17 @@ def portrait(s: ProgramState, land: str, review: str) -> None:
     s += assistant(select("mood", choices=["positive", "negative"]))
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
-        state = portrait(land="Ostrel", review="We had a lovely meal. I would go again.", backend=engine)
-        for fact in state["facts"]:
-            print("-", fact)
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
+        state = portrait(land="Ostrel", review="We had a lovely meal. I would go again.", backend=backend)
+        # Turns, branches and what they cost; in a terminal with colours.
+        state.show()
+        print("facts:", state["facts"])
 
         mood = state.get_meta_info("mood")
         print(f"\n{state['mood']}, chosen among")
-        for choice, probability in zip(mood["choices"], mood["probabilities"], strict=True):
-            print(f"  {choice}: {probability:.3f}")
-
-        print("\nall forks together:", state.usage())
-        # In a terminal, state.show() prints turns, branches and usage with colours.
+        for option, probability in zip(mood["choices"], mood["probabilities"], strict=True):
+            print(f"  {option}: {probability:.3f}")
 
 
 if __name__ == "__main__":

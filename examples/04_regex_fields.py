@@ -7,8 +7,10 @@ no choice about (quotes, keys, commas) is not decoded token by token but jumped 
 """
 
 import json
+from collections.abc import Sequence
 
-from sglang_dsl import Engine, ProgramState, assistant, function, gen, user
+from sglang_dsl import ProgramState, assistant, function, gen, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 CARD = r'\{"name": "[A-Z][a-z]+", "age": [0-9]{1,3}, "city": "[A-Z][a-z]+", "job": "[a-z]+"\}'
 
@@ -30,15 +32,19 @@ def add(s: ProgramState, a: int, b: int) -> int:
     return int(s["working"].rpartition("= ")[2])
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
-        state = read_card(note="Mobi, 42, is a potter from Caturn.", backend=engine)
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
+        state = read_card(note="Mobi, 42, is a potter from Caturn.", backend=backend)
+        print(state.text())
         card = json.loads(state["card"])
-        print(card)
+        print("as a value:", card)
         meta = state.get_meta_info("card")
-        print(f"{meta['jumped_tokens']} of {meta['completion_tokens']} tokens were jumped over")
+        # Only the bundled engine tells this.
+        print(f"{meta.get('jumped_tokens', 0)} of {meta['completion_tokens']} tokens were jumped over\n")
 
-        print("30 + 12 =", add(30, 12, backend=engine).ret_value)
+        state = add(30, 12, backend=backend)
+        print(state.text())
+        print("as a number:", state.ret_value)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ they come.
     python examples/05_batch_and_stream.py
 """
 
-from sglang_dsl import Engine, ProgramError, ProgramState, assistant, function, gen, system, user
+from collections.abc import Sequence
+
+from sglang_dsl import ProgramError, ProgramState, assistant, function, gen, system, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 LANDS = ("Ostrel", "Velmora", "Karsk", "Zembla", "Hesper")
 
@@ -19,22 +22,23 @@ def ask(s: ProgramState, question: str) -> None:
     s += assistant(gen("answer"))
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
         questions = [{"question": f"Who rules {land}?"} for land in LANDS]
-        for land, state in zip(LANDS, ask.run_batch(questions, backend=engine), strict=True):
-            print(f"{land:>8}: {state['answer']}")
+        for asked, state in zip(questions, ask.run_batch(questions, backend=backend), strict=True):
+            print(f"{asked['question']:<20} {state['answer']}")
 
         # One item that fails need not stop the others: "return" puts its error in its place.
         items = [*questions[:1], {"question": "Who rules there? " * 5000}]
-        for result in ask.run_batch(items, backend=engine, on_error="return"):
+        print()
+        for result in ask.run_batch(items, backend=backend, on_error="return"):
             if isinstance(result, ProgramError):
                 print(f"{type(result).__name__}: {result.message}")
             elif isinstance(result, ProgramState):
                 print(result["answer"])
 
-        print("\nas it is written: ", end="")
-        stream = ask.run("Which river runs through Ostrel?", backend=engine, stream=True)
+        print("\nWhich river runs through Ostrel? ", end="")
+        stream = ask.run("Which river runs through Ostrel?", backend=backend, stream=True)
         for piece in stream.text_iter("answer"):
             print(piece, end="|", flush=True)
         print()

@@ -4,7 +4,12 @@
 the same time, from any process or machine that reaches it: `RuntimeEndpoint(url)`, or simply `backend=url`.
 
     python examples/06_remote.py
+    python examples/06_remote.py --backend http://127.0.0.1:30000     # one that runs already
 """
+
+import argparse
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from sglang_dsl import (
     ProgramError,
@@ -42,19 +47,25 @@ def mood(s: ProgramState, review: str) -> None:
     s += assistant(select("mood", choices=["positive", "negative"]))
 
 
-def main() -> None:
-    with Runtime("pocket") as runtime:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--backend", metavar="URL", help="of a server that runs already")
+    args = parser.parse_args(argv)
+    with nullcontext(RuntimeEndpoint(args.backend)) if args.backend else Runtime("pocket") as runtime:
         # A Runtime can be given wherever a backend is. The server computes these four together.
         for state in who_rules.run_batch([{"land": land} for land in LANDS], backend=runtime):
             meta = state.get_meta_info("ruler")
             shared = f"{meta['cached_tokens']} of {meta['prompt_tokens']} prompt tokens were cached"
             print(f"{state['ruler']:<36}{shared:>40}")
 
-        # As another process would do it: only the address, and words of its own for patience.
-        endpoint = RuntimeEndpoint(runtime.url, timeout=60, retries=2)
-        print("\na lovely garden:", mood(review="What a lovely garden!", backend=endpoint)["mood"])
+        # As another process would do it: only the address, with its own timeout and retries.
+        endpoint = RuntimeEndpoint(args.backend or runtime.url, timeout=60, retries=2)
+        print()
+        print(mood(review="What a lovely garden!", backend=endpoint).text())
 
-        print("as it is written: ", end="")
+        print("Who rules Hesper? ", end="")
         for piece in who_rules.run("Hesper", backend=endpoint, stream=True).text_iter("ruler"):
             print(piece, end="|", flush=True)
 

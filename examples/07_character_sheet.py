@@ -9,12 +9,14 @@ read, with its place.
 Types other than int, float, bool, str, Literal and Enum need pydantic: pip install 'sglang-dsl[typed]'
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sglang_dsl import BackendError, Engine, ProgramState, assistant, function, gen, user
+from sglang_dsl import BackendError, ProgramState, assistant, function, gen, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 
 @dataclass
@@ -37,9 +39,9 @@ def misspelt(s: ProgramState) -> None:
     s += gen("sheet", json_schema={"type": "object", "properties": {"age": {"type": "integr"}}})
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
-        state = fill_in.run("Mobi, 42, is a potter from Caturn.", backend=engine, stream=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
+        state = fill_in.run("Mobi, 42, is a potter from Caturn.", backend=backend, stream=True)
         lines = ""
         for sheet in state.object_iter("sheet"):
             # What is not written yet is None.
@@ -48,13 +50,14 @@ def main() -> None:
                 lines = str(said)
                 print(lines)
 
+        print("\n" + state.text())
         sheet = state["sheet"]
-        print(f"\n{sheet.name} of {sheet.city}, {sheet.age} years old, works as a {sheet.job}")
-        print("as text:", state.raw("sheet"))
-        print("kept by", state.get_meta_info("sheet")["grammar"]["backend"])
+        print(f"{sheet.name} of {sheet.city}, {sheet.age} years old, works as a {sheet.job}")
+        # Only the bundled engine tells how it kept the text to the schema.
+        print("kept by", state.get_meta_info("sheet").get("grammar", {}).get("backend", "the API"))
 
         try:
-            print(misspelt.run(backend=engine)["sheet"])
+            print(misspelt.run(backend=backend)["sheet"])
         except BackendError as error:
             print(f"refused ({error.status}): {error.message}")
 

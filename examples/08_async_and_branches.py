@@ -7,10 +7,10 @@ when it is left by an error. Branches that lose a race are cancelled, and the en
 """
 
 import asyncio
+from collections.abc import Sequence
 
 from sglang_dsl import (
     AsyncProgramState,
-    Engine,
     NoWinner,
     assistant,
     function,
@@ -19,6 +19,7 @@ from sglang_dsl import (
     system,
     user,
 )
+from sglang_dsl.console.backend_flag import chosen_backend
 
 
 @function(temperature=0, max_tokens=16)
@@ -31,7 +32,7 @@ async def towns(s: AsyncProgramState, lands: list[str]) -> None:
             branch += assistant(f"The river of {land} is " + gen("river", regex=r"[A-Z][a-z]+\."))
     # Joined: the variable is the list of what the branches have.
     for land, river in zip(lands, await s["river"], strict=True):
-        print(f"{land}: {river}")
+        print(f"Which river runs through {land}? {river}")
 
 
 @function(temperature=1, max_tokens=16)
@@ -69,10 +70,11 @@ async def talk() -> None:
         print("no winner:", error.message)
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
-        set_default_backend(engine)
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
+        set_default_backend(backend)
         asyncio.run(talk())
+        set_default_backend(None)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ differ from each other and the run does not differ from the next.
     python examples/09_record_and_replay.py
 """
 
+from collections.abc import Sequence
 from tempfile import TemporaryDirectory
 
 from sglang_dsl import (
     Budget,
     BudgetExceeded,
-    Engine,
     ProgramState,
     ReplayMiss,
     assistant,
@@ -20,6 +20,7 @@ from sglang_dsl import (
     gen,
     user,
 )
+from sglang_dsl.console.backend_flag import chosen_backend
 from sglang_dsl.hooks import CallEvent, subscribed
 
 
@@ -32,14 +33,15 @@ def story(s: ProgramState, hero: str) -> None:
     s += user("And then?") + assistant(gen("end", stop="."))
 
 
-def main() -> None:
-    with Engine("pocket") as engine, TemporaryDirectory() as folder:
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend, TemporaryDirectory() as folder:
         # The same seed, the same story.
-        once = story("Queen Wenna", backend=engine, seed=11).text()
-        print("the same again:", story("Queen Wenna", backend=engine, seed=11).text() == once)
+        once = story("Queen Wenna", backend=backend, seed=11).text()
+        print(once)
+        print("the same again:", story("Queen Wenna", backend=backend, seed=11).text() == once)
 
         # Written down, and told again from the record alone.
-        told = story("Queen Wenna", backend=engine, seed=5, cache_dir=folder)
+        told = story("Queen Wenna", backend=backend, seed=5, cache_dir=folder)
         told.sync()
         again = story("Queen Wenna", seed=5, cache="ro", cache_dir=folder)
         print("replayed:", again.text() == told.text(), "-", again.usage()["calls"], "calls")
@@ -57,10 +59,10 @@ def main() -> None:
                 print(f"  {event.name}{where}: {event.meta['completion_tokens']} tokens")
 
         with subscribed(report):
-            story("Queen Wenna", backend=engine, seed=11).sync()
+            story("Queen Wenna", backend=backend, seed=11).sync()
 
         try:
-            story("Queen Wenna", backend=engine, budget=Budget(calls=3)).sync()
+            story("Queen Wenna", backend=backend, budget=Budget(calls=3)).sync()
         except BudgetExceeded as error:
             print("stopped:", error.message)
 

@@ -8,9 +8,11 @@ the same program runs on a server and on OpenAI, Anthropic and Gemini, with the 
     python examples/10_react.py
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from sglang_dsl import Engine, ProgramState, assistant, function, gen, tools, user
+from sglang_dsl import ProgramState, assistant, function, gen, tools, user
+from sglang_dsl.console.backend_flag import chosen_backend
 
 SKY = {"Lisbon": ("sun", 21), "Oslo": ("snow", 3)}
 
@@ -59,10 +61,10 @@ def show(state: ProgramState) -> None:
     print()
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
         for city in SKY:
-            show(evening(city, backend=engine))
+            show(evening(city, backend=backend))
 
 
 if __name__ == "__main__":

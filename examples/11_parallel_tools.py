@@ -8,9 +8,12 @@ told to the model as text (or raised, with on_error="raise").
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
-from sglang_dsl import AsyncProgramState, Engine, assistant, function, gen, tools, user
+from sglang_dsl import AsyncProgramState, assistant, function, gen, tools, user
+from sglang_dsl.backends.base import Backend
+from sglang_dsl.console.backend_flag import chosen_backend
 
 CLOCKS = {"Lisbon": "08:15", "Oslo": "09:15", "Madrid": "10:45"}
 
@@ -35,29 +38,28 @@ class Desk:
 @function(temperature=0, max_tokens=80)
 async def clocks(s: AsyncProgramState, desk: Desk, cities: list[str]) -> list[str]:
     s += tools([desk.get_time])
-    with s.tool_loop(timeout=120) as loop:
+    with s.tool_loop(timeout=120):
         async with s.fork(len(cities)) as branches:
             for branch, city in zip(branches, cities, strict=True):
                 branch += user(f"What time is it in {city}?")
                 branch += assistant(gen("answer"))
-    for step in sorted(await loop.steps(), key=lambda one: str(one.calls[0].result)):
-        [call] = step.calls
-        print(f"{call.name}({call.text}) -> {call.result}")
+        # The conversation of each branch.
+        for branch in branches:
+            print(await branch.text())
     answers: list[str] = await s["answer"]
     return answers
 
 
-async def talk(engine: Engine) -> None:
+async def talk(backend: Backend) -> None:
     desk = Desk()
-    state = await clocks(desk, list(CLOCKS), backend=engine)
-    for answer in state.ret_value:
-        print(answer)
+    state = await clocks(desk, list(CLOCKS), backend=backend)
+    print("in short:", *state.ret_value)
     print(f"{desk.most} tools at once, {(await state.usage())['calls']} calls of the model")
 
 
-def main() -> None:
-    with Engine("pocket") as engine:
-        asyncio.run(talk(engine))
+def main(argv: Sequence[str] | None = None) -> None:
+    with chosen_backend(__doc__, argv) as backend:
+        asyncio.run(talk(backend))
 
 
 if __name__ == "__main__":

@@ -31,10 +31,10 @@ from runtime.protocol.console import FAILED, USAGE_ERROR, complain, version
 from runtime.protocol.console import run as run_command
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.api import gen
-from sglang_dsl.backends import NEED_A_MODEL
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.loop import background
-from sglang_dsl.console.session.opening import KEY, Place
+from sglang_dsl.console.backend_flag import add_backend_flags
+from sglang_dsl.console.session.opening import Place
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.launch_server import serve
@@ -75,14 +75,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument("program", metavar="FILE:FUNCTION")
         verb.add_argument("arguments", metavar="NAME=VALUE", nargs="*", help="text, or JSON where it parses")
     for verb in (run, chat, repl):
-        verb.add_argument(
-            "--backend",
-            default="engine",
-            metavar="NAME|URL",
-            help="engine (the default), mock, the address of a running server (its API key is read from "
-            f"{KEY}), or with --model an API: {', '.join(sorted(NEED_A_MODEL))}",
-        )
-        verb.add_argument("--model", default=None, help="a model: pocket, a folder, or its name at the API")
+        add_backend_flags(verb)
         verb.add_argument(
             "--max-tokens", type=int, default=None, metavar="N", help="tokens per generation at most"
         )

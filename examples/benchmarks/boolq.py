@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     found = [state["answer"].strip() for state in states]
     right = [question.answer for question in questions]
-    return tasks.tell("boolq", args, clock, accuracy=tasks.accuracy(found, right))
+    return tasks.tell("boolq", args, clock, states=states, accuracy=tasks.accuracy(found, right))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     )
     found = [answer_in(state["Answer"]) for state in states]
     right = [question.answer for question in questions]
-    return tasks.tell("ceval", args, clock, accuracy=tasks.accuracy(found, right))
+    return tasks.tell("ceval", args, clock, states=states, accuracy=tasks.accuracy(found, right))
 
 
 if __name__ == "__main__":

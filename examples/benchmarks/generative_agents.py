@@ -48,23 +48,22 @@ def meal(s, land, dishes):
     s += sgl.assistant(f"The dish of {land} is " + sgl.select("Meal", choices=dishes))
 
 
-def a_day(person: Person) -> dict[str, Any]:
-    """One villager's day, decision after decision."""
+def a_day(person: Person) -> tuple[dict[str, Any], list[sgl.ProgramState]]:
+    """One villager's day, decision after decision: what was decided, and the programs that did it."""
     mood = poignancy.run(event="We had a lovely meal.")
     triple = event_triple.run(name=person.name, action="writing a letter")
     what = topic.run(action="The cook served the cheese.")
     where = home_land.run(name=person.name)
     land = where["Location"].strip()
     dish = meal.run(land=land, dishes=[place.dish for place in tasks.PLACES[:12]])
-    for state in (mood, triple, what, where, dish):
-        state.sync()
-    return {
+    said = {
         "mood": mood["Rate"],
         "triple": triple["Triple"],
         "topic": what["Topic"],
         "land": land,
         "dish": dish["Meal"],
     }
+    return said, [mood, triple, what, where, dish]
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
@@ -73,18 +72,19 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     villagers = PEOPLE[: args.num_questions]
 
     clock = tasks.Clock()
-    days = [a_day(person) for person in villagers]
+    days, states = zip(*(a_day(person) for person in villagers), strict=True)
     homes = [day["land"] == person.home for day, person in zip(days, villagers, strict=True)]
     dishes = {place.name: place.dish for place in tasks.PLACES}
     return tasks.tell(
         "generative_agents",
         args,
         clock,
+        states=[state for one in states for state in one],
         home_accuracy=round(sum(homes) / len(homes), 3),
         meal_accuracy=tasks.accuracy(
             [day["dish"] for day in days], [dishes.get(day["land"]) for day in days]
         ),
-        days=days,
+        days=list(days),
     )
 
 

@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "gsm8k",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, [int(question.answer) for question in questions]),
         invalid=round(found.count(tasks.INVALID) / len(found), 3),
         tokens=sum(state.get_meta_info("answer")["completion_tokens"] for state in states),

@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "hellaswag",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, [right for _, right in options]),
         mean_probability=round(sum(sure) / len(sure), 3),
     )

@@ -45,7 +45,12 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     objects = [json.loads(state["json_output"]) for state in states]
     right = [json.loads(question.answer) for question in questions]
     return tasks.tell(
-        "json_decode_regex", args, clock, accuracy=tasks.accuracy(objects, right), parsed=len(objects)
+        "json_decode_regex",
+        args,
+        clock,
+        states=states,
+        accuracy=tasks.accuracy(objects, right),
+        parsed=len(objects),
     )
 
 

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "json_jump_forward",
         args,
         clock,
+        states=(*people, *lands),
         accuracy=tasks.accuracy(found, right),
         completion_tokens=sum(meta["completion_tokens"] for meta in metas),
         jumped_tokens=sum(meta["jumped_tokens"] for meta in metas),

@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "json_schema",
         args,
         clock,
+        states=states,
         valid=round(valid / len(states), 3),
         kept_by=sorted({state.get_meta_info("json_output")["grammar"]["backend"] for state in states}),
         outputs=[state["json_output"] for state in states],

@@ -56,11 +56,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "line_retrieval",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, [tasks.sentence(place, question) for question, place in wanted]),
         prompt_tokens=sum(meta["prompt_tokens"] for meta in metas),
         cached_tokens=sum(meta["cached_tokens"] for meta in metas),
         in_order=["\n".join(lines) in state.text() for state in states],
-        shown=f"Q: {wanted[0][0].text}\nA:{states[0]['answer']}",
     )
 
 

@@ -60,7 +60,13 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         )
     parts = [part["type"] for part in states[0].messages()[0]["content"]]
     return tasks.tell(
-        "llava_bench", args, clock, answered=sum(bool(s["answer"]) for s in states), sent=parts, own=False
+        "llava_bench",
+        args,
+        clock,
+        states=states,
+        answered=sum(bool(s["answer"]) for s in states),
+        sent=parts,
+        own=False,
     )
 
 

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "llm_judge",
         args,
         clock,
+        states=states,
         first_measure=tasks.accuracy([state["judgement"][0] for state in states], right),
         score=tasks.accuracy([state["score"].strip() for state in states], right),
         judgements=[state["judgement"] for state in states],

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "long_json_decode",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, right),
         rulers=[state["who rules"] for state in states],
     )

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     # One token is the begin of the word; the two words begin differently.
     found = [state["answer"].strip()[:1] for state in states]
     right = [question.answer[:1] for question in questions]
-    return tasks.tell("mmlu", args, clock, accuracy=tasks.accuracy(found, right))
+    return tasks.tell("mmlu", args, clock, states=states, accuracy=tasks.accuracy(found, right))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "mtbench",
         args,
         clock,
+        states=states,
         first_turn=round(sum(first) / len(first), 3),
         second_turn=round(sum(second) / len(second), 3),
         model=str(info.get("served_name", args.backend)),

@@ -51,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "multi_chain_reasoning",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy([tasks.last_number(state["answer"]) for state in states], right),
         vote_accuracy=tasks.accuracy(votes, right),
         chains=[len(state["chain"]) for state in states],

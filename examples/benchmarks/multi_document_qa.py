@@ -50,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "multi_document_qa",
         args,
         clock,
+        states=states,
         accuracy=round(sum(right) / len(right), 3),
         cached=sum(state.usage()["cached_tokens"] for state in states),
         prompt=[states[0].messages()[0]["content"]],

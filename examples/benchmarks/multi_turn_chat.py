@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "multi_turn_chat",
         args,
         clock,
+        states=states,
         wanted_tokens=sum(qa["new_tokens"] for item in items for qa in item["qas"]),
         completion_tokens=sum(one["completion_tokens"] for one in used),
         prompt_tokens=sum(one["prompt_tokens"] for one in used),

@@ -58,6 +58,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "react",
         args,
         clock,
+        states=states,
         calls=sum(one["calls"] for one in used),
         prompt_tokens=sum(one["prompt_tokens"] for one in used),
         cached_tokens=sum(one["cached_tokens"] for one in used),

@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "reasoning_benchmark",
         args,
         clock,
+        states=states,
         accuracy=round(sum(outcomes) / len(outcomes), 3),
         standard_error=round(error, 3),
         tokens=sum(state.get_meta_info("answer")["completion_tokens"] for state in states),

@@ -1,5 +1,5 @@
-"""What the programs of this folder share: questions that the bundled model can answer, command-line words,
-and one line of results.
+"""What the programs of this folder share: questions that the bundled model can answer, flags, a line of
+results, and transcripts.
 
 The questions come from the bundled model's own world (runtime/pocket), so that an accuracy means something;
 with another model, put your own data in their place. The same numbers give the same questions each time.
@@ -21,6 +21,9 @@ from runtime.pocket.tasks.classify import SENTIMENTS, TOPICS, classify_group
 from runtime.pocket.tasks.extract import extract_group
 from runtime.pocket.tasks.numbers import think_group
 from runtime.pocket.world import ATTRIBUTES, PLACES, Place
+from sglang_dsl import ProgramState
+from sglang_dsl.backends import BACKENDS
+from sglang_dsl.console.backend_flag import opened
 from sglang_dsl.test.test_utils import add_common_sglang_args_and_parse, select_sglang_backend
 
 INVALID = -9999999
@@ -40,15 +43,20 @@ def arguments(
     about: str | None, argv: Sequence[str] | None, questions: int = 8, **more: int
 ) -> argparse.Namespace:
     """The command line of a benchmark: --num-questions, a flag for each of `more`, and those that all of them
-    have (--backend, --host, --port, --parallel, --result-file, ...). The bundled engine in this process is
-    the backend unless another one is named. args.chosen is that backend."""
+    have (--backend, --model, --host, --port, --parallel, --show, --result-file, ...). The bundled engine in
+    this process is the backend unless another one is named. args.chosen is that backend."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-questions", type=int, default=questions)
+    parser.add_argument("--show", type=int, default=2, metavar="N", help="transcripts printed")
+    parser.add_argument("--model", default=None, help="a model: pocket, a folder, or its name at the API")
     for name, default in more.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     given = ["--backend", "engine", "--result-file", "", *(sys.argv[1:] if argv is None else argv)]
     args = add_common_sglang_args_and_parse(parser, given)
-    args.chosen = select_sglang_backend(args)
+    if args.backend in BACKENDS.names() or args.backend.startswith("http"):
+        args.chosen = opened(parser, args)
+    else:
+        args.chosen = select_sglang_backend(args)
     return args
 
 
@@ -62,17 +70,29 @@ class Clock:
         return round(time.perf_counter() - self._began, 3)
 
 
+LINES = 16
+"""Of a transcript, at most: the last ones."""
+
+
 def tell(
-    task: str, args: argparse.Namespace, clock: Clock, *, shown: str = "", own: bool = True, **figures: Any
+    task: str,
+    args: argparse.Namespace,
+    clock: Clock,
+    *,
+    states: Sequence[ProgramState] = (),
+    own: bool = True,
+    **figures: Any,
 ) -> dict[str, Any]:
-    """Print one line of results, append it to --result-file where one is named, and give it back. `shown`:
-    what was asked and answered, printed below it. `own`: whether the questions come from here."""
+    """Print one line of results and the transcripts of the first --show states, append the results to
+    --result-file where one is named, and give them back. `own`: whether the questions come from here."""
     seconds = clock.seconds()
     found = ", ".join(f"{name} {value}" for name, value in figures.items() if not isinstance(value, list))
     whose = "of pocket's own questions" if own else "questions"
     print(f"{task}: {found} ({args.num_questions} {whose}, {args.backend}, {seconds:.2f} s)")
-    if shown:
-        print("  " + shown.replace("\n", "\n  "))
+    for number, state in enumerate(states[: args.show], 1):
+        lines = state.text().strip().splitlines()
+        kept = ["...", *lines[-LINES:]] if len(lines) > LINES else lines
+        print(f"\n  -- {number} of {len(states)}\n  " + "\n  ".join(kept))
     told = {"task": task, "backend": args.backend, "parallel": args.parallel, "latency": seconds, **figures}
     if args.result_file:
         with open(args.result_file, "a", encoding="utf-8") as out:

@@ -54,6 +54,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "tip_suggestion",
         args,
         clock,
+        states=states,
         accuracy=round(sum(right) / len(right), 3),
         text=[states[0].text()],
     )

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "tree_of_thought_deep",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, right),
         leaves=[len(state.ret_value) for state in states],
     )

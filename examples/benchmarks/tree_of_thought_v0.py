@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "tree_of_thought_v0",
         args,
         clock,
+        states=states,
         accuracy=tasks.accuracy(found, right),
         shape=[len(deepest), len(deepest[0]), len(deepest[0][0])],
         calls=sum(state.usage()["calls"] for state in states),
