@@ -18,22 +18,20 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
+from runtime.processes.pipeline.posts import as_fault, batch, failed, vector_batch
 from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.adapters import no_adapters
-from runtime.protocol.errors import BadRequest, EngineDead, InternalFault, RuntimeFault, WireError
+from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
-    BatchEmbeddingOutput,
     BatchStrOutput,
-    BatchTokenIDOutput,
     BatchTokenizedGenerateReqInput,
     CloseSessionReq,
     ContinueReq,
     ControlOutput,
     EmbeddingOutput,
-    FinishReason,
     FlushCacheReq,
     GetStateReq,
     HealthReq,
@@ -234,7 +232,7 @@ class SchedulerProcess:
         rid, frontend, params = request.rid, request.http_worker_ipc, request.sampling_params
         if rid in self._live:
             # The detokeniser could not distinguish the deltas of the two, so it only passes this answer on.
-            taken = _failed(
+            taken = failed(
                 rid, frontend, BadRequest(f"a request with the id {rid!r} is still running", where="rid")
             )
             self._outbox.send(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid=rid, text="", delta=taken)]))
@@ -256,7 +254,7 @@ class SchedulerProcess:
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
-            self._post([_failed(rid, frontend, _as_fault(error, "the request could not be taken in"))])
+            self._post([failed(rid, frontend, as_fault(error, "the request could not be taken in"))])
 
     def _embed(self, request: TokenizedEmbeddingReqInput) -> None:
         rid, frontend = request.rid, request.http_worker_ipc
@@ -269,7 +267,7 @@ class SchedulerProcess:
             self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
-            self._post([_failed(rid, frontend, _as_fault(error, "the request could not be taken in"))])
+            self._post([failed(rid, frontend, as_fault(error, "the request could not be taken in"))])
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -281,7 +279,7 @@ class SchedulerProcess:
             # A defect: the requests in hand are answered with it. If it comes again and again, nothing works.
             self._faults += 1
             log.exception("a step failed")
-            self._fail_all(_as_fault(error, "a step failed"))
+            self._fail_all(as_fault(error, "a step failed"))
             if self._faults >= MAX_FAULTS_IN_A_ROW:
                 raise
             return 0.0
@@ -320,7 +318,7 @@ class SchedulerProcess:
             outputs = []
         ended = {output.rid for output in outputs if output.finish is not None}
         left = [(rid, frontend) for rid, frontend in sorted(self._live.items()) if rid not in ended]
-        self._post(outputs + [_failed(rid, frontend, fault) for rid, frontend in left])
+        self._post(outputs + [failed(rid, frontend, fault) for rid, frontend in left])
 
     def _post(self, outputs: Sequence[TokenOutput]) -> None:
         if not outputs and not self._begun:
@@ -334,11 +332,11 @@ class SchedulerProcess:
         if not outputs and not begun:
             return
         try:
-            self._outbox.send(_batch(outputs, begun))
+            self._outbox.send(batch(outputs, begun))
         except WireError as error:
             # One by one; the delta that cannot travel becomes an error that can.
             log.error("outputs cannot travel: %s", error)
-            self._outbox.send(_batch([], begun))
+            self._outbox.send(batch([], begun))
             for output in outputs:
                 self._post_alone(output)
 
@@ -347,22 +345,22 @@ class SchedulerProcess:
         if not vectors:
             return
         try:
-            self._outbox.send(_vector_batch(vectors))
+            self._outbox.send(vector_batch(vectors))
         except WireError as error:
             if len(vectors) > 1:
                 for vector in vectors:
                     self._post_vectors([vector])
                 return
-            failed = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
-            self._outbox.send(_vector_batch([failed]))
+            alone = msgspec.structs.replace(vectors[0], embedding=[], meta={}, finish=failure(error))
+            self._outbox.send(vector_batch([alone]))
 
     def _post_alone(self, output: TokenOutput) -> None:
         try:
-            self._outbox.send(_batch([output], []))
+            self._outbox.send(batch([output], []))
         except WireError as error:
             self._scheduler.abort(output.rid)
             self._live.pop(output.rid, None)
-            self._outbox.send(_batch([_failed(output.rid, output.http_worker_ipc, error)], []))
+            self._outbox.send(batch([failed(output.rid, output.http_worker_ipc, error)], []))
 
     # -- questions -------------------------------------------------------------------------------------------
 
@@ -373,7 +371,7 @@ class SchedulerProcess:
             answer = (False, str(fault), fault.to_dict())
         except Exception as error:
             log.exception("%s failed", type(request).__name__)
-            defect = _as_fault(error, type(request).__name__)
+            defect = as_fault(error, type(request).__name__)
             answer = (False, str(defect), defect.to_dict())
         self._reply(request, answer)
 
@@ -477,23 +475,3 @@ class SchedulerProcess:
             "grammar_kept_bytes": state["cached_bytes"],
             "grammar_compile_seconds": state["seconds"],
         }
-
-
-def _batch(outputs: Sequence[TokenOutput], begun: list[TextRequest]) -> BatchTokenIDOutput:
-    rids = [output.rid for output in outputs]
-    return BatchTokenIDOutput(rids=rids, outputs=list(outputs), begun=begun).with_spec()
-
-
-def _vector_batch(outputs: Sequence[EmbeddingOutput]) -> BatchEmbeddingOutput:
-    return BatchEmbeddingOutput(rids=[output.rid for output in outputs], outputs=list(outputs))
-
-
-def _failed(rid: str, frontend: str | None, fault: RuntimeFault) -> TokenOutput:
-    reason = FinishReason(type="abort", error=fault.to_dict())
-    return TokenOutput(rid=rid, new_ids=[], finish=reason, http_worker_ipc=frontend)
-
-
-def _as_fault(error: Exception, what: str) -> RuntimeFault:
-    if isinstance(error, RuntimeFault):
-        return error
-    return InternalFault(f"{what}: {type(error).__name__}: {error}", hint="a defect of the runtime")
