@@ -33,10 +33,13 @@ from runtime.protocol.io_struct import (
     GetStateReq,
     GrammarInfo,
     LoadLoRAAdapterReq,
+    MemoryPart,
     OutputDelta,
     PauseMode,
     PauseReq,
     PrecompileReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     SingleReq,
     UnloadLoRAAdapterReq,
     UpdateWeightsReq,
@@ -263,12 +266,24 @@ class Engine:
         ModelLoadError: they cannot be loaded, and those before stay."""
         self._ask(UpdateWeightsReq(model_path=str(model_path)))
 
+    def release_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
+        """Give the memory of the KV pool or of the weights back, once requests in hand have ended: for
+        another program that needs it. Requests raise NotReady until resume_memory_occupation() has brought
+        all back. Raises DeadlineExceeded where some do not end, NotSupported."""
+        asked = ReleaseMemoryReq(parts=tuple(tags), timeout_s=CONTROL_TIMEOUT_S)
+        self._ask(asked, 2 * CONTROL_TIMEOUT_S)
+
+    def resume_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
+        """Make the KV pool again, and read the weights of the checkpoint that was used last. Raises
+        ModelLoadError."""
+        self._ask(ResumeMemoryReq(parts=tuple(tags)))
+
     def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
         """Ask the scheduler anything of runtime.protocol.control, and wait for its answer."""
         return self._pipeline.manager.control(request, timeout)
 
-    def _ask(self, request: SingleReq) -> ControlOutput:
-        answer = self.control(request)
+    def _ask(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
+        answer = self.control(request, timeout)
         if not answer.ok:
             raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
         return answer

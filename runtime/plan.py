@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.sampling import SamplingParams
 
 
@@ -274,6 +275,17 @@ class DecoderRunner(Runner, AdapterStore, ImageHolder, Protocol):
     def update_weights(self, path: str) -> None:
         """Compute with the weights of the checkpoint in `path` from the next pass on. Between two passes; KV
         computed before is of no use then. Raises ModelLoadError, BadRequest; nothing has changed then."""
+        ...
+
+    def release_memory(self, parts: Sequence[MemoryPart]) -> None:
+        """Give these parts' memory back. Between two passes, and no pass comes before restore_memory() has
+        brought all of them back; what was in them is lost. What is released already stays so. Raises
+        BadRequest; nothing has changed then."""
+        ...
+
+    def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
+        """Make the KV pool again, read the weights of the checkpoint in `path`; what is there stays as it
+        is. Raises ModelLoadError."""
         ...
 
 

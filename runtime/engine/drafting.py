@@ -22,8 +22,10 @@ from msgspec.structs import replace
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
 from runtime.config.speculation import draft_spec
+from runtime.disagg.transfer.memory import KVMemory
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -37,17 +39,28 @@ class DraftingRunner:
 
     most         guesses that a row may ask for; scratch slots are there for `rows` of them
     positions    how long a sequence the small model takes; of longer ones nothing is guessed
+    draft_path   where the small model's weights are
     """
 
     def __init__(
-        self, target: TorchRunner, draft: TorchRunner, most: int, positions: int, rows: int = ROWS
+        self,
+        target: TorchRunner,
+        draft: TorchRunner,
+        most: int,
+        positions: int,
+        rows: int = ROWS,
+        draft_path: str = "",
     ) -> None:
         self._target, self._draft, self._most, self._positions = target, draft, most, positions
         self._scratch = draft.slots - target.slots
         if self._scratch < most * rows:
             raise InternalFault(f"{self._scratch} slots for guesses of {rows} rows", where="draft model")
         self._plan: StepPlan | None = None
-        self.kv_memory = target.kv_memory
+        self._draft_path = draft_path
+
+    @property
+    def kv_memory(self) -> KVMemory:
+        return self._target.kv_memory
 
     @classmethod
     def load(
@@ -86,7 +99,7 @@ class DraftingRunner:
         except BaseException:
             target.close()
             raise
-        return cls(target, draft, config.draft_tokens, small.max_position_embeddings)
+        return cls(target, draft, config.draft_tokens, small.max_position_embeddings, draft_path=str(folder))
 
     @property
     def device(self) -> str:
@@ -144,6 +157,16 @@ class DraftingRunner:
     def update_weights(self, path: str) -> None:
         """Of the large model; the small one guesses as before."""
         self._target.update_weights(path)
+
+    def release_memory(self, parts: Sequence[MemoryPart]) -> None:
+        """Of both."""
+        self._target.release_memory(parts)
+        self._draft.release_memory(parts)
+
+    def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
+        """Of both; `path` is the large one's."""
+        self._target.restore_memory(parts, path)
+        self._draft.restore_memory(parts, self._draft_path)
 
     def close(self) -> None:
         self._target.close()

@@ -45,6 +45,8 @@ from runtime.ipc.plans import (
     Order,
     PlanReader,
     Profile,
+    ReleaseMemory,
+    RestoreMemory,
     Result,
     UnloadAdapter,
     UpdateWeights,
@@ -167,6 +169,10 @@ class Follower:
                 self._runner.drop_images(numbers)
             case UpdateWeights(path):
                 self._answer(lambda: self._runner.update_weights(path))
+            case ReleaseMemory(parts):
+                self._answer(lambda: self._runner.release_memory(parts))
+            case RestoreMemory(parts, path):
+                self._answer(lambda: self._runner.restore_memory(parts, path))
             case Profile():
                 self._answer(lambda: self._profile(order))
 

@@ -121,12 +121,13 @@ class Passes:
         self._graphs: Graphs | None = None
         self._most = 0
 
-    def use(self, decoder: Decoder) -> None:
-        """Another one of the same shape; steps are recorded anew."""
-        self._decoder, self._graphs = decoder, None
+    def use(self, decoder: Decoder, attention: Attention[KVPool], *, record: bool = True) -> None:
+        """Others of the same shape; steps are recorded anew. record: False: nothing is computed with them."""
+        self._decoder, self._attention, self._graphs = decoder, attention, None
         if self._images is not None and decoder.tower is not None:
             self._images.use(decoder.tower)
-        self.record(self._most)
+        if record:
+            self.record(self._most)
 
     def record(self, most: int, record: Recorder | None = None) -> None:
         """Steps of up to `most` rows without adapters; none where there is no GPU, or where the model's pass

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -30,6 +34,21 @@ def available_bytes(device: torch.device) -> int:
     if limit is not None and used is not None:
         free = min(free, max(0, limit - used))
     return free
+
+
+def give_back(device: torch.device) -> None:
+    """To the system, or to others on the device: what is not used any more."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        # Small pieces stay with the C library, which need not have this call.
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _meminfo() -> int | None:

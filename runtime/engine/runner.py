@@ -9,10 +9,11 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from runtime.attention.base import Attention, choose
+from runtime.attention.base import Attention, Scoring, choose
 from runtime.attention.pool import KVPool, KVShape
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig, World
@@ -33,11 +34,11 @@ from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method, read_again
+from runtime.engine.results import Sampled, results_of
 from runtime.engine.sampling.few import few_logits
 from runtime.engine.sampling.logprobs import (
     NOT_FINITE,
     Logits,
-    Pairs,
     Scores,
     finite,
     ids_of,
@@ -55,6 +56,7 @@ from runtime.models.vision.store import ImageStore
 from runtime.parallel import ALONE, Group
 from runtime.plan import Adapter, Image, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.adapters import no_adapters
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -85,9 +87,8 @@ class _Forward:
     seconds: float
 
 
-Sampled: TypeAlias = Sample | str
-"""What came of a sampled position, or what went wrong."""
-_NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
+MakeAttention: TypeAlias = Callable[[int, Scoring], Attention[KVPool]]
+"""Slots of its pool, and how it scores."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,13 +115,16 @@ class TorchRunner:
         kv_file: int | None = None,
         group: Group = ALONE,
         adapters: Adapters | None = None,
+        again: MakeAttention | None = None,
     ) -> None:
         """kv_file: where the pool lies, if in a file; the caller's to close. adapters: of the decoder's
-        matrices; None: it takes none."""
+        matrices; None: it takes none. again: what `attention` was made with; None: it stays."""
         spec, shard = decoder.spec, decoder.shard
-        self.kv_memory = pool_memory(
-            attention.pool, kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
+        self._memory_of = partial(
+            pool_memory, file=kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
         )
+        self.kv_memory = self._memory_of(attention.pool)
+        self.slots, self._again = attention.pool.slots, again
         self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
         self._worker: Executor = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
@@ -185,10 +189,15 @@ class TorchRunner:
             )
             slots = group.least(slots)
             heads = len(decoder.shard.heads(spec))
-            attention = kind(shape, slots, heads, spec.windows, decoder.scoring)
+
+            def again(slots: int, scoring: Scoring) -> Attention[KVPool]:
+                return kind(shape, slots, heads, spec.windows, scoring)
+
+            attention = again(slots, decoder.scoring)
             runner = cls(
-                decoder, attention, config, beside=beside, kv_file=kv_file, group=group, adapters=adapters
-            )
+                decoder, attention, config, beside=beside, kv_file=kv_file, group=group, adapters=adapters,
+                again=again,
+            )  # fmt: skip
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
@@ -202,10 +211,6 @@ class TorchRunner:
     def device(self) -> str:
         """The kind of device it computes on: cpu or cuda."""
         return self._decoder.device.type
-
-    @property
-    def slots(self) -> int:
-        return self._attention.pool.slots
 
     @property
     def vocab_size(self) -> int:
@@ -283,8 +288,39 @@ class TorchRunner:
         if self._adapters is not None:
             raise BadRequest("weights cannot be changed where LoRA adapters are taken", where="enable_lora")
         made = self._worker.submit(read_again, Path(path), self._decoder, self._config, self._group).result()
-        self._worker.submit(self._passes.use, made).result()
-        self._decoder = made
+        self._use(made, self._attention)
+
+    def release_memory(self, parts: Sequence[MemoryPart]) -> None:
+        """A pool of one slot and a decoder without layers stand in."""
+        if "weights" in parts and self._adapters is not None:
+            raise BadRequest("weights stay where LoRA adapters are taken", where="tags")
+        decoder, attention = self._decoder, self._attention
+        if "weights" in parts:
+            decoder = decoder.without_weights()
+        if "kv_cache" in parts:
+            attention = self._attention_of(1)
+        self._use(decoder, attention)
+        del decoder, attention
+        self._worker.submit(memory.give_back, self._decoder.device).result()
+
+    def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
+        if "weights" in parts and self._decoder.is_empty:
+            self.update_weights(path)
+        if "kv_cache" in parts and self._attention.pool.slots < self.slots:
+            self._use(self._decoder, self._attention_of(self.slots))
+
+    def _attention_of(self, slots: int) -> Attention[KVPool]:
+        if self._again is None:
+            raise InternalFault("the KV pool was not made here", where="runner")
+        with torch.inference_mode(), current(self._decoder.device):
+            return self._again(slots, self._decoder.scoring)
+
+    def _use(self, decoder: Decoder, attention: Attention[KVPool]) -> None:
+        whole = attention.pool.slots == self.slots and not decoder.is_empty
+        self._worker.submit(self._passes.use, decoder, attention, record=whole).result()
+        self._decoder = decoder
+        if attention is not self._attention:
+            self._attention, self.kv_memory = attention, self._memory_of(attention.pool)
 
     def close(self) -> None:
         """Wait for a pass that still runs, within a limit, and end the thread."""
@@ -335,34 +371,8 @@ class TorchRunner:
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
-        sampled = dict(zip(batch.sampled, self._samples(batch, forward, masks)))
-        if self._group.rank:
-            return ()
-        values, at, shown, results = forward.scores.values.tolist(), 0, 0, []
-        for index, row in enumerate(batch.plan.rows):
-            samples = sampled.get(index, ())
-            error = samples if isinstance(samples, str) else None
-            scores, tops, score_ids = _NO_SCORES
-            states: list[list[float]] = []
-            if row.scores:
-                end = at + len(row.scores)
-                scores, tops = tuple(values[at:end]), tuple(forward.scores.tops[at:end])
-                score_ids = tuple(forward.scores.ids[at:end])
-                if any(value != value for value in scores):
-                    error = NOT_FINITE
-                at = end
-            if count := batch.shown[index]:
-                mine = forward.states[shown : shown + count]
-                states = mine.tolist()
-                if not mine.isfinite().all():
-                    error = NOT_FINITE
-                shown += count
-            if error is not None or isinstance(samples, str):
-                results.append(RowResult(error=error))
-                continue
-            hidden = tuple(map(tuple, states))
-            results.append(RowResult(samples, scores, tops, score_ids, hidden))
-        return tuple(results)
+        sampled = self._samples(batch, forward, masks)
+        return () if self._group.rank else results_of(batch, sampled, forward.scores, forward.states)
 
     def _samples(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from runtime.plan import Adapter, Image, Row, Run, StepPlan, StepResult, TokenMask
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.sampling import SamplingParams
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -102,6 +103,17 @@ class UpdateWeights(msgspec.Struct, frozen=True, array_like=True):
     path: str
 
 
+class ReleaseMemory(msgspec.Struct, frozen=True, array_like=True):
+    parts: tuple[MemoryPart, ...]
+
+
+class RestoreMemory(msgspec.Struct, frozen=True, array_like=True):
+    """path: where the weights are."""
+
+    parts: tuple[MemoryPart, ...]
+    path: str
+
+
 class Profile(msgspec.Struct, frozen=True, array_like=True):
     action: Literal["start", "stop"]
     folder: str | None
@@ -139,10 +151,13 @@ Order: TypeAlias = (
     | LoadImages
     | DropImages
     | UpdateWeights
+    | ReleaseMemory
+    | RestoreMemory
 )
 Answer: TypeAlias = Result | Failure | Done
 ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (
     Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter, LoadImages, DropImages, UpdateWeights,
+    ReleaseMemory, RestoreMemory,
 )  # fmt: skip
 ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 

@@ -41,6 +41,8 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.LoadLoRAAdapterReq,
     io_struct.UnloadLoRAAdapterReq,
     io_struct.UpdateWeightsReq,
+    io_struct.ReleaseMemoryReq,
+    io_struct.ResumeMemoryReq,
     io_struct.HealthReq,
     io_struct.GroupFailed,
     io_struct.ControlOutput,

@@ -19,6 +19,7 @@ from runtime.attention.base import AttentionStep, Scoring
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
 from runtime.config.shards import Shard
+from runtime.layers.dense import DenseLinear
 from runtime.layers.latent import LatentHeads, LatentOutput
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.mlp import FeedForward, GatedMLP, PlainMLP
@@ -92,6 +93,20 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self._embedding.table.dtype
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it stands in for one with weights."""
+        return not self._layers
+
+    def without_weights(self) -> Decoder:
+        """One of the same shape that computes nothing, to stand in while the memory is to be free. What is
+        small stays."""
+        none = self._embedding.table.new_empty((0, self.spec.hidden_size))
+        embedding, head = Embedding(none, 0, ALONE), DenseLinear(none)
+        made = Decoder(self.spec, self.shard, embedding, None, [], self._final_norm, head, self.tower)
+        made.scoring = self.scoring
+        return made
 
     def hidden(
         self,

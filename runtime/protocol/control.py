@@ -12,6 +12,8 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.requests.base import SingleReq
 
 PauseMode = Literal["abort", "in_place", "retract"]
+MemoryPart = Literal["kv_cache", "weights"]
+"""What of a model's memory can be given back and taken again."""
 
 
 class AbortReq(SingleReq):
@@ -92,6 +94,23 @@ class UpdateWeightsReq(SingleReq):
 
     model_path: str
     abort_all: bool = False
+
+
+class ReleaseMemoryReq(SingleReq):
+    """Give back the memory of these parts, until ResumeMemoryReq has asked for all of them: requests are
+    refused from now on, with NotReady, and the prefixes' KV is lost. abort: those in hand are cancelled;
+    else they are waited for, for timeout_s at most, and then nothing has changed."""
+
+    parts: tuple[MemoryPart, ...]
+    abort: bool = False
+    timeout_s: float = 0.0
+
+
+class ResumeMemoryReq(SingleReq):
+    """Make the KV pool again, read the weights of the checkpoint that was used last. Requests are taken once
+    both are there."""
+
+    parts: tuple[MemoryPart, ...]
 
 
 class ProfileReq(SingleReq):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from runtime.plan import Adapter, Row, RowResult, Run, Sample, Segment, StepPlan, StepResult, TokenMask
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
 
@@ -69,6 +70,7 @@ class FakeRunner:
         self._after = [-1] * slots  # after it
         self._touched = [0] * slots  # number of the last step that read or wrote it
         self.weights: str | None = None  # the last that it was given
+        self.released: set[MemoryPart] = set()
         self._known: dict[int, tuple[int, int]] = {}  # seq -> (tokens computed, hash after them)
         self._step: tuple[StepPlan, list[list[int]]] | None = None
         self.adapters: dict[int, Adapter] = {}
@@ -135,6 +137,15 @@ class FakeRunner:
     def update_weights(self, path: str) -> None:
         self._known.clear()  # KV of the weights before is of no use
         self.weights = path
+
+    def release_memory(self, parts: Sequence[MemoryPart]) -> None:
+        self._known.clear()
+        self.released |= {*parts}
+
+    def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
+        self.released -= {*parts}
+        if "weights" in parts:
+            self.weights = path
 
     def close(self) -> None:
         self._known.clear()

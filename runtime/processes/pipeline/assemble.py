@@ -127,8 +127,9 @@ def _generating(
             else ImageRegistry(runner, kept_tokens=config.image_cache_tokens),
         )
         made = SchedulerProcess(
-            scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers
-        )
+            scheduler, runner, grammar, inbox, outbox, profiler=loaded.profiler, vectors=vectors, peers=peers,
+            path=None if config.load_format == "dummy" else str(model.path),
+        )  # fmt: skip
         unless_made.pop_all()
     return made, runner.slots
 

@@ -46,6 +46,8 @@ from runtime.ipc.plans import (
     Order,
     PlanWriter,
     Profile,
+    ReleaseMemory,
+    RestoreMemory,
     Result,
     UnloadAdapter,
     UpdateWeights,
@@ -54,6 +56,7 @@ from runtime.ipc.plans import (
 from runtime.ipc.ranks import Ranks
 from runtime.plan import Adapter, Image, Run, StepPlan, StepResult, TokenMask
 from runtime.processes.pipeline.rank_process import RankProcess
+from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import (
     BadRequest,
     DeadlineExceeded,
@@ -253,6 +256,16 @@ class RunnerProcess:
         if self._launched is not None:
             raise InternalFault("update_weights() during a step", where="runner")
         self._ask(UpdateWeights(path))
+
+    def release_memory(self, parts: Sequence[MemoryPart]) -> None:
+        """Of all ranks."""
+        if self._launched is not None:
+            raise InternalFault("release_memory() during a step", where="runner")
+        self._ask(ReleaseMemory(tuple(parts)))
+
+    def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
+        """Within step_timeout_s. Where one rank cannot, others may have theirs; it can be asked again."""
+        self._ask(RestoreMemory(tuple(parts), path))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
         """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""

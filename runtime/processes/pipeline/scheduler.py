@@ -18,6 +18,7 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
+from runtime.processes.pipeline.memory_release import MemoryRelease
 from runtime.processes.pipeline.posts import as_fault, batch, failed, vector_batch
 from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
@@ -40,6 +41,8 @@ from runtime.protocol.io_struct import (
     PauseReq,
     PrecompileReq,
     ProfileReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     SetStateReq,
     SingleReq,
     StrOutput,
@@ -113,7 +116,9 @@ class SchedulerProcess:
         profiler: Profiler | None = None,
         vectors: Vectors | None = None,
         peers: Closing | None = None,
+        path: str | None = None,
     ) -> None:
+        """path: of the model's weights; None: they are nowhere."""
         self._scheduler, self._runner, self._grammar = scheduler, runner, grammar
         self._inbox, self._outbox, self._clock, self._profiler = inbox, outbox, clock, profiler
         self._peers, self._awaited_s = peers, 0.0
@@ -122,7 +127,8 @@ class SchedulerProcess:
         self._begun: list[TextRequest] = []
         self._live: dict[str, str | None] = {}  # rid -> its frontend
         self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
-        self._updates = WeightUpdates(scheduler, runner)
+        self._updates = WeightUpdates(scheduler, runner, path)
+        self._memory = MemoryRelease(scheduler, runner, self._updates, clock, shared=peers is not None)
         self._precompiles = Precompiles(grammar)
         self._faults = 0
         self._working_since: float | None = None
@@ -217,9 +223,14 @@ class SchedulerProcess:
             case UnloadLoRAAdapterReq():
                 self._answer(item, lambda: self._unload_adapter(item))
             case UpdateWeightsReq():
-                self._begin(item, lambda: self._updates.add(item))
+                self._begin(item, lambda: self._update(item))
+            case ReleaseMemoryReq():
+                self._begin(item, lambda: self._memory.add(item))
+            case ResumeMemoryReq():
+                self._answer(item, partial(self._memory.make, item))
             case HealthReq():
-                state = {"live": len(self._live), "paused": self._scheduler.paused}
+                paused, released = self._scheduler.paused, self._memory.released
+                state = {"live": len(self._live), "paused": paused, "released": released}
                 self._reply(item, (True, "", state))
             case SingleReq():
                 fault = BadRequest(f"the scheduler does not know {type(item).__name__}", where="type")
@@ -251,6 +262,7 @@ class SchedulerProcess:
         )
         self._live[rid] = frontend
         try:
+            self._memory.check_awake()
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
@@ -264,6 +276,7 @@ class SchedulerProcess:
             return
         self._live[rid] = frontend
         try:
+            self._memory.check_awake()
             self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
@@ -291,6 +304,8 @@ class SchedulerProcess:
         self._answer_flushes()
         for update in self._updates.due(self._loop.in_flight):
             self._answer(update, partial(self._updates.make, update))
+        if (release := self._memory.due(self._loop.in_flight)) is not None:
+            self._answer(release, partial(self._memory.make, release))
         for asked, data in self._precompiles.due(self._clock()):
             self._reply(asked, (True, "", data))
         if self._loop.in_flight or outputs:
@@ -410,6 +425,10 @@ class SchedulerProcess:
         except RuntimeFault as fault:
             self._reply(item, (False, str(fault), fault.to_dict()))
 
+    def _update(self, item: UpdateWeightsReq) -> None:
+        self._memory.check_weights()
+        self._updates.add(item)
+
     def _pause(self, item: PauseReq) -> Answer:
         self._scheduler.pause(item.mode)
         return True, "", {"paused": item.mode}
@@ -457,6 +476,7 @@ class SchedulerProcess:
             **self._grammar_state(),
             "live": len(self._live),
             "faults_in_a_row": self._faults,
+            "released": self._memory.released,
         }
 
     def _grammar_state(self) -> dict[str, Any]:

@@ -16,8 +16,14 @@ class WeightUpdates:
     """Those that were asked for. Requests in hand go back to the queue and are computed again, with what they
     have said by now, under the new weights."""
 
-    def __init__(self, scheduler: Scheduler | EmbeddingScheduler, runner: Runner | TextRunner) -> None:
-        self._scheduler, self._runner = scheduler, runner
+    def __init__(
+        self,
+        scheduler: Scheduler | EmbeddingScheduler,
+        runner: Runner | TextRunner,
+        path: str | None = None,
+    ) -> None:
+        """path: where the weights are that are used now; None: nowhere."""
+        self._scheduler, self._runner, self.path = scheduler, runner, path
         self._asked: list[UpdateWeightsReq] = []
         self._before: PauseMode | None = None  # how the scheduler was paused before the first of them
 
@@ -48,4 +54,5 @@ class WeightUpdates:
         if not self._scheduler.flush_cache():
             raise InternalFault("some of the KV cache is still in use", where="model_path")
         cast(DecoderRunner, self._runner).update_weights(item.model_path)
+        self.path = item.model_path
         return True, f"the weights are those of {item.model_path}", {}

@@ -49,7 +49,6 @@ NOT_HERE: dict[str, str] = {
         (
             "/update_weights_from_distributed", "/update_weights_from_tensor",
             "/init_weights_update_group", "/destroy_weights_update_group", "/get_weights_by_name",
-            "/release_memory_occupation", "/resume_memory_occupation",
         ),
         "the weights of a running server come from files alone: /update_weights_from_disk",
     ),
@@ -405,9 +404,9 @@ def raise_if_refused(answer: ControlOutput) -> None:
         raise BadRequest(answer.message or "the scheduler refused")
 
 
-def seconds(request: Request, name: str, most: float) -> float:
-    """A query parameter in seconds, 0 where there is none. Raises BadRequest."""
-    text = request.query_params.get(name, "0")
+def seconds(request: Request, name: str, most: float, without: float = 0.0) -> float:
+    """A query parameter in seconds, `without` where there is none. Raises BadRequest."""
+    text = request.query_params.get(name, str(without))
     try:
         value = float(text)
     except ValueError:

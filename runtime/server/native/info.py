@@ -130,6 +130,7 @@ class Info:
         self._glance: asyncio.Task[None] | None = None
         self._stuck = False
         self._paused: str | None = None
+        self._released = False
 
     # -- alive? ----------------------------------------------------------------------------------------------
 
@@ -158,6 +159,8 @@ class Info:
         if self._stuck:
             patience = self._ctx.config.health_timeout_s
             return EngineDead(f"the engine has been stuck for {patience:g} s", hint="health_timeout_s")
+        if self._released:
+            return NotReady("the model sleeps", hint="POST /wake_up")
         if self._paused:
             return NotReady(f"generation is paused ({self._paused})", hint="POST /continue_generation")
         return None
@@ -170,6 +173,7 @@ class Info:
             self._stuck = True
         else:
             self._stuck, self._paused = False, told.get("paused")
+            self._released = bool(told.get("released"))
 
     async def health_generate(self, request: Request) -> Response:
         try:
@@ -187,12 +191,14 @@ class Info:
         await asyncio.shield(self._check)
 
     async def _sign_of_life(self) -> None:
-        """Return when one token was made, or any other message came from the engine, or it is paused. Raises
+        """Return when one token was made, or any other message came from the engine, or it is paused, or
+        sleeps. Raises
         DeadlineExceeded, EngineDead."""
         manager, patience = self._ctx.manager, self._ctx.config.health_timeout_s
         try:
             async with asyncio.timeout(patience):
-                if (await self._state(patience)).get("paused"):
+                state = await self._state(patience)
+                if state.get("paused") or state.get("released"):
                     return
                 before = manager.messages
                 probe = asyncio.create_task(self._probe(patience), name="sglang-dsl-health-probe")

@@ -63,7 +63,8 @@ ONE: dict[str, tuple[str, ...]] = {
 """What any worker can do: path -> methods."""
 ORDERS = (
     "/flush_cache", "/pause_generation", "/continue_generation", "/configure_logging", "/set_internal_state",
-    "/start_profile", "/stop_profile",
+    "/start_profile", "/stop_profile", "/sleep", "/wake_up", "/release_memory_occupation",
+    "/resume_memory_occupation",
 )  # fmt: skip
 """What changes a server for everybody (see KeyCheck)."""
 ALL = (*ORDERS, "/abort_request", "/precompile")

@@ -188,7 +188,7 @@ def test_requests_are_announced_and_answered_once(harness: Harness) -> None:
 
 def test_questions_are_answered_while_requests_run(harness: Harness) -> None:
     harness.send(request("long", new=3000))
-    assert harness.ask(HealthReq()).data == {"live": 1, "paused": None}
+    assert harness.ask(HealthReq()).data == {"live": 1, "paused": None, "released": []}
     state = harness.ask(GetStateReq(http_worker_ipc="w"))
     assert state.ok
     assert state.http_worker_ipc == "w"
@@ -224,7 +224,7 @@ def test_what_a_frontend_that_is_gone_had_asked_for_is_cancelled(harness: Harnes
     assert harness.ask(HealthReq()).data["live"] == 2
     assert not {"w-0/1", "w-0/2"} & set(harness.ends)
     harness.ask(PauseReq(mode="in_place"))
-    assert harness.ask(HealthReq()).data == {"live": 2, "paused": "in_place"}
+    assert harness.ask(HealthReq()).data == {"live": 2, "paused": "in_place", "released": []}
 
 
 def test_a_flush_is_refused_while_requests_run_and_done_when_they_have_ended(harness: Harness) -> None:

@@ -1,0 +1,48 @@
+"""Of a pass's numbers, each row's result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import Tensor
+
+from runtime.engine.batch import Batch
+from runtime.engine.sampling.logprobs import NOT_FINITE, Pairs, Scores
+from runtime.plan import RowResult, Sample
+
+Sampled: TypeAlias = Sample | str
+"""What came of a sampled position, or what went wrong."""
+_NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
+
+
+def results_of(
+    batch: Batch, sampled: Sequence[tuple[Sample, ...] | str], scores_found: Scores, hidden: Tensor
+) -> tuple[RowResult, ...]:
+    """sampled: of the batch's sampled rows; scores_found, hidden [shown, hidden_size]: what rows asked for
+    besides, one row's behind the other's."""
+    by_row = dict(zip(batch.sampled, sampled))
+    values, at, shown, results = scores_found.values.tolist(), 0, 0, []
+    for index, row in enumerate(batch.plan.rows):
+        samples = by_row.get(index, ())
+        error = samples if isinstance(samples, str) else None
+        scores, tops, score_ids = _NO_SCORES
+        states: list[list[float]] = []
+        if row.scores:
+            end = at + len(row.scores)
+            scores, tops = tuple(values[at:end]), tuple(scores_found.tops[at:end])
+            score_ids = tuple(scores_found.ids[at:end])
+            if any(value != value for value in scores):
+                error = NOT_FINITE
+            at = end
+        if count := batch.shown[index]:
+            mine = hidden[shown : shown + count]
+            states = mine.tolist()
+            if not mine.isfinite().all():
+                error = NOT_FINITE
+            shown += count
+        if error is not None or isinstance(samples, str):
+            results.append(RowResult(error=error))
+            continue
+        results.append(RowResult(samples, scores, tops, score_ids, tuple(map(tuple, states))))
+    return tuple(results)
