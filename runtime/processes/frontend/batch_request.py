@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.prepare import Job
 from runtime.processes.frontend.request_state import ENTRY_BYTES, AnswerRoom, RequestState
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
@@ -68,6 +69,7 @@ class BatchRequest:
         self._group = new_rid() if len(self._items) > 1 else None
         self._planned = 0
         self._room = AnswerRoom(manager.max_answer_bytes)
+        self.client = CLIENT.get().name
 
     @classmethod
     def of(

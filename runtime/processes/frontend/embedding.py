@@ -136,8 +136,9 @@ class Embeddings:
         prepare: Callable[[EmbeddingReqInput], TokenizedEmbeddingReqInput],
         notify: Callable[[], None],
         observer: Observer = NOBODY,
+        client: str = "",
     ) -> None:
-        self._notify = notify
+        self._notify, self.client = notify, client
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self.sent: list[TokenizedEmbeddingReqInput] = []
@@ -293,7 +294,7 @@ class EmbeddingFrontend:
         self._check()
         request.normalize_batch_and_arguments()
         waiter = Waiter()
-        make = partial(self._made, request, waiter.notifier(lambda: None))
+        make = partial(self._made, request, waiter.notifier(lambda: None), CLIENT.get().name)
         if (size := _text_size(request)) > LONG:
             waiting = await self._encoding.run(size, make)
         else:
@@ -309,7 +310,7 @@ class EmbeddingFrontend:
         self._check()
         request.normalize_batch_and_arguments()
         event = threading.Event()
-        waiting = self._made(request, event.set)
+        waiting = self._made(request, event.set, CLIENT.get().name)
         with self._sent(waiting):
             while (found := waiting.take()) is None:
                 if not event.wait(waiting.time_left()):
@@ -317,11 +318,11 @@ class EmbeddingFrontend:
                 event.clear()
             return _single_raises(request, found)
 
-    def _made(self, request: EmbeddingReqInput, notify: Callable[[], None]) -> Embeddings:
+    def _made(self, request: EmbeddingReqInput, notify: Callable[[], None], client: str) -> Embeddings:
         items = [request[index] for index in range(len(request))]
         for item in items:
             item.http_worker_ipc = self._name
-        return Embeddings(items, self._prepare, notify, self._observer)
+        return Embeddings(items, self._prepare, notify, self._observer, client)
 
     @contextmanager
     def _sent(self, waiting: Embeddings) -> Iterator[None]:
@@ -350,10 +351,14 @@ class EmbeddingFrontend:
                     self._waiting.pop(rid, None)
             self._abort(waiting.leave())
 
-    def matching(self, matches: Callable[[str], bool]) -> list[str]:
-        """The ids behind the frontend of the items whose own ids match."""
+    def matching(self, matches: Callable[[str], bool], client: str | None) -> list[str]:
+        """The ids behind the frontend of the items whose own ids match, of one client or (None) of all."""
         with self._lock:
-            return [rid for rid in self._waiting if matches(rid.partition(RID_END)[0])]
+            return [
+                rid
+                for rid, waiting in self._waiting.items()
+                if matches(rid.partition(RID_END)[0]) and client in (None, waiting.client)
+            ]
 
     def handle(self, item: BatchEmbeddingOutput) -> None:
         with self._lock:

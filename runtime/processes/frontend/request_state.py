@@ -91,10 +91,10 @@ class RequestState:
         self.cancelled = False
         self._due = None if job.deadline is None else job.deadline + GRACE_S
         self._facts = facts
-        self._client = CLIENT.get()
+        self.client = CLIENT.get()
         # What all clients share may hold others' prompts.
         salted = (job.requests[0].extra_key or "").startswith(SALT)
-        self._hides_cached = self._client.is_tenant and not salted
+        self._hides_cached = self.client.is_tenant and not salted
         self._observer = observer if request.log_metrics else NOBODY
         self._changed = self._over = False
         self._heard_at = 0.0
@@ -133,7 +133,7 @@ class RequestState:
             over, self._over = done and not self._over, self._over or done
         self._observe(made.total - before)
         if made.total > before:
-            self._client.spend(made.total - before)
+            self.client.spend(made.total - before)
         if over:
             self._observe_end()
 
@@ -151,7 +151,7 @@ class RequestState:
     def start(self) -> None:
         """It is on its way."""
         self._observer.on_begin(self._begun)
-        self._client.spend(self.job.prompt_tokens)
+        self.client.spend(self.job.prompt_tokens)
 
     def leave(self) -> None:
         """Nobody waits any more."""

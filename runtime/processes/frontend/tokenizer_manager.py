@@ -265,22 +265,24 @@ class TokenizerManager:
 
     # -- orders ----------------------------------------------------------------------------------------------
 
-    def abort(self, rid: str | None, prefix: bool = False) -> None:
+    def abort(self, rid: str | None, prefix: bool = False, client: str | None = None) -> None:
         """Cancel the request with this id, those whose ids begin with it (`prefix`), or all (None). Whoever
-        waits gets Aborted from the scheduler; unknown ids are no error."""
+        waits gets Aborted from the scheduler; unknown ids are no error. client: only requests that the one
+        of this name sent, and only those that are waited for here."""
 
         def matches(own: str) -> bool:
             return rid is None or (own.startswith(rid) if prefix else own == rid)
 
         with self._lock:
-            states = [state for own, state in self._requests.items() if matches(own)]
-            batches = list(self._batches.values())
+            everything = [*self._requests.items()]
+            batches = [one for one in self._batches.values() if client in (None, one.client)]
+        states = [state for own, state in everything if matches(own) and client in (None, state.client.name)]
         for batch in batches:
             batch.abort(matches)
         for state in states:
             self._cancel(state)
-        self._abort_all(self._embeddings.matching(matches))
-        if self._name is not None:
+        self._abort_all(self._embeddings.matching(matches, client))
+        if self._name is not None and client is None:
             # Requests of other frontends.
             wire = "" if rid is None else rid if prefix else rid + RID_END
             self._try_post(AbortReq(rid=wire, abort_all=rid is None, prefix=rid is not None))

@@ -67,6 +67,13 @@ class Abort(msgspec.Struct, forbid_unknown_fields=True):
     prefix: bool = False
 
 
+class _OwnAbort(msgspec.Struct):
+    """Cancel these requests where `client` sent them."""
+
+    rids: list[str]
+    client: str
+
+
 class Pause(msgspec.Struct, forbid_unknown_fields=True):
     mode: PauseMode = "abort"
 
@@ -254,6 +261,7 @@ class Control:
     def __init__(self, ctx: ServerContext) -> None:
         self._ctx = ctx
         ctx.peers.answers["configure_logging"] = _configure_logging
+        ctx.peers.answers["abort_request"] = self._abort_for_client
 
     async def flush(self, request: Request) -> Response:
         wait = seconds(request, "timeout", MAX_WAIT_S)
@@ -276,6 +284,11 @@ class Control:
         rids = [asked.rid] if isinstance(asked.rid, str) else asked.rid or []
         if not rids or not all(rids):
             raise BadRequest("an id is needed, or abort_all", where="rid")
+        if CLIENT.get().is_tenant:
+            own = msgspec.json.encode(_OwnAbort(rids, CLIENT.get().name)).decode()
+            self._abort_for_client(own)
+            await self._ctx.peers.all("abort_request", own, bool)
+            return json_response(Done(True))
         for rid in rids:
             if asked.prefix:
                 manager.abort(rid, prefix=True)
@@ -283,6 +296,14 @@ class Control:
                 manager.abort(rid)
                 manager.abort(f"{rid}_", prefix=True)
         return json_response(Done(True))
+
+    def _abort_for_client(self, told: str) -> bool:
+        """Of what is waited for in this process, as an _OwnAbort in JSON says."""
+        asked = msgspec.json.decode(told, type=_OwnAbort)
+        for rid in asked.rids:
+            self._ctx.manager.abort(rid, client=asked.client)
+            self._ctx.manager.abort(f"{rid}_", prefix=True, client=asked.client)
+        return True
 
     async def pause(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Pause, empty_ok=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from runtime.server.app import build_app
 
 Serving = Callable[..., AbstractContextManager[Any]]
 ALICE, BOB, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("of-alice", "of-bob", "of-admin"))
+ENDLESS = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
 LONG_PROMPT = "Hesper lies on the river Sarn, and its bridges are made of copper and of stone. " * 3
 PATHS = {
     "/v1/completions": {"prompt": LONG_PROMPT, "max_tokens": 1},
@@ -46,6 +49,13 @@ def shared(
         httpx.Client(base_url=made.url, timeout=100) as client,
     ):
         yield client
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def cached(answer: httpx.Response) -> int:
@@ -104,6 +114,35 @@ def test_requests_of_others_are_not_cancelled(shared: httpx.Client) -> None:
         assert shared.post("/abort_request", json=order, headers=ADMIN).status_code == 200
     assert shared.post("/abort_request", json={"rid": "none"}, headers=ALICE).status_code == 200
     assert shared.post("/flush_cache", json={}, headers=ALICE).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/embeddings"])
+def test_a_request_is_cancelled_by_who_sent_it(shared: httpx.Client, path: str) -> None:
+    prompts = [f"{number}: {LONG_PROMPT}" for number in range(24)]
+    bodies = {
+        "/generate": {"text": ["a", "b"], "rid": ["one", "two"], "sampling_params": ENDLESS},
+        "/v1/embeddings": {"input": prompts, "rid": "vectors", "model": "pocket"},
+    }
+    rids = {"/generate": ["one", "two"], "/v1/embeddings": ["vectors"]}[path]
+
+    def live() -> int:
+        return int(shared.get("/server_info", headers=ADMIN).json()["live_requests"])
+
+    def cancel(who: dict[str, str]) -> None:
+        assert shared.post("/abort_request", json={"rid": rids}, headers=who).status_code == 200
+
+    for who in (ALICE, ADMIN):
+        assert shared.post("/pause_generation", json={"mode": "in_place"}, headers=ADMIN).status_code == 200
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(shared.post, path, json=bodies[path], headers=ALICE)
+            until(lambda: live() >= 2)
+            cancel(BOB)
+            assert live() >= 2
+            cancel(who)
+            until(lambda: not live())
+            answer = asked.result(60).text
+        assert "cancelled" in answer
+        assert shared.post("/continue_generation", json={}, headers=ADMIN).status_code == 200
 
 
 LONG_NAME = "x" * (1 << 19)
