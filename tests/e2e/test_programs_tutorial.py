@@ -44,11 +44,11 @@ TAGS = {
 
 ASKS: dict[str, Any] = {
     "turns": user("Hello.") + assistant(gen("x", max_tokens=2)),
-    "text without turns (elsewhere one turn of the user)": "Hello" + gen("x", max_tokens=2),
+    "text without turns (elsewhere sent as one user turn)": "Hello" + gen("x", max_tokens=2),
     "`tools`": sgl.tools([sgl.Tool("now")]) + user("Hello.") + assistant(gen("x", max_tokens=2)),
-    "an open turn gone on with": user("Hello.") + assistant("I am " + gen("x", max_tokens=2)),
+    "continuing an open turn": user("Hello.") + assistant("I am " + gen("x", max_tokens=2)),
     "`regex=`": gen("x", regex="[a-f]{2}"),
-    "JSON by a schema, types": gen("x", json_schema=SCHEMA, max_tokens=20),
+    "JSON schemas, types": gen("x", json_schema=SCHEMA, max_tokens=20),
     "`ebnf=`": gen("x", ebnf='root ::= "a" | "b"'),
     "`structural_tag=`": gen("x", structural_tag=TAGS, max_tokens=2),
     "`select`": select("x", ["good", "bad"]),
@@ -98,7 +98,7 @@ def takes(backend: Any, form: Any) -> bool:
 
 def table(engine: Engine) -> str:
     columns = backends(engine)
-    lines = [["asked for", *columns], ["---"] * (1 + len(columns))]
+    lines = [["feature", *columns], ["---"] * (1 + len(columns))]
     try:
         lines += [
             [what, *("yes" if takes(one, asked(name, form)) else "-" for name, one in columns.items())]
