@@ -1,5 +1,5 @@
-"""The serving tutorial: its Python and its curl commands run as printed, its command lines are valid, and the
-options and paths that it names exist."""
+"""The pages about serving: their Python and curl commands run as printed, their command lines are valid, and the
+options and paths that they name exist."""
 
 from __future__ import annotations
 
@@ -22,17 +22,22 @@ from runtime.engine.sampling.logit_processors import PROCESSORS
 from tests.e2e.patience import PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "tutorials" / "serving.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (ROOT / "tutorials" / f"{name}.md").read_text(encoding="utf-8")
+    for name in ("serving", "api_compatibility", "model_options", "operations")
+}
+PAGE = "\n".join(PAGES.values())
 ADDRESS = "http://127.0.0.1:30000"
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", PAGE, re.DOTALL)
+def blocks(kind: str, page: str = PAGE) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_python_runs_as_printed(tmp_path: Path, shared_server: Any) -> None:
-    python = blocks("python")
-    assert len(python) > 10
+@pytest.mark.parametrize(("name", "count"), [("serving", 11), ("api_compatibility", 6), ("operations", 3)])
+def test_the_python_runs_as_printed(name: str, count: int, tmp_path: Path, shared_server: Any) -> None:
+    python = blocks("python", PAGES[name])
+    assert len(python) == count
     file = tmp_path / "page.py"
     file.write_text("\n".join(python).replace(ADDRESS, shared_server.url), encoding="utf-8")
     done = subprocess.run(
