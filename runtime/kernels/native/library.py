@@ -1,38 +1,27 @@
-"""The compiled source: made when the package was built, or else by this machine's C compiler when it is
-first asked for, and then kept in the user's cache folder. Where there is neither, or it gives other numbers,
-there is none: whoever asks computes with torch then.
+"""The compiled source's kernels for what a decoder computes. Where there is no library, or it gives other
+numbers, there are none: whoever asks computes with torch then.
 
-It is plain C behind ctypes: nothing of Python or torch is compiled against, and a call lets go of the
-interpreter. Knows pointers and shapes; not pools, plans or layers.
+A call lets go of the interpreter. Knows pointers and shapes; not pools, plans or layers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from runtime.kernels.native.compiled import load, paths
+
 log = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
-SOURCES = ("native.c", "kind.h", "vectors.h", "tasks.h", "layers.h")  # the first one includes the others
-FLAGS = ("-O3", "-fPIC", "-shared")  # for all processors of a kind: the source has a copy for each
 DIM_STEP, ROWS = 16, 128  # as in the source
-VERSION = 1  # as in the source
 TYPES = (torch.float32, torch.bfloat16)
-_COMPILE_S = 60.0
-_UNPACKING_S = 60.0  # between files that are installed together
 
 
 class Pass(ctypes.Structure):
@@ -58,9 +47,7 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError and AttributeError: it is no such library, or one of another version."""
-        loaded = ctypes.CDLL(str(path))
-        if (version := loaded.native_version()) != VERSION:
-            raise OSError(f"{path} has version {version}, not {VERSION}")
+        loaded = load(path, ctypes.CDLL)
         loaded.attend_lanes.restype, loaded.attend_lanes.argtypes = c_int, (c_int,)
         loaded.attend_work.restype, loaded.attend_work.argtypes = c_int64, (c_int64,)
         self.attend: Any = loaded.attend
@@ -101,85 +88,26 @@ def _function(found: Any, takes: str) -> Any:
 @functools.cache
 def library() -> Library | None:
     """The same for the whole process."""
-    return _checked(_built()) or _checked(_made_here())
-
-
-def _built() -> Library | None:
-    """That of the package, but for one that a checkout has changed since."""
-    changed = max((FOLDER / name).stat().st_mtime for name in SOURCES)
-    for path in sorted(FOLDER.glob("built*")):
-        if path.stat().st_mtime < changed - _UNPACKING_S:
-            log.info("%s is not used: its source has changed", path)
-            continue
+    for path in paths():
         try:
-            return Library(path)
+            made = Library(path)
         except (OSError, AttributeError) as error:
-            log.info("%s is not used: %s", path, error)
+            log.warning("%s is not used: %s", path, error)
+            continue
+        if _of_use(made):
+            return made
     return None
 
 
-def _made_here() -> Library | None:
-    """By this machine's compiler, now or before."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        log.info("there is no C compiler (cc): all is computed with torch")
-        return None
-    try:
-        return Library(_compiled(compiler))
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        source = FOLDER / SOURCES[0]
-        log.warning("%s cannot be compiled or loaded, torch takes its place: %s", source, said)
-        return None
-
-
-def _checked(made: Library | None) -> Library | None:
-    """It, if it is of use on this machine."""
-    if made is None:
-        return None
+def _of_use(made: Library) -> bool:
+    """On this machine."""
     if made.lanes < 8 and platform.machine().lower() in ("x86_64", "amd64"):
         log.info("this processor has no AVX2: all is computed with torch")
-        return None
+        return False
     if not (_attends_right(made) and _computes_right(made)):
-        source = FOLDER / SOURCES[0]
-        log.warning("%s gives wrong numbers on this machine, torch takes its place", source)
-        return None
-    return made
-
-
-def _compiled(compiler: str) -> Path:
-    """Raises OSError and subprocess.SubprocessError."""
-    what = [(FOLDER / name).read_bytes() for name in SOURCES]
-    what += [word.encode() for word in (compiler, *FLAGS, platform.machine())]
-    name = hashlib.sha256(b"\0".join(what)).hexdigest()[:24] + ".so"
-    folder = _folder()
-    kept = folder / name
-    if kept.exists():
-        return kept
-    # Written beside and moved: another process may be doing the same.
-    file, draft = tempfile.mkstemp(suffix=".so", dir=folder)
-    os.close(file)
-    try:
-        command = [compiler, *FLAGS, str(FOLDER / SOURCES[0]), "-o", draft, "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_COMPILE_S)
-        os.replace(draft, kept)
-    finally:
-        Path(draft).unlink(missing_ok=True)
-    return kept
-
-
-def _folder() -> Path:
-    """Where nobody else can put a library: the user's own cache folder, or a new one."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(base) / "sglang-dsl" / "native"
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        about = folder.stat()
-        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
+        log.warning("%s gives wrong numbers on this machine, torch takes its place", made.path)
+        return False
+    return True
 
 
 def _computes_right(made: Library) -> bool:

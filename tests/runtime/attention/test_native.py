@@ -18,6 +18,7 @@ from runtime.attention.base import PLAIN, Scoring, choose
 from runtime.attention.native_views import NativeViews
 from runtime.attention.pool import KVShape
 from runtime.attention.reference import Reference
+from runtime.kernels.native import compiled as source
 from runtime.kernels.native import library as made
 from tests.contracts.test_attention import PLANS, compare, plan_of
 
@@ -27,14 +28,14 @@ MIXED = (
     "shared prefix, short extends and decodes",
     "many rows",
 )
-QUICKLY = ("-O1", *made.FLAGS[1:])  # compiled in half the time
+QUICKLY = ("-O1", *source.FLAGS[1:])  # compiled in half the time
 compiled = pytest.mark.skipif(made.library() is None, reason="there is no C compiler")
 
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The library is looked for once more, then and afterwards; not the package's own."""
-    monkeypatch.setattr(made, "_built", lambda: None)
+    monkeypatch.setattr(source, "_built", lambda: iter(()))
     made.library.cache_clear()
     yield
     made.library.cache_clear()
@@ -185,12 +186,12 @@ def test_wrong_numbers_are_noticed(
     right: str,
     wrong: str,
 ) -> None:
-    sources = {name: (made.FOLDER / name).read_text() for name in made.SOURCES}
+    sources = {name: (source.FOLDER / name).read_text() for name in source.SOURCES}
     assert any(right in text for text in sources.values())
     for name, text in sources.items():
         (tmp_path / name).write_text(text.replace(right, wrong))
-    monkeypatch.setattr(made, "FOLDER", tmp_path)
-    monkeypatch.setattr(made, "FLAGS", QUICKLY)
+    monkeypatch.setattr(source, "FOLDER", tmp_path)
+    monkeypatch.setattr(source, "FLAGS", QUICKLY)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert made.library() is None
     assert "wrong numbers" in caplog.text
@@ -202,17 +203,17 @@ def test_the_packages_own_is_taken_unless_it_is_another_version(
 ) -> None:
     library = made.library()
     assert library is not None
-    for name in made.SOURCES:
-        shutil.copy2(made.FOLDER / name, tmp_path)
+    for name in source.SOURCES:
+        shutil.copy2(source.FOLDER / name, tmp_path)
     own = tmp_path / "built.abi3.so"
     shutil.copy(library.path, own)
-    monkeypatch.setattr(made, "FOLDER", tmp_path)
-    monkeypatch.setattr(made, "_made_here", lambda: None)
+    monkeypatch.setattr(source, "FOLDER", tmp_path)
+    monkeypatch.setattr(source, "_made_here", lambda: None)
     found = made.library.__wrapped__()
     assert found is not None
     assert found.path == own
     with monkeypatch.context() as patch:
-        patch.setattr(made, "VERSION", made.VERSION + 1)
+        patch.setattr(source, "VERSION", source.VERSION + 1)
         assert made.library.__wrapped__() is None
     os.utime(own, (1, 1))  # long before the source
     assert made.library.__wrapped__() is None
@@ -221,7 +222,7 @@ def test_the_packages_own_is_taken_unless_it_is_another_version(
 @compiled
 def test_it_is_kept_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, anew: None) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(made, "FLAGS", QUICKLY)
+    monkeypatch.setattr(source, "FLAGS", QUICKLY)
     folder = tmp_path / "sglang-dsl" / "native"
     assert made.library() is not None
     (kept,) = folder.iterdir()
@@ -231,7 +232,7 @@ def test_it_is_kept_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert made.library() is not None
     assert kept.stat().st_mtime_ns == before
     folder.chmod(0o777)  # anybody may have put something there
-    assert made._folder() != folder
+    assert source._folder() != folder
 
 
 def test_what_it_cannot_compute_is_torchs() -> None:
