@@ -19,8 +19,9 @@ llguidance, and what that cannot read to XGrammar.
   lead on alike, as in the middle of a long repeat, share one (`ByteDfa.alike`). Where most characters may
   follow, tokens are walked along a `MergedTrie`, in which bytes that the automaton does not tell apart
   share a path, and of a wide repeat's characters (`ByteDfa.runs`) only the number counts; those of a kind
-  are shared by constraints, and `MaskStore` can keep them on disk (`grammar_cache_dir`). What is too large
-  goes to llguidance.
+  are shared by constraints, and `MaskStore` can keep them on disk (`grammar_cache_dir`). The walk is in C
+  (`masks/native_walk.py`), and in numpy where no compiler made the library. What is too large goes to
+  llguidance.
 - In the scheduler all of this stands in `scheduler/guided/`, behind `guided/decoding.py`; what it knows
   of a request is its `Guide` (`scheduler/requests/components.py`), which nobody else writes.
 - Backtracking. `scheduler/guided/liveness.py` takes output back where nothing may follow it

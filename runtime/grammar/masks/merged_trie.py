@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -21,38 +22,53 @@ import numpy.typing as npt
 
 from runtime.grammar.automata.dfa import ByteDfa
 from runtime.grammar.masks.mask_store import MaskStore
-from runtime.grammar.masks.trie import Ints, Small, TokenTrie, spread, walk
+from runtime.grammar.masks.native_walk import TokenTree
+from runtime.grammar.masks.trie import Ints, TokenTrie, spread, walk
 
 _SCATTERED = 8
 _ALONG, _LEFT = -2, -1
 _LENGTH = (1 << 16) - 1
 
 Bools = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int32]
 
 
 class MergedTrie:
     """Nodes level by level; a node's children are consecutive. The first `roots` nodes are the numbers
     of characters of the run at the beginning of a token, from 0 on.
 
-    byte, child_start, child_count int [nodes]: some byte of the node's kind (0 for the roots), its children.
-    node_of int32 [ids of the vocabulary, in whole words of 32]: where an id's text ends; `nodes` for ids
-    without a text, and for those that hold a byte of no kind.
+    byte, child_start, child_count int32 [nodes]: some byte of the node's kind (0 for the roots), its
+    children. node_of int32 [ids of the vocabulary, in whole words of 32]: where an id's text ends; `nodes`
+    for ids without a text, and for those that hold a byte of no kind.
     """
 
-    def __init__(self, byte: Small, child_count: Small, roots: int, node_of: npt.NDArray[np.int32]) -> None:
+    def __init__(
+        self, byte: Numbers, child_count: Numbers, roots: int, node_of: Numbers, deepest: int
+    ) -> None:
+        """`deepest`: bytes of the longest token. `native` is the tree for the C library."""
         self.byte, self.child_count, self.roots = byte, child_count, roots
-        self.node_of = node_of.astype(np.intp)  # quicker to take by
+        self.node_of = node_of
         self.nodes = len(byte)
         self.child_start = (roots + np.cumsum(child_count) - child_count).astype(np.int32)
+        parts = {"byte": byte, "child_start": self.child_start, "child_count": child_count}
+        self.native = TokenTree(
+            {**parts, "node_of": node_of}, nodes=self.nodes, levels=deepest, roots=roots,
+            words=len(node_of) // 32,
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
         mine = (self.byte, self.child_count, self.child_start, self.node_of)
         return sum(part.nbytes for part in mine)
 
+    @cached_property
+    def _node_of(self) -> npt.NDArray[np.intp]:
+        """Quicker to take by."""
+        return self.node_of.astype(np.intp)
+
     def pack(self, nodes: Bools) -> npt.NDArray[np.uint32]:
         """The ids whose text ends at one of `nodes` (bool [nodes + 1], the last one False), as words."""
-        flags = nodes.take(self.node_of)
+        flags = nodes.take(self._node_of)
         return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32, copy=False)
 
     def reach(self, dfa: ByteDfa, chain: Sequence[int]) -> npt.NDArray[np.uint32]:
@@ -103,7 +119,8 @@ def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> Merged
     counts.append(np.zeros(width, dtype=np.int64))
     node_of = np.where(trie.end_of < 0, -1, place[trie.end_of])
     node_of[node_of < 0] = made
-    return MergedTrie(np.concatenate(bytes_), np.concatenate(counts), roots, node_of)
+    byte, count = (np.concatenate(parts).astype(np.int32) for parts in (bytes_, counts))
+    return MergedTrie(byte, count, roots, node_of.astype(np.int32), trie.deepest)
 
 
 def _runs(trie: TokenTrie, run: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
@@ -168,7 +185,7 @@ class MergedTries:
             found = merged(self._trie, kind_of, run)
             if self._store is not None:
                 roots = np.array([found.roots], dtype=np.int64)
-                self._store.save(key, (found.byte, found.child_count, roots, found.node_of.astype(np.int32)))
+                self._store.save(key, (found.byte, found.child_count, roots, found.node_of))
         with self._lock:
             if key not in self._known:
                 self._known[key] = found
@@ -182,11 +199,14 @@ class MergedTries:
         if parts is None or len(parts) != 4:
             return None
         byte, child_count, roots, node_of = cast("tuple[Any, ...]", parts)
-        wanted = [(byte, np.int64), (child_count, np.int64), (roots, np.int64), (node_of, np.int32)]
+        wanted = [(byte, np.int32), (child_count, np.int32), (roots, np.int64), (node_of, np.int32)]
         if any(part.dtype != kind or part.ndim != 1 for part, kind in wanted) or len(roots) != 1:
             return None
         nodes, first = len(byte), int(roots[0])
-        fits = len(child_count) == nodes and first + int(child_count.sum()) == nodes
-        if not fits or node_of.shape != self._trie.end_of.shape or int(node_of.max(initial=0)) > nodes:
+        fits = len(child_count) == nodes and first + int(child_count.sum(dtype=np.int64)) == nodes
+        bounds = [(byte, 255), (child_count, nodes), (roots, nodes), (node_of, nodes)]
+        if any(part.min(initial=0) < 0 or part.max(initial=0) > most for part, most in bounds):
             return None
-        return MergedTrie(byte, child_count, first, node_of)
+        if not fits or first < 1 or node_of.shape != self._trie.end_of.shape:
+            return None
+        return MergedTrie(byte, child_count, first, node_of, self._trie.deepest)

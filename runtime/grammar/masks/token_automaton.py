@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from runtime.grammar.automata.dfa import ByteDfa, Run
 from runtime.grammar.automata.shortest_end import ShortestEnds
+from runtime.grammar.masks import native_walk
 from runtime.grammar.masks.mask_cache import MaskCache
 from runtime.grammar.masks.mask_store import MaskStore
 from runtime.grammar.masks.merged_trie import MergedTrie, MergedTries, run_table
+from runtime.grammar.masks.native_walk import NativeWalk
 from runtime.grammar.masks.token_bits import token_bits
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.plan import TokenMask
@@ -46,7 +48,7 @@ class TokenSpace:
         self.trie = TokenTrie(vocabulary)
         self.trees = MergedTries(self.trie, store=store)
         self.cache = MaskCache(cache_bytes)
-        self.eos = np.array(sorted(vocabulary.eos), dtype=np.int64)
+        self.native = native_walk.library()  # loaded here rather than when the first mask is wanted
         self._serials: OrderedDict[bytes, int] = OrderedDict()
         self._next = itertools.count()
         self._lock = threading.Lock()
@@ -114,6 +116,7 @@ class TokenAutomaton:
             raise BadConstraint(text, where="constraint")
         # The tree and the first mask are made where constraints are compiled, not in the scheduler's loop.
         self._trees: list[tuple[Run, MergedTrie]] = []
+        self._native = None if space.native is None else NativeWalk(space.native, dfa)
         self._alike: npt.NDArray[np.uint64] | None = None
         if self._complete and dfa.widest >= WIDE:
             for run in dfa.runs(WIDE):
@@ -130,18 +133,25 @@ class TokenAutomaton:
         return self.space.cache.get((self._serial, place, node), lambda: self._make(state))
 
     def _make(self, state: int) -> TokenMask:
-        space, accepts = self.space, self.dfa.accepts(state)
+        space, found = self.space, self._allowed(state)
+        return space.bits.seal(found | space.bits.stop_only.bits if self.dfa.accepts(state) else found)
+
+    def _allowed(self, state: int) -> npt.NDArray[np.uint32]:
+        """The ids whose text may follow, as words; a new array."""
+        space, native = self.space, self._native
         if self._trees and self.dfa.width(state) >= WIDE:
             at = state // self.dfa.nodes
-            found = ((tree, run.chain(at, tree.roots)) for run, tree in self._trees)
-            tree, chain = next(one for one in found if one[1])
-            bits = tree.reach(self.dfa, [place * self.dfa.nodes for place in chain])
-            return space.bits.seal(bits | space.bits.stop_only.bits if accepts else bits)
-        ids, states = space.trie.reach(self.dfa, state)
+            chains = ((tree, run.chain(at, tree.roots)) for run, tree in self._trees)
+            tree, chain = next(one for one in chains if one[1])
+            states = [place * self.dfa.nodes for place in chain]
+            return tree.reach(self.dfa, states) if native is None else native.mask(tree.native, states)
+        if self._complete and native is not None:
+            return native.mask(space.trie.native, [state])
+        ids, after = space.trie.reach(self.dfa, state)
         if not self._complete:
-            after, which = np.unique(states, return_inverse=True)
-            ids = ids[np.array([self.leads_on(state) for state in after.tolist()], dtype=np.bool_)[which]]
-        return space.bits.listed(np.concatenate((ids, space.eos)) if accepts else ids)
+            some, which = np.unique(after, return_inverse=True)
+            ids = ids[np.array([self.leads_on(state) for state in some.tolist()], dtype=np.bool_)[which]]
+        return space.bits.words_of(ids)
 
     @property
     def nbytes(self) -> int:

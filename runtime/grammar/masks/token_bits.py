@@ -48,9 +48,12 @@ class TokenBits:
 
     def listed(self, ids: Iterable[int]) -> TokenMask:
         """The mask of exactly `ids`."""
+        return self.seal(self.words_of(ids))
+
+    def words_of(self, ids: Iterable[int]) -> Bits:
         flags = np.zeros(self.width, dtype=np.bool_)
         flags[ids if isinstance(ids, np.ndarray) else list(ids)] = True
-        return self.seal(self.pack(flags))
+        return self.pack(flags)
 
     def seal(self, bits: Bits) -> TokenMask:
         """The mask of `bits`, cut to the vocabulary, listed too where it is sparse. Takes the array over.

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from runtime.grammar.automata.byte_automaton import DEAD
 from runtime.grammar.automata.dfa import ByteDfa
+from runtime.grammar.masks.native_walk import TokenTree
 from runtime.protocol.vocabulary import Vocabulary
 
 _FEW = 20
@@ -115,6 +116,15 @@ class TokenTrie:
         if len(self._twins):
             ends[self._twins[:, 0]] = ends[self._twins[:, 1]]
         return ends
+
+    @cached_property
+    def native(self) -> TokenTree:
+        """Itself, for the C library."""
+        parts = {"byte": self.byte, "child_start": self.child_start, "child_count": self.child_count}
+        return TokenTree(
+            {**parts, "token": self.token, "twin": self._twins}, nodes=len(self.byte), levels=self.deepest,
+            roots=self.roots, words=-(-self.size // 32), twins=len(self._twins),
+        )  # fmt: skip
 
     def reach(self, dfa: ByteDfa, state: int) -> Reached:
         """All tokens whose bytes `dfa` allows from `state`."""

@@ -1,6 +1,6 @@
-/* What a decoder computes on CPUs. layers.h: products with few rows, norms, rotary embedding, SiLU. tasks.h: attention
- * of one layer over runs of a pool of keys and values: new keys and values are written to
- * their slots, then each task takes up to ROWS query rows of a piece through the keys in blocks, with a running
+/* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. layers.h: products
+ * with few rows, norms, rotary embedding, SiLU. tasks.h: attention of one layer over runs of a pool of keys and values:
+ * new keys and values are written to their slots, then each task takes up to ROWS query rows of a piece through the keys in blocks, with a running
  * maximum and sum (online softmax, arXiv 1805.02867); results of tokens in several pieces are merged by their
  * sums (log-sum-exp). All in float32, whatever the pool holds.
  *
@@ -193,6 +193,8 @@ typedef struct {
 #define NAME(x) x##_128
 #include "kind.h"
 
+#include "token_mask.h"
+
 /* Floats that lie side by side in this processor's vectors. `most`: no more than so many. */
 static int lanes_here(int most) {
 #if WIDE_KINDS
@@ -209,7 +211,7 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 1; }
+int native_version(void) { return 2; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }

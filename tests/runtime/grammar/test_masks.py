@@ -55,14 +55,17 @@ def space(tokenizer):
     return TokenSpace(tokenizer.vocabulary)
 
 
-@pytest.mark.parametrize("product", [True, False])
+@pytest.mark.parametrize("by", ["library", "product", "parts"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_masks_equal_brute_force(space, pattern, product, monkeypatch):
-    if not product:
+def test_masks_equal_brute_force(space, pattern, by, monkeypatch):
+    if by != "library":
+        monkeypatch.setattr(space, "native", None)
+    if by == "parts":
         monkeypatch.setattr(dfa_module, "_PRODUCT_LIMIT", 0)
+    monkeypatch.setattr(space, "cache", MaskCache())
     dfa = compile_regex(pattern)
     automaton = TokenAutomaton(dfa, space)
-    assert (dfa.product is not None) == product
+    assert (dfa.product is not None) == (by != "parts")
     pick, state = random.Random(3), 0
     for _ in range(5):
         mask = automaton.mask(state)
