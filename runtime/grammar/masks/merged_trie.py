@@ -26,7 +26,8 @@ from runtime.grammar.masks.native_walk import TokenTree
 from runtime.grammar.masks.trie import Ints, TokenTrie, spread, walk
 
 _SCATTERED = 8
-_ALONG, _LEFT = -2, -1
+_ALONG, _LEFT = 0, -256
+"""Where rows of a table begin: the first one, between two characters, and the last."""
 _LENGTH = (1 << 16) - 1
 
 Bools = npt.NDArray[np.bool_]
@@ -90,19 +91,18 @@ def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> Merged
     some = np.zeros(max(kinds, 1), dtype=np.int64)
     wanted = np.flatnonzero(kind_of >= 0)
     some[kind_of[wanted]] = wanted
-    lengths, behind = _runs(trie, run)
-    place = np.full(len(trie.byte) + 1, -1, dtype=np.int32)  # the merged node of each, in the end of all
-    whole, others = np.flatnonzero(behind == 0), np.flatnonzero(behind)
-    place[whole] = lengths[whole]
-    others = others[behind[others].argsort(kind="stable")]
-    ends = np.bincount(behind[others]).cumsum().tolist()
+    place = _runs(trie, run)  # the merged node of each, in the end of all; now of those within the run
+    others = np.flatnonzero(place > _LENGTH)
+    behind = (place[others] >> 16).astype(np.int16)
+    place[others] = -1
+    others = others[behind.argsort(kind="stable")]
+    ends = np.bincount(behind).cumsum().tolist()
     useful = trie.token >= 0  # what has no token at or below it is left out: characters of the run, begun
     for low, high in reversed(list(itertools.pairwise(ends))):
         level = others[low:high]
         above = trie.parent[level[useful[level]]]
         useful[above[above >= 0]] = True
-    place[-1] = 0  # above the first bytes
-    roots = int(lengths[whole].max(initial=0)) + 1
+    roots = int(place.max()) + 1
     bytes_, counts = [np.zeros(roots, dtype=np.int64)], []
     first, width, made = 0, roots, roots
     for low, high in itertools.pairwise(ends):
@@ -117,33 +117,32 @@ def merged(trie: TokenTrie, kind_of: Ints, run: npt.NDArray[np.int32]) -> Merged
         counts.append(np.bincount(cells // kinds, minlength=width))
         first, made, width = made, made + len(cells), len(cells)
     counts.append(np.zeros(width, dtype=np.int64))
-    node_of = np.where(trie.end_of < 0, -1, place[trie.end_of])
-    node_of[node_of < 0] = made
+    place[place < 0] = made
+    place[-1] = made  # of ids without a text
     byte, count = (np.concatenate(parts).astype(np.int32) for parts in (bytes_, counts))
-    return MergedTrie(byte, count, roots, node_of.astype(np.int32), trie.deepest)
+    return MergedTrie(byte, count, roots, place.take(trie.end_of), trie.deepest)
 
 
-def _runs(trie: TokenTrie, run: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int16]]:
-    """int16 [nodes of `trie`] each: of a node's text, the characters of the run that it begins with, and the
-    bytes behind them."""
-    count = len(trie.byte) + 1  # the last one is above the first bytes
-    inside, code = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+def _runs(trie: TokenTrie, run: npt.NDArray[np.int32]) -> Numbers:
+    """int32 [nodes of `trie`, and one above the first bytes]: of a node's text, the characters of the run
+    that it begins with, and 1 << 16 times the bytes behind them."""
+    count = len(trie.byte) + 1
+    rows, found = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
     flat = run.reshape(-1)
     for low, high in itertools.pairwise(trie.levels):
-        above = trie.parent[low:high]
-        entry = flat.take(inside.take(above) * 256 + trie.byte[low:high])
-        along = entry == _ALONG
-        entry[along] = 0
-        inside[low:high] = entry
-        before = code.take(above)
-        code[low:high] = np.where(along, (before & _LENGTH) + 1, before + _LENGTH + 1)
-    return (code[:-1] & _LENGTH).astype(np.int16), (code[:-1] >> 16).astype(np.int16)
+        above = trie.parent[low:high].astype(np.intp)
+        now, before = flat.take(rows.take(above) + trie.byte[low:high]), found.take(above)
+        left = np.flatnonzero(now != _ALONG)
+        rows[low:high] = now
+        found[low:high] = (before & _LENGTH) + 1
+        found[low + left] = before[left] + (1 << 16)
+    return found
 
 
 def run_table(utf8: npt.NDArray[np.int32], classes: Bools) -> npt.NDArray[np.int32]:
-    """`utf8` (see utf8_table) with _ALONG for the characters of a run's `classes`, _LEFT for all others, and
-    a last row for what has left it."""
-    table = np.where(utf8 >= 0, utf8, np.where(classes[~np.minimum(utf8, -1)], _ALONG, _LEFT))
+    """`utf8` (see utf8_table), with rows instead of nodes, by where they begin: _ALONG for the characters of
+    a run's `classes`, _LEFT for all others, which is a last row of nothing else."""
+    table = np.where(utf8 >= 0, utf8 * 256, np.where(classes[~np.minimum(utf8, -1)], _ALONG, _LEFT))
     return np.concatenate((table, np.full((1, 256), _LEFT))).astype(np.int32)
 
 
