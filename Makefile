@@ -24,7 +24,7 @@ SLOW_EXAMPLES ?= 30
 LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
 LONG := -n $(JOBS) --dist worksteal --timeout 1800
 
-.PHONY: help setup demo repl test test-all slow clients explore check lint types layers resolve docs bench clean
+.PHONY: help setup demo repl test test-all slow clients explore check lint types layers resolve docs notebooks bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -85,6 +85,9 @@ docs: setup  ## the site, below build/site; warnings are errors
 	$(BIN)/python .ci/docs.py
 	$(BIN)/mkdocs build --strict --quiet
 	@echo build/site/index.html
+
+notebooks: setup  ## execute the tutorials' notebooks anew and keep what they print
+	$(BIN)/python .ci/notebooks.py
 
 bench: setup  ## figures side by side with transformers in one run; minutes
 	$(BIN)/python benchmarks/engine.py

@@ -1,5 +1,5 @@
 """Writes the pages of the documentation that are made from the code: commands, models, formats, policies,
-figures, and llms.txt.
+figures, notebooks, and llms.txt.
 
     make docs                        # these pages, then the site below build/site; warnings are errors
     python .ci/docs.py               # the pages alone
@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import notebooks
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -227,7 +228,7 @@ PAGES = {
     "reference/plugins.md": plugins,
 }
 NOT_KEPT = {"reference/performance.md": performance}
-"""Made for the site alone: the results are in the repository already."""
+"""Made for the site alone, as the notebooks' pages are: the results are in the repository already."""
 
 
 def main() -> int:
@@ -236,7 +237,7 @@ def main() -> int:
     check = parser.parse_args().check
     made = {name: MADE + make() for name, make in PAGES.items()} | {"llms.txt": llms()}
     if not check:
-        made |= {name: MADE + make() for name, make in NOT_KEPT.items()}
+        made |= {name: MADE + make() for name, make in NOT_KEPT.items()} | notebooks.pages()
     stale = []
     for name, text in made.items():
         file = DOCS / name
