@@ -114,7 +114,7 @@ class TokenAutomaton:
         if not self.leads_on(0):
             text = "no sequence of the vocabulary's tokens spells a text that matches"
             raise BadConstraint(text, where="constraint")
-        # The tree and the first mask are made where constraints are compiled, not in the scheduler's loop.
+        # The tree and the first masks are made where constraints are compiled, not in the scheduler's loop.
         self._trees: list[tuple[Run, MergedTrie]] = []
         self._native = None if space.native is None else NativeWalk(space.native, dfa)
         self._alike: npt.NDArray[np.uint64] | None = None
@@ -124,6 +124,8 @@ class TokenAutomaton:
                 self._trees.append((run, tree))
             if space.trie.deepest < len(dfa.delta) and dfa.delta.size <= _COMPARED:
                 self._alike = dfa.alike(space.trie.deepest)
+            along = self._trees[0][0].after >= 0  # masks within a run take longest
+            self.mask(int(along.argmax()) * dfa.nodes)
         self.mask(0)
 
     def mask(self, state: int) -> TokenMask:
