@@ -5,7 +5,7 @@ Knows neither sockets nor tensors. The same structs pass through memory (Engine)
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -82,6 +82,7 @@ __all__ = [
     "SpeculativeDecodingMetricsMixin",
     "StrOutput",
     "TextRequest",
+    "TokenOrigin",
     "TokenOutput",
     "TokenizedEmbeddingReqInput",
     "TokenizedGenerateReqInput",
@@ -196,6 +197,11 @@ class SpecFigures(msgspec.Struct, array_like=True, gc=False):
     acceptance_histogram: list[int] = []
 
 
+TokenOrigin: TypeAlias = Literal["sampled", "forced", "speculated"]
+"""How an output token came: a step sampled it; a constraint left no other, and no step did (jump-forward); it
+was guessed ahead, and the step that verified the guess confirmed it."""
+
+
 class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     """A delta of one request's output: the ids since the last one (`replaced`: how many earlier ids they take
     the place of, when jump-forward healed the seam; the bytes they stand for do not change).
@@ -204,9 +210,10 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     which a stop string became complete; what is cut from the text, finish.matched says. A request that does
     not stream gives one, at its end. completion_tokens counts the ids told so far; at the end it is
     decode_steps + jumped_tokens. Where log-probabilities were asked for, output_logprobs has one entry per
-    id of new_ids, forced ids included; so have output_top_logprobs and output_token_ids_logprobs, where top
-    or token_ids_logprob were asked for. input_logprobs and the like come once, with the first ids that
-    are told or without any, for the prompt from logprob_start_len on; the first token of a prompt has none
+    id of new_ids, forced ids included; so have output_origins, and output_top_logprobs and
+    output_token_ids_logprobs, where top or token_ids_logprob were asked for. input_logprobs and the like come
+    once, with the first ids that are told or without any, for the prompt from logprob_start_len on; the first
+    token of a prompt has none
     (None, []). hidden_states come with the last delta: those of all computed tokens, prompt first, or only
     the last one's. A request that ends with an error has no hidden states. healed: so many bytes of the
     first id's text are the end of the prompt and not shown; told with it. spec comes with the end, where
@@ -235,6 +242,7 @@ class TokenOutput(msgspec.Struct, array_like=True, gc=False):
     grammar: GrammarInfo | None = None
     healed: int = 0
     spec: SpecFigures | None = None
+    output_origins: list[TokenOrigin] = []
 
 
 class TextRequest(msgspec.Struct, omit_defaults=True):
@@ -393,7 +401,8 @@ class GenerateOutput(msgspec.Struct, omit_defaults=True):
     conversation's prompt begins (true) or ends (false) the reasoning, reasoning_begun.
     Where asked for: input_token_logprobs and output_token_logprobs ([log-probability, id, text or None] per
     token; the first token of a prompt has None), the same with _top_ and _token_ids_ (a list of these per
-    token), output_token_logprobs_length, hidden_states, prompt_token_ids.
+    token), output_token_logprobs_length, output_token_origins (a TokenOrigin per token), hidden_states,
+    prompt_token_ids.
     """
 
     text: str

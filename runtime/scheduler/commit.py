@@ -85,6 +85,8 @@ class Commit:
             if not _is(request, row.position + first + accepted, draft):
                 break
             accepted += 1
+            if request.logprobs is not None:
+                request.logprobs.speculated()
             request.take_up()
             self.accept(request, sample, now, at_once=True)
         if row.drafts:

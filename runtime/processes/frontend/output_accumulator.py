@@ -79,6 +79,7 @@ class OutputAccumulator:
                 self.lists["output_top_logprobs"] = []
             if self.request.token_ids_logprob:
                 self.lists["output_token_ids_logprobs"] = []
+            self.lists["output_token_origins"] = []
 
     @property
     def text(self) -> str:
@@ -121,6 +122,8 @@ class OutputAccumulator:
                     self._entry(logprob, token)
                     for logprob, token in zip(delta.output_logprobs, delta.new_ids, strict=False)
                 ]
+            case "output_token_origins":
+                return list(delta.output_origins)
             case "output_top_logprobs":
                 return self._many(delta.output_top_logprobs)
             case _:
@@ -171,7 +174,8 @@ class OutputAccumulator:
         the first and in the last answer of a stream: they may be long; [] where none of them are asked for.
         """
         meta: dict[str, Any] = {name: list(some) for name, some in self.lists.items()}
-        none_of_prompt: dict[str, Any] = {name.replace("output", "input"): [] for name in meta}
+        scores = [name for name in meta if name != "output_token_origins"]
+        none_of_prompt: dict[str, Any] = {name.replace("output", "input"): [] for name in scores}
         meta["output_token_logprobs_length"] = self.total
         if self.request.logprob_start_len < 0:
             return meta | none_of_prompt

@@ -184,7 +184,11 @@ JOIN: dict[str, Callable[[TokenOutput, TokenOutput, str], Any]] = {
         _given,
     ),
     **dict.fromkeys(
-        ("new_ids", "output_logprobs", "output_top_logprobs", "output_token_ids_logprobs"), _kept_and_new
+        (
+            "new_ids", "output_logprobs", "output_top_logprobs", "output_token_ids_logprobs",
+            "output_origins",
+        ),
+        _kept_and_new,
     ),
     "replaced": _replaced,
     "hidden_states": _all,

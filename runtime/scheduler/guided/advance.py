@@ -176,8 +176,7 @@ class Advance:
         pending = guide_of(request).pending = ids
         for index in range(count):
             token = pending.pop(0)
-            request.append(token, None, later=True)
-            request.jumped += index >= replaced
+            request.append(token, None, later=True, forced=index >= replaced)
             reason = request.stopped(token, grammar_done=_ended(request))
             if reason:
                 return reason

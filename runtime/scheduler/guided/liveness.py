@@ -268,8 +268,7 @@ class Liveness:
             if not matcher.advance(token):
                 raise InternalFault(f"token {token} of a completion does not fit", where="liveness")
             mark(request)
-            request.append(token, None, later=True)
-            request.jumped += 1
+            request.append(token, None, later=True, forced=True)
             reason = request.stopped(token)
             if reason is not None and reason.type == "stop":
                 return reason

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from runtime.grammar.base import Completion, Matcher, Origin
-from runtime.protocol.io_struct import GrammarInfo, TokenizedGenerateReqInput
+from runtime.protocol.io_struct import GrammarInfo, TokenizedGenerateReqInput, TokenOrigin
 from runtime.scheduler.requests.stop import Seen
 
 Top = list[tuple[int, float]]
@@ -38,11 +38,13 @@ class Timing:
 
 
 class TokenScore(NamedTuple):
-    """What is known of one output token: its log-probability, the best ids and the ids asked for there."""
+    """What is known of one output token: its log-probability, the best ids and the ids asked for there, and
+    how it came."""
 
     logprob: float | None
     top: list[Top]
     ids: list[Top]
+    origin: TokenOrigin
 
 
 class Logprobs:
@@ -53,11 +55,12 @@ class Logprobs:
     targets   positions whose log-probabilities will come from rows to be run, ascending; the first `scored`
               of them are known
     start     the position of the first of the prompt's; -1: none of these
+    origins   how each output token came
     """
 
     __slots__ = (
-        "ids", "input_ids", "input_scores", "input_top", "output_ids", "output_scores", "output_top",
-        "returned", "scored", "start", "targets", "top",
+        "ids", "input_ids", "input_scores", "input_top", "origins", "output_ids", "output_scores",
+        "output_top", "returned", "scored", "start", "targets", "top",
     )  # fmt: skip
 
     def __init__(self, source: TokenizedGenerateReqInput, prompt_len: int) -> None:
@@ -72,6 +75,7 @@ class Logprobs:
         self.output_scores: list[float | None] = []
         self.output_top: list[Top] = []
         self.output_ids: list[Top] = []
+        self.origins: list[TokenOrigin] = []
         self.targets = list(range(max(self.start, 1), prompt_len)) if self.start >= 0 else []
         self.scored = 0
 
@@ -93,10 +97,12 @@ class Logprobs:
         ids: Sequence[float],
         *,
         later: bool,
+        origin: TokenOrigin,
     ) -> None:
         """The output token at `position`. `later`: its values come from the row that computes it."""
         if not self.returned:
             return
+        self.origins.append(origin)
         if later:
             self.targets.append(position)
         self.output_scores.append(logprob)
@@ -109,17 +115,24 @@ class Logprobs:
         """Of the last output token."""
         if not self.returned:
             return None
-        return TokenScore(self.output_scores[-1], self.output_top[-1:], self.output_ids[-1:])
+        scores, tops, ids = self.output_scores, self.output_top, self.output_ids
+        return TokenScore(scores[-1], tops[-1:], ids[-1:], self.origins[-1])
+
+    def speculated(self) -> None:
+        """The last output token was guessed ahead, and the guess was right."""
+        if self.returned:
+            self.origins[-1] = "speculated"
 
     def restore(self, score: TokenScore) -> None:
         """What last() gave, for the same token again."""
         self.output_scores.append(score.logprob)
         self.output_top += score.top
         self.output_ids += score.ids
+        self.origins.append(score.origin)
 
     def shorten(self, length: int, produced: int) -> None:
         """Only what is known of the first `length` tokens, `produced` of them output."""
-        for known in (self.output_scores, self.output_top, self.output_ids):
+        for known in (self.output_scores, self.output_top, self.output_ids, self.origins):
             del known[produced:]
         while self.targets and self.targets[-1] >= length:
             self.targets.pop()

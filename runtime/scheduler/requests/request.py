@@ -17,7 +17,7 @@ from runtime.cache.manager import Lease
 from runtime.grammar.healing import Healing
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault, RuntimeFault
-from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOutput
+from runtime.protocol.io_struct import FinishReason, TokenizedGenerateReqInput, TokenOrigin, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.requests.components import Guide, Logprobs, Timing
@@ -191,10 +191,15 @@ class Request:
         ids: Sequence[float] = (),
         *,
         later: bool = False,
+        forced: bool = False,
     ) -> None:
-        """One more output token. `later`: its log-probabilities come from the row that computes it."""
+        """One more output token. `later`: its log-probabilities come from the row that computes it; `forced`:
+        no step sampled it."""
+        if forced:
+            self.jumped += 1
         if self.logprobs is not None:
-            self.logprobs.append(len(self.tokens), logprob, top, ids, later=later)
+            origin: TokenOrigin = "forced" if forced else "sampled"
+            self.logprobs.append(len(self.tokens), logprob, top, ids, later=later, origin=origin)
         self.tokens.append(token)
 
     def accept(self, sample: Sample) -> FinishReason | None:
@@ -334,6 +339,7 @@ class Request:
             output.output_logprobs = logprobs.output_scores[start:end]
             output.output_top_logprobs = logprobs.output_top[start:end]
             output.output_token_ids_logprobs = logprobs.output_ids[start:end]
+            output.output_origins = logprobs.origins[start:end]
             # Once: with the first piece of a stream, which waits for them, or with the whole answer.
             if start == 0 and (whole or finish is None) and logprobs.start >= 0:
                 output.input_logprobs = logprobs.input_scores

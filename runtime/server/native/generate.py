@@ -29,7 +29,9 @@ from runtime.server.http.sse import DONE, closing_stream, event
 
 INTERNAL = ("http_worker_ipc",)
 """Fields that processes set for each other; no client may."""
-PER_ITEM = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+PER_ITEM = (
+    "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
+)  # fmt: skip
 """Lists in a meta_info with one entry per output token."""
 _INCREMENTAL = ("stream_output", "incremental_streaming_output")
 

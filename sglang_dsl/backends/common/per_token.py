@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-LISTS = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+LISTS = (
+    "output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs", "output_token_origins",
+)  # fmt: skip
 
 
 class PerToken:

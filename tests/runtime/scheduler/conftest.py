@@ -206,6 +206,7 @@ class Bench:
         last.new_ids = [token for part in parts for token in part.new_ids]
         last.output_logprobs = [value for part in parts for value in part.output_logprobs]
         last.output_top_logprobs = [value for part in parts for value in part.output_top_logprobs]
+        last.output_origins = [origin for part in parts for origin in part.output_origins]
         for part in [part for part in parts[:-1] if part.input_logprobs is not None]:
             assert last.input_logprobs is None
             last.input_logprobs, last.input_top_logprobs = part.input_logprobs, part.input_top_logprobs

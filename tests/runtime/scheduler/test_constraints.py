@@ -184,7 +184,9 @@ def test_every_token_has_its_logprob_jumped_or_healed(
         for token, value in zip(answer.new_ids, answer.output_logprobs, strict=True):
             assert value == logprob(history, token)
             history = follow(history, (token,))
-        assert len(answer.output_top_logprobs) == len(answer.new_ids)
+        assert len(answer.output_top_logprobs) == len(answer.new_ids) == len(answer.output_origins)
+        assert answer.output_origins.count("forced") == answer.jumped_tokens
+        assert answer.output_origins.count("sampled") == answer.decode_steps
         jumped += answer.jumped_tokens
     assert jumped > 0
     sim.empty()

@@ -67,6 +67,8 @@ def check(make_bench: Any, toy_grammars: Any, seed: int, **on: Any) -> tuple[int
                 told = other.spec.acceptance_histogram
                 assert sum(told) == other.spec.verify_ct
                 assert sum(count * many for count, many in enumerate(told)) == other.spec.accepted_tokens
+                if other.output_origins:
+                    assert other.output_origins.count("speculated") == other.spec.accepted_tokens
             if "abort" in {one.finish.type, other.finish.type}:  # where it falls differs by steps
                 assert aborted is not None
                 shorter, longer = sorted((one.new_ids, other.new_ids), key=len)
@@ -75,6 +77,9 @@ def check(make_bench: Any, toy_grammars: Any, seed: int, **on: Any) -> tuple[int
             assert (one.new_ids, one.finish) == (other.new_ids, other.finish)
             assert one.output_logprobs == other.output_logprobs
             assert one.output_top_logprobs == other.output_top_logprobs
+            assert (one.output_origins.count("forced"), len(one.output_origins)) == (
+                other.output_origins.count("forced"), len(other.output_origins),
+            )  # fmt: skip
             assert one.input_logprobs == other.input_logprobs
             assert (one.completion_tokens, one.decode_steps, one.jumped_tokens) == (
                 other.completion_tokens, other.decode_steps, other.jumped_tokens,

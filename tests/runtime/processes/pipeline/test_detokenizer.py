@@ -202,6 +202,7 @@ def streams(draw: st.DrawFn) -> list[StrOutput]:
             hidden_states=[[float(part)]] if draw(st.booleans()) else None,
             retractions=counters[5], queue_s=float(part), first_token_s=part / 2, http_worker_ipc="frontend",
             grammar=grammar, healed=int(part == 0),
+            output_origins=[draw(st.sampled_from(["sampled", "forced"])) for _ in range(count * logprobs)],
         )  # fmt: skip
         made.append(StrOutput("r", draw(st.text("ab", max_size=3)), one))
     return made
