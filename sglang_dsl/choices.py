@@ -26,10 +26,13 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_dsl.conversation.requests import ChoiceScore
 from sglang_dsl.errors import BadProgram
+
+if TYPE_CHECKING:
+    from sglang_dsl.views.notebook import Page
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,22 @@ class Choice:
         which drawing with a temperature can give. 1.0 for a single option."""
         others = [p for index, p in enumerate(self.probabilities) if index != self.index]
         return self.probability - max(others, default=0.0)
+
+    def _page(self) -> Page:
+        from sglang_dsl.views import listing, notebook  # for notebooks alone
+
+        return notebook.Page(
+            listing.choice(
+                self.options, self.index, self.probabilities, self.scores, self.method, self.measured
+            ),
+            listing.choice_graph(self.options, self.index, self.probabilities),
+        )
+
+    def _repr_html_(self) -> str:
+        return self._page().html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self._page().bundle()
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Choice:

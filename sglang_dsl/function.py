@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     )
     from sglang_dsl.state.async_state import AsyncProgramState, Starting
     from sglang_dsl.state.program_state import ProgramState
+    from sglang_dsl.views.notebook import Page
 
     P = typing_extensions.ParamSpec("P", default=...)
     Q = ParamSpec("Q")
@@ -142,6 +143,7 @@ _PARTS: Registry[Any] = Registry(
         "trace": "sglang_dsl.execution.launch:trace",
         "cache": "sglang_dsl.execution.launch:cache",
         "plan": "sglang_dsl.execution.launch:plan",
+        "page_of": "sglang_dsl.compiler.trace:page_of",
     },
 )
 
@@ -213,6 +215,16 @@ class SglFunction(Signature[P, R]):
 
     def __repr__(self) -> str:
         return f"<program {self.name}{self.signature}>"
+
+    def _page(self) -> Page:
+        made = _PARTS.load("page_of")(f"{self.name}{self.signature}", self._func, self._traced)
+        return cast("Page", made)
+
+    def _repr_html_(self) -> str:
+        return self._page().html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self._page().bundle()
 
     # -- arguments -------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Price
@@ -29,6 +30,7 @@ from sglang_dsl.ir import (
     Source,
     Text,
 )
+from sglang_dsl.views.notebook import Page
 
 CHARACTERS_PER_TOKEN = 4
 PATIENCE_S = 60.0
@@ -130,6 +132,17 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({self._head()})"
+
+    def _page(self) -> Page:
+        from sglang_dsl.views import listing  # for notebooks alone
+
+        return Page(listing.plan(self._head(), self.steps), listing.plan_graph(self.program.name, self.steps))
+
+    def _repr_html_(self) -> str:
+        return self._page().html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self._page().bundle()
 
 
 def planned(program: Program, defaults: Sampling, backend: Backend | None, price: Price | None) -> Plan:

@@ -6,16 +6,17 @@ followed along one path only. Knows no executor.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal
 from sglang_dsl.concurrency.waiting import Until
-from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.conversation.usage import Ledger
 from sglang_dsl.errors import BadProgram, MissingVariable
 from sglang_dsl.errors.tracebacks import public
@@ -54,7 +55,8 @@ from sglang_dsl.ir.passes import (
     waves,
 )
 from sglang_dsl.ir.typed import Typed
-from sglang_dsl.views.diagrams import dot, mermaid, program_graph
+from sglang_dsl.views.diagrams import Graph, dot, mermaid, program_graph
+from sglang_dsl.views.notebook import Page
 from sglang_dsl.views.snapshot import Snapshot
 
 
@@ -150,13 +152,28 @@ class Program:
             cut(f"Program({self.name}({', '.join(self.arguments)}): {len(self.nodes)} nodes{sets}", 300) + ")"
         )
 
+    def _graph(self) -> Graph:
+        return program_graph(self.name, self.body, _called(self))
+
     def mermaid(self) -> str:
         """A flowchart in Mermaid's notation, for notebooks and Markdown."""
-        return mermaid(program_graph(self.name, self.body, _called(self)))
+        return mermaid(self._graph())
 
     def dot(self) -> str:
         """A digraph in Graphviz's notation."""
-        return dot(program_graph(self.name, self.body, _called(self)))
+        return dot(self._graph())
+
+    def _page(self) -> Page:
+        from sglang_dsl.views import listing  # for notebooks alone
+
+        title = f"{self.name}({', '.join(self.arguments)})"
+        return Page(listing.program(title, self.body, _called(self)), self._graph())
+
+    def _repr_html_(self) -> str:
+        return self._page().html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return self._page().bundle()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data, which from_dict() reads back."""
@@ -180,6 +197,21 @@ class Program:
     def from_json(cls, text: str) -> Program:
         """The program that to_json() wrote. Raises ValueError for another text."""
         return cls.from_dict(json.loads(text))
+
+
+def page_of(title: str, function: Callable[..., Any], traced: Program | None) -> Page:
+    """A function that is a program, with what it says where it was traced: to be looked at it is not
+    followed, as that runs it."""
+    from sglang_dsl.views import listing  # for notebooks alone
+
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed where nothing keeps the lines
+        source = ""
+    doc, body, graph = inspect.getdoc(function) or "", None, None
+    if traced is not None:
+        body, graph = listing.traced(traced.body, _called(traced)), traced._graph()
+    return Page(listing.function(title, doc, source, body), graph)
 
 
 def _called(program: Program) -> Iterator[tuple[str, Seq]]:
@@ -262,7 +294,8 @@ class Tracer:
             case RoleEnd():
                 self._transcript = self._transcript.close()
             case Gen(name=name) | Select(name=name):
-                self._transcript = self._transcript.say(Placeholder(name or "..."), chosen=name or "")
+                shown = Placeholder(name or "...")
+                self._transcript = self._transcript.say(shown, chosen=name or "", made=Made(leaf))
             case Tools(tools=said):
                 self._transcript = self._transcript.offer(tuple(map(json.loads, said)))
             case ScopeBegin(name=name):

@@ -31,6 +31,7 @@ EXTRAS = {
     "runtime": "the engine in this process",
     "server": "`serve`: the engine over HTTP",
     "repl": "the prompt, and export to notebooks",
+    "notebook": "states that stream into a cell; batches as data frames",
     "typed": "gen(name, type): pydantic models, dataclasses",
     "kernels": "Triton kernels on GPUs",
     "xgrammar": "another engine for constraints",

@@ -16,8 +16,16 @@ import msgspec
 
 from runtime.protocol.messages import RAW_ROLE, Message, ToolCall
 from sglang_dsl.conversation.requests import Prompt
+from sglang_dsl.ir import Gen, Select
 
 Content: TypeAlias = "str | list[dict[str, Any]]"
+
+
+class Made(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """What a generated piece came of: the node that asked for it, and what the backend said with it."""
+
+    node: Gen[Any] | Select | None = None
+    meta: Mapping[str, Any] = {}
 
 
 class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
@@ -32,6 +40,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     chosen   for a generated piece, the name of its variable, "" where it has none; None for constant text
     turn     for close: the finished message; `before` is what stood before the turn
     part     for media: its part of a message
+    made     for a generated piece, what it came of, where that is known
     calls    for calls: what the model called; `value` shows them in plain text
     hidden   for a generated piece, what the model reasoned before it, marks and all, and `reasoning` without
              them; the model sees it in its place while the turn is open, and nobody in plain text
@@ -52,6 +61,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
     hidden: str = ""
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
+    made: Made | None = None
 
     def offer(self, tools: tuple[dict[str, Any], ...]) -> Transcript:
         """With other tools to call, in place of those before."""
@@ -73,7 +83,13 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         )
 
     def say(
-        self, text: str, *, chosen: str | None = None, hidden: str = "", reasoning: str = ""
+        self,
+        text: str,
+        *,
+        chosen: str | None = None,
+        hidden: str = "",
+        reasoning: str = "",
+        made: Made | None = None,
     ) -> Transcript:
         """With `text` added, verbatim."""
         if not text and chosen is None:
@@ -81,8 +97,9 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         length = self.length + len(text)
         # By place, which is a third quicker.
         return Transcript(
-            self, "text", text, self.role, length, self.tools, chosen, None, None, None, hidden, reasoning
-        )
+            self, "text", text, self.role, length, self.tools, chosen, None, None, None, hidden, reasoning,
+            (), made,
+        )  # fmt: skip
 
     def open(self, role: str) -> Transcript:
         """With a turn of `role` begun. Raises ValueError inside another turn."""
@@ -187,7 +204,11 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
                     onto = onto.call(entry.calls)
                 case _:
                     onto = onto.say(
-                        entry.value, chosen=entry.chosen, hidden=entry.hidden, reasoning=entry.reasoning
+                        entry.value,
+                        chosen=entry.chosen,
+                        hidden=entry.hidden,
+                        reasoning=entry.reasoning,
+                        made=entry.made,
                     )
         return onto
 

@@ -15,7 +15,8 @@ COUNTED = ("prompt_tokens", "completion_tokens", "cached_tokens", "jumped_tokens
 
 class CallRecord(msgspec.Struct, frozen=True, gc=False):
     """One call. kind: gen, select or tool. branch: () for the program itself, (2,) for its third fork, ...
-    seconds: in all; first_token_s: to the first piece of a stream. replayed: answered from a record."""
+    seconds: in all; first_token_s: to the first piece of a stream. replayed: answered from a record. began:
+    when, on time.monotonic()'s clock; None: not known."""
 
     kind: str
     name: str | None
@@ -25,6 +26,7 @@ class CallRecord(msgspec.Struct, frozen=True, gc=False):
     meta: dict[str, Any] = {}
     first_token_s: float | None = None
     replayed: bool = False
+    began: float | None = None
 
     def count(self, key: str) -> int:
         return int(self.meta.get(key) or 0)

@@ -169,6 +169,6 @@ def in_order(
 
 def bar_of(total: int | None) -> Any:
     """A progress bar."""
-    from tqdm import tqdm  # only who wants a bar pays for it
+    from tqdm.auto import tqdm  # only who wants a bar pays for it; a notebook's own in a notebook
 
     return tqdm(total=total, unit="program")

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from runtime.protocol.registry import Registry
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.execution.results import Batch, Items
 from sglang_dsl.execution.scope import Startable, Wanted
 
 
@@ -33,7 +34,14 @@ ENGINES: Registry[Callable[[], BatchEngine]] = Registry(
 
 
 def run_batch_on(
-    engine: Any, program: Startable, wanted: Wanted, items: Iterable[Any], *, lazy: bool, **how: Any
+    engine: Any,
+    program: Startable,
+    wanted: Wanted,
+    items: Iterable[Any],
+    *,
+    lazy: bool,
+    ordered: bool,
+    **how: Any,
 ) -> Any:
     """SglFunction.run_batch by `engine`, a name of ENGINES or a BatchEngine. Raises BadProgram for anything
     else, UnknownName, MissingExtra."""
@@ -41,5 +49,8 @@ def run_batch_on(
     if not isinstance(made, BatchEngine):
         known = ", ".join(["local", *ENGINES])
         raise BadProgram(f"engine is one of {known}, or an object such as RayData(...); got {engine!r:.80}")
-    results = made.run_batch(program, wanted, items, **how)
-    return results if lazy else list(results)
+    if lazy:
+        return made.run_batch(program, wanted, items, ordered=ordered, **how)
+    taken = Items(program.signature, items)
+    results = made.run_batch(program, wanted, taken, ordered=ordered, **how)
+    return Batch(results, program.name, taken.arguments, ordered=ordered)

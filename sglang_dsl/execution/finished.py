@@ -6,6 +6,7 @@ entries, and what points into it (where branches began, where they were joined) 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -14,7 +15,7 @@ import msgspec
 from sglang_dsl.budgets import Budget
 from sglang_dsl.concurrency.streams import Signal
 from sglang_dsl.concurrency.waiting import Until
-from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import (
     InvalidValue,
@@ -27,7 +28,7 @@ from sglang_dsl.errors import (
 )
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Node, Source, caller
+from sglang_dsl.ir import Gen, Node, Select, Source, caller
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
 
@@ -116,7 +117,21 @@ def _packed(seen: Snapshot) -> PackedState:
 
 
 def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
-    return tuple(msgspec.structs.replace(entry, prev=None, before=None, turn=None) for entry in entries)
+    return tuple(
+        msgspec.structs.replace(entry, prev=None, before=None, turn=None, made=_plain(entry.made))
+        for entry in entries
+    )
+
+
+def _plain(made: Made | None) -> Made | None:
+    """Without what a program brought: types and methods of its own."""
+    match made:
+        case Made(node=Gen() as node):
+            return Made(dataclasses.replace(node, typed=None), made.meta)
+        case Made(node=Select() as node):
+            return Made(dataclasses.replace(node, own=None), made.meta)
+        case _:
+            return made
 
 
 def _place(at: Transcript, said: Sequence[Transcript]) -> int | tuple[Transcript, ...]:

@@ -32,6 +32,7 @@ from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramEr
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, in_order
+from sglang_dsl.execution.results import Batch, Items
 from sglang_dsl.execution.scope import SCOPE, Args, Kwargs, Scope, Startable, Wanted, scope_of
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
@@ -264,8 +265,9 @@ def run_batch(
     if traced is not None:
         _tell_ahead(wanted, traced)
     start = _item_async if program.is_async else _item
-    jobs = (functools.partial(start, program, wanted, item, index) for index, item in enumerate(items))
     total = len(items) if isinstance(items, Sized) else None
+    taken = items if lazy else Items(program.signature, items)
+    jobs = (functools.partial(start, program, wanted, item, index) for index, item in enumerate(taken))
     begun = in_order(
         jobs,
         limit=limit,
@@ -276,7 +278,9 @@ def run_batch(
         ordered=ordered,
     )
     results = _settle(begun, on_error)
-    return results if lazy else list(results)
+    if not isinstance(taken, Items):
+        return results
+    return Batch(results, program.name, taken.arguments, ordered=ordered)
 
 
 def run_items(

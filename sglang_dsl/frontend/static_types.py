@@ -25,6 +25,7 @@ from typing import (
 from sglang_dsl.budgets import Budget
 
 if TYPE_CHECKING:
+    from sglang_dsl.execution.results import Batch
     from sglang_dsl.state.async_state import AsyncProgramState, Starting
     from sglang_dsl.state.program_state import ProgramState
 P = ParamSpec("P")
@@ -284,7 +285,7 @@ class Batches(Protocol[S]):
         generator_style: Literal[False] = False,
         on_error: Literal["raise"] = "raise",
         **words: Unpack[BlockingBatchWords],
-    ) -> list[ProgramState]: ...
+    ) -> Batch[ProgramState]: ...
     @overload
     def __call__(
         self,
@@ -293,7 +294,7 @@ class Batches(Protocol[S]):
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
         **words: Unpack[BlockingBatchWords],
-    ) -> list[ProgramState | Exception]: ...
+    ) -> Batch[ProgramState | Exception]: ...
     @overload
     def __call__(
         self,
@@ -320,7 +321,7 @@ class Batches(Protocol[S]):
         generator_style: bool = False,
         on_error: Literal["raise", "return"] = "raise",
         **words: Unpack[BlockingBatchWords],
-    ) -> list[Any] | Iterator[Any]: ...
+    ) -> Batch[Any] | Iterator[Any]: ...
 
 
 class AsyncBatches(Protocol[S]):

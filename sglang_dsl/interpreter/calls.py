@@ -121,9 +121,10 @@ class Calls:
                 del error  # which keeps this frame
         if deadline is not None:
             deadline.end(None)
+        seconds = time.monotonic() - began
         self.ledger.add(
             CallRecord(
-                where.kind, where.name, where.branch, time.monotonic() - began, where.source, done.meta
+                where.kind, where.name, where.branch, seconds, where.source, done.meta, None, False, began
             )
         )
         return done
@@ -186,11 +187,12 @@ class Calls:
                 where.kind,
                 where.name,
                 where.branch,
-                time.monotonic() - clock.began,
+                clock.seconds,
                 where.source,
                 meta,
                 clock.first,
                 clock.replayed,
+                clock.began,
             )
         )
         if hooks.listeners:

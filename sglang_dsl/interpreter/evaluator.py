@@ -17,7 +17,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import ChoiceCall, Completion
-from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported
 from sglang_dsl.interpreter.calls import Before, Where, about
 from sglang_dsl.interpreter.lower import Lowered
@@ -247,7 +247,11 @@ class Evaluator:
         assert variable is not None
         first, one = splits[0], len(splits) == 1
         self.transcript = self.transcript.say(
-            first.answer, chosen=node.name or "", hidden=first.head, reasoning=first.reasoning
+            first.answer,
+            chosen=node.name or "",
+            hidden=first.head,
+            reasoning=first.reasoning,
+            made=Made(node, done.meta),
         )
         self._sent = self.transcript.length
         if self.run.stream and not streamed:
@@ -269,7 +273,7 @@ class Evaluator:
         """settle() of one text that was not streamed and is all answer."""
         variable = item.variable
         assert variable is not None
-        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)
@@ -306,7 +310,7 @@ class Evaluator:
             raise BackendError(f"the choices cannot be compared: {error}") from error
         text = node.choices[decision.index]
         meta = dict(found.meta) | dict(decision.meta) | report(method, scores, decision)
-        self.transcript = self.transcript.say(text, chosen=node.name or "")
+        self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)

@@ -250,6 +250,8 @@ class Executor(Queue):
         # A variable is done once and for all: where none became so while this looked, it was one moment. The
         # calls last, as a call is recorded before its text is said and its variable set.
         while True:
+            # Before the transcript, where constant text stands first.
+            heard = "".join(piece.text for piece in self.output.so_far()) if running else ""
             done = [variable.done for _, variable in variables]
             seen = {name: variable.snapshot() for name, variable in variables}
             said, error = self._evaluator.transcript, self.body_error or self._evaluator.error or self.fault()
@@ -261,7 +263,16 @@ class Executor(Queue):
             assert prefix is not None
             forks.append(ForkSnapshot(tuple(child._seen() for child in group), False, _at(prefix.mark)))
         return Snapshot(
-            self.program, said, self.start, running, error, seen, tuple(forks), calls(), self.branch
+            self.program,
+            said,
+            self.start,
+            running,
+            error,
+            seen,
+            tuple(forks),
+            calls(),
+            self.branch,
+            heard[said.length :],
         )
 
     async def pieces(self, until: Until) -> AsyncGenerator[str, None]:

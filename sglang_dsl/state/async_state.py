@@ -121,6 +121,8 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
     """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
     gives for code that may block."""
 
+    _waits = False
+
     def __init__(self, core: Core, sync: ProgramState | None = None) -> None:
         self._core = core
         self._sync = sync if sync is not None else ProgramState(core)
@@ -283,12 +285,6 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         """What was said by now; see ProgramState.__repr__. Does not wait."""
         return self._core.snapshot().label("AsyncProgramState")
 
-    def _repr_html_(self) -> str:
-        """What was said by now, for a notebook; does not wait."""
-        from sglang_dsl.views import html  # for notebooks alone
-
-        return html.page(self._core.snapshot())
-
     # -- branches --------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, *, budget: Budget | None = None) -> AsyncProgramStateGroup:
@@ -364,6 +360,8 @@ class AsyncTurn:
 @public
 class AsyncProgramStateGroup(Group[AsyncProgramState]):
     """Forks of one state, in order."""
+
+    _waits = False
 
     def __init__(self, parent: AsyncProgramState, group: ProgramStateGroup) -> None:
         self._parent, self._group = parent, group

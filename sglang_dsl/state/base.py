@@ -4,7 +4,8 @@ the forks of one state. Knows neither blocking nor `await`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import time
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
@@ -19,16 +20,24 @@ from sglang_dsl.ir import Node
 from sglang_dsl.state import branches
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.partial import Reading
-from sglang_dsl.views.snapshot import Snapshot
+from sglang_dsl.views.diagrams import calls_graph
+from sglang_dsl.views.notebook import Displayed, Page
+from sglang_dsl.views.snapshot import Snapshot, calls_within
 
 T = TypeVar("T", covariant=True)
 
 
 @public
-class StateBase(ABC, Generic[T]):
+class StateBase(Displayed, Generic[T]):
     """Of one state; T is what its turns are."""
 
     _core: Core
+
+    def _page(self, timeout_s: float | None) -> Page:
+        from sglang_dsl.views import html  # for notebooks alone
+
+        seen = self._core.snapshot(timeout_s)
+        return Page(html.page(seen), calls_graph(seen.program, seen.calls), seen.running)
 
     @property
     def core(self) -> Core:
@@ -149,10 +158,26 @@ S = TypeVar("S", bound=StateBase[Any])
 
 
 @public
-class Group(Generic[S]):
+class Group(Displayed, Generic[S]):
     """Forks of one state, in order."""
 
     _states: Sequence[S]
+
+    def _page(self, timeout_s: float | None) -> Page:
+        from sglang_dsl.views import html  # for notebooks alone
+
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        seen = []
+        for state in self._states:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            seen.append(state.core.snapshot(left))
+        program, calls = seen[0].program, calls_within(seen)
+        running = any(one.running for one in seen)
+        return Page(html.group(seen), calls_graph(program, calls), running)
+
+    def __repr__(self) -> str:
+        running = sum(state.core.snapshot().running for state in self._states)
+        return f"{type(self).__name__}({len(self._states)} forks{f', {running} running' if running else ''})"
 
     def __len__(self) -> int:
         return len(self._states)

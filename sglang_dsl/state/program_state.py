@@ -43,10 +43,9 @@ from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.executor_view import ExecutorView
 from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
+from sglang_dsl.views.notebook import REPR_WAIT_S
 
 T = TypeVar("T")
-REPR_WAIT_S = 0.5
-"""How long repr() waits for a program that runs: most have ended by then, and a debugger goes on."""
 
 
 @public
@@ -191,12 +190,6 @@ class ProgramState(StateBase["Turn"]):
 
         terminal.check_form(form)
         terminal.show(self._core.snapshot(None), form=form)
-
-    def _repr_html_(self) -> str:
-        """The state for a notebook; waits."""
-        from sglang_dsl.views import html
-
-        return html.page(self._core.snapshot(None))
 
     def __repr__(self) -> str:
         """With the text, what went wrong where something did, and whether it still runs; waits a moment for

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.ir import (
@@ -25,6 +26,7 @@ from sglang_dsl.ir import (
     Text,
     Tools,
 )
+from sglang_dsl.views.constraints import constraint_of
 
 LONGEST = 48
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -90,7 +92,7 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
             case RoleEnd() | ScopeEnd() | LoopEnd():
                 continue
             case Text(text=text):
-                yield node, _short(text), "text"
+                yield node, short(text), "text"
             case Media():
                 yield node, node.label(), "text"
             case RoleBegin(role=role):
@@ -99,31 +101,26 @@ def _drawn(nodes: Sequence[Node]) -> Iterator[tuple[Node, str, str]]:
                 yield node, f"scope {name}", "role"
             case Tools(tools=tools):
                 names = (json.loads(one)["function"]["name"] for one in tools)
-                yield node, _short(f"tools: {', '.join(names)}"), "role"
+                yield node, short(f"tools: {', '.join(names)}"), "role"
             case LoopBegin(max_steps=steps):
                 yield node, f"tool loop: {steps} steps", "role"
             case Gen(name=name):
                 yield node, f"gen {name or '...'}{_form(node)}", "gen"
             case Select(name=name, choices=choices):
-                yield node, f"select {name or '...'}: {_short(' | '.join(choices))}", "select"
+                yield node, f"select {name or '...'}: {short(' | '.join(choices))}", "select"
             case Fork(branches=branches):
                 yield node, f"fork {len(branches)}", "fork"
             case Join(mode=mode):
                 yield node, f"join {mode}", "join"
             case _:
-                yield node, _short(node.label()), "text"
+                yield node, short(node.label()), "text"
 
 
-def _form(node: Gen) -> str:
-    if node.typed is not None:
-        return f": {node.typed.name}"
-    if node.dtype is not None:
-        return f": {node.dtype}"
-    for word in ("regex", "json_schema", "ebnf", "structural_tag"):
-        value = getattr(node, word)
-        if value is not None:
-            return f" ~ {_short(value)}" if word == "regex" else f": {word}"
-    return ""
+def _form(node: Gen[Any]) -> str:
+    held = constraint_of(node)
+    if held is None:
+        return ""
+    return f" ~ {short(held.text)}" if held.kind == "regex" else f": {held.kind}"
 
 
 def calls_graph(title: str, records: Sequence[CallRecord]) -> Graph:
@@ -184,8 +181,8 @@ def dot(graph: Graph) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def _short(text: str) -> str:
-    """One line."""
+def short(text: str) -> str:
+    """One line of at most LONGEST characters."""
     shown = _CONTROLS.sub(" ", text.replace("\n", "⏎"))
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 1] + "…"
 

@@ -20,19 +20,22 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """What each branch of a fork said."""
+    """What each branch of a fork said. `states`: how each stands."""
 
     branches: tuple[tuple[Block | Branches, ...], ...]
+    states: tuple[Snapshot, ...]
 
 
 def outline(state: Snapshot) -> tuple[Block | Branches, ...]:
-    """All that was said after `state.since`, in order. Forks that were joined stand where that was, those
-    that still run at the end."""
+    """All that was said after `state.since`, in order, what is under way last. Forks that were joined stand
+    where that was, the others where they were forked; where that is not among what was said, at the end."""
     parts: list[Block | Branches] = []
     held: list[Transcript] = []
     role = state.since.role
-    waiting = [fork for fork in state.forks if fork.joined]
-    running = [fork for fork in state.forks if not fork.joined and any(b.running for b in fork.branches)]
+    waiting: dict[int, list[ForkSnapshot]] = {}
+    for fork in state.forks:
+        waiting.setdefault(id(fork.at), []).append(fork)
+    said = state.transcript.say(state.partial, chosen="") if state.partial else state.transcript
 
     def release() -> None:
         if any(entry.plain or entry.chosen is not None for entry in held):
@@ -40,12 +43,12 @@ def outline(state: Snapshot) -> tuple[Block | Branches, ...]:
         held.clear()
 
     def branches_here(at: Transcript) -> None:
-        while waiting and waiting[0].at is at:
+        if (forks := waiting.pop(id(at), None)) is not None:
             release()
-            parts.append(_branches(waiting.pop(0)))
+            parts.extend(map(_branches, forks))
 
     branches_here(state.since)
-    for entry in state.transcript.entries(state.since):
+    for entry in said.entries(state.since):
         if entry.kind in ("open", "close"):
             release()
             role = entry.role
@@ -53,9 +56,9 @@ def outline(state: Snapshot) -> tuple[Block | Branches, ...]:
             held.append(entry)
         branches_here(entry)
     release()
-    parts += map(_branches, (*waiting, *running))
+    parts += map(_branches, (fork for forks in waiting.values() for fork in forks))
     return tuple(parts)
 
 
 def _branches(fork: ForkSnapshot) -> Branches:
-    return Branches(tuple(map(outline, fork.branches)))
+    return Branches(tuple(map(outline, fork.branches)), fork.branches)

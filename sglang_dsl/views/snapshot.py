@@ -6,7 +6,7 @@ showing it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -42,7 +42,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     whether more is to come. `error`: the first failure. `variables` by name, in the order in which they were
     first set. `forks`: joined ones in order, then those that somebody still holds. `calls`: the backend's
     calls of the whole run, finished ones; of a fork's own snapshot empty. `branch`: () for the program
-    itself, (2,) for its third fork, ..."""
+    itself, (2,) for its third fork, ... `partial`: in a stream, what the generation under way has by now."""
 
     program: str
     transcript: Transcript
@@ -53,6 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     forks: tuple[ForkSnapshot, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     branch: tuple[int, ...] = ()
+    partial: str = ""
 
     @property
     def text(self) -> str:
@@ -75,3 +76,9 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
         if self.error is not None:
             status = f"failed with {type(self.error).__name__}: {self.error}; "
         return f"{kind}({status}{self.text})"
+
+
+def calls_within(states: Sequence[Snapshot]) -> tuple[CallRecord, ...]:
+    """Of states of one run, the calls that they and their forks made."""
+    places = {state.branch for state in states}
+    return tuple(one for one in states[0].calls if any(one.branch[: len(at)] == at for at in places))

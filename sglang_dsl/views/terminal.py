@@ -4,8 +4,7 @@ is why nothing imports this before it is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.panel import Panel
@@ -18,6 +17,7 @@ from sglang_dsl.errors import BadProgram
 from sglang_dsl.views.diagrams import calls_graph, dot, mermaid
 from sglang_dsl.views.outline import Block, Branches, outline
 from sglang_dsl.views.snapshot import Snapshot
+from sglang_dsl.views.timeline import kept_by
 
 _ROLES = {"system": "magenta", "user": "cyan", "assistant": "green"}
 _CHOSEN = "bold yellow"
@@ -100,19 +100,3 @@ def usage_table(state: Snapshot) -> Table:
     seconds = sum(record.seconds for record in records)
     table.add_row("total", "", *(str(total[key]) for key in COUNTED), f"{seconds:.3f}")
     return table
-
-
-def kept_by(meta: Mapping[str, Any]) -> str:
-    """Who kept a call's constraint, and what there is to know of it; empty where it had none."""
-    grammar = meta.get("grammar")
-    if not isinstance(grammar, Mapping):
-        return ""
-    facts = [str(grammar.get("backend", "?"))]
-    for name, said in (("checked", "checked by a validator"), ("ignored", "ignored")):
-        if grammar.get(name):
-            facts.append(f"{said}: {', '.join(map(str, grammar[name]))}")
-    if grammar.get("rollbacks"):
-        facts.append(f"{grammar['rollbacks']} steps taken back")
-    if grammar.get("closed_by_budget"):
-        facts.append("closed before the token limit")
-    return "; ".join(facts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -12,48 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
-from sglang_dsl import BadProgram, MockBackend, gen
-
-VOID = {"img"}
-KNOWN = {"div", "mark", "sub", "details", "summary", "table", "tr", "td", "th", "code", "img"}
-
-
-class Reader(HTMLParser):
-    """What a browser would see: tags that close in order, no scripts, nothing to load."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.shown = ""
-        self.marked: list[str] = []
-        self.titles: list[str] = []
-        self.pictures: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in KNOWN
-        given = dict(attrs)
-        assert set(given) <= {"style", "title", "open", "src", "alt"}
-        assert "url(" not in str(given.get("style"))
-        if "src" in given:
-            assert str(given["src"]).startswith("data:image/")
-            self.pictures.append(str(given["src"]))
-        if "title" in given:
-            self.titles.append(str(given["title"]))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "mark":
-            self.marked.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.shown += data
-        if "mark" in self.open:
-            self.marked[-1] += data
+from sglang_dsl import BadProgram, MockBackend, gen, select
+from sglang_dsl.backends.base import Call, Completion
+from sglang_dsl.views import html
+from tests.sglang_dsl.seen_html import Seen
 
 
 @sgl.function
@@ -72,7 +33,7 @@ HOSTILE = '<script>alert("1")</script><img src=x onerror=y> & \'"</mark></div>'
 
 def test_turns_values_forks_and_usage_are_there_and_escaped() -> None:
     state = program.run(HOSTILE, backend=MockBackend(lambda call: HOSTILE))
-    seen = Reader(state._repr_html_())
+    seen = Seen(state._repr_html_())
     assert seen.marked == [HOSTILE] * 3
     assert seen.shown.count(HOSTILE) == 4
     for word in (
@@ -86,8 +47,8 @@ def test_turns_values_forks_and_usage_are_there_and_escaped() -> None:
         "total",
     ):
         assert word in seen.shown
-    assert len(seen.titles) == 1  # of "answer"; which call a "part" is from its text does not tell
-    assert "completion tokens" in seen.titles[0]
+    assert len(seen.told) == 3
+    assert all("completion tokens" in told for told in seen.told)
 
 
 def test_failures_stand_below_and_tracing_shows_too() -> None:
@@ -96,7 +57,7 @@ def test_failures_stand_below_and_tracing_shows_too() -> None:
         s += sgl.system("Be brief.") + sgl.assistant(gen("x"))
 
     state = fails.run(backend=MockBackend(errors={0: RuntimeError("<b>broken</b>")}))
-    seen = Reader(state._repr_html_())
+    seen = Seen(state._repr_html_())
     assert "<b>broken</b>" in seen.shown
     assert "Be brief." in seen.shown
     found: list[str] = []
@@ -107,7 +68,7 @@ def test_failures_stand_below_and_tracing_shows_too() -> None:
         found.append(s._repr_html_())
 
     shows.trace()
-    assert "hello" in Reader(found[0]).shown
+    assert "hello" in Seen(found[0]).shown
 
 
 def test_pictures_in_the_document_are_shown_and_no_others_loaded() -> None:
@@ -117,7 +78,7 @@ def test_pictures_in_the_document_are_shown_and_no_others_loaded() -> None:
     def look(s: Any) -> None:
         s += sgl.user(sgl.image(png) + sgl.image("https://example.org/<a>.png") + "what?")
 
-    seen = Reader(look.run()._repr_html_())
+    seen = Seen(look.run()._repr_html_())
     assert len(seen.pictures) == 1
     assert "[image: https://example.org/<a>.png]" in seen.shown
 
@@ -133,7 +94,7 @@ def test_an_async_state_shows_what_there_is_without_waiting() -> None:
         html: str = state._repr_html_()
         return html
 
-    assert Reader(asyncio.run(main())).marked == ["there"]
+    assert Seen(asyncio.run(main())).marked == ["there"]
 
 
 @given(st.lists(st.text(max_size=20), max_size=4), st.text(max_size=20))
@@ -147,7 +108,7 @@ def test_any_text_is_shown_as_it_is(texts: list[str], value: str) -> None:
     # NUL is no character of HTML, and carriage returns are line ends there.
     clean = [text.replace("\0", "").replace("\r", "") for text in texts]
     html = any_text.run(backend=MockBackend([value]))._repr_html_().replace("\0", "").replace("\r", "")
-    seen = Reader(html)
+    seen = Seen(html)
     assert seen.marked == [value.replace("\0", "").replace("\r", "")]
     assert all(text in seen.shown for text in clean)
 
@@ -165,3 +126,111 @@ def test_the_calls_of_a_run_as_diagrams(capsys: pytest.CaptureFixture[str]) -> N
     assert "fork, 2 branches" in capsys.readouterr().out
     with pytest.raises(BadProgram, match="form is one of"):
         state.show(form="svg")
+    assert state._repr_mimebundle_()["text/vnd.mermaid"] == drawn
+
+
+class Telling(MockBackend):
+    """Tells one generated token for each character, with an alternative, as an engine does."""
+
+    async def generate(self, call: Call) -> Completion:
+        done = await super().generate(call)
+        text = done.texts[0]
+        lists = {
+            "output_token_logprobs": [[-0.5, at, char] for at, char in enumerate(text)],
+            "output_top_logprobs": [[[-0.5, at, char], [-3.0, 7, HOSTILE]] for at, char in enumerate(text)],
+            "output_token_origins": ["forced" if char == "a" else "sampled" for char in text],
+        }
+        return Completion(done.texts, {**done.meta, **lists})
+
+
+def test_tokens_are_shown_with_what_they_might_have_been() -> None:
+    @sgl.function
+    def twice(s: Any) -> None:
+        for _ in range(2):  # the same name again: each text has its own tokens
+            s += sgl.assistant(gen("x"))
+
+    answers = iter(["ab<", "b\n"])
+    seen = Seen(twice.run(backend=Telling(lambda call: next(answers)))._repr_html_())
+    assert seen.marked == ["ab<", "b\n"]
+    assert len(seen.told) == 5
+    own, other = seen.told[0].splitlines()
+    assert own == ' 60.7%  "a"  forced'
+    assert other.startswith('  5.0%  "<script>alert(')
+    assert "1 forced" in seen.shown
+    assert "2 tokens, the stronger" in seen.shown
+
+
+def test_what_generations_are_held_to_is_shown() -> None:
+    @sgl.function
+    def held(s: Any) -> None:
+        s += sgl.assistant(gen("a", regex="<b>|x") + gen("n", int) + select("c", ["<p>", "q"]))
+
+    seen = Seen(held.run(backend=MockBackend())._repr_html_())
+    assert "regex <b>|x" in seen.shown
+    assert "int" in seen.shown
+    assert "select <p> | q" in seen.shown
+    assert any('"<p>"' in told and "%" in told for told in seen.told)
+
+
+def test_forks_that_nobody_joined_are_shown() -> None:
+    @sgl.function
+    def races(s: Any) -> None:
+        s += "begin "
+        forks = s.fork(2)
+        forks += gen("x")
+        kept.append(forks)
+        forks[0].sync()
+        forks[1].sync()
+        s += "end"
+
+    kept: list[Any] = []
+    shown = Seen(races.run(backend=MockBackend(["one", "two"]))._repr_html_()).shown
+    assert shown.index("begin") < shown.index("one") < shown.index("two") < shown.index("end")
+
+
+def test_a_group_is_shown_side_by_side() -> None:
+    @sgl.function
+    def forks_it(s: Any) -> None:
+        s += sgl.user("?") + sgl.assistant(gen("before"))
+        forks = s.fork(3)
+        forks += sgl.user("and") + sgl.assistant(gen("x"))
+        kept.append(forks)
+
+    kept: list[Any] = []
+    answers = iter(["first", "one", HOSTILE, "three"])
+    state = forks_it.run(backend=MockBackend(lambda call: next(answers)))
+    seen = Seen(kept[0]._repr_html_())
+    assert sorted(seen.marked) == sorted(["one", HOSTILE, "three"])
+    assert "branch 2" in seen.shown
+    assert "3 calls" in seen.shown
+    assert repr(kept[0]) == "ProgramStateGroup(3 forks)"
+    assert kept[0]._repr_mimebundle_()["text/vnd.mermaid"].count("gen x") == 3
+    state.sync()
+
+
+def test_a_running_state_is_waited_for_and_its_bundle_is_not() -> None:
+    @sgl.function
+    def slow(s: Any) -> None:
+        s += sgl.user("hi") + sgl.assistant(gen("x"))
+
+    state = slow.stream(backend=MockBackend(["there"], delay_s=0.7))
+    assert state._repr_mimebundle_() == {} or "there" in state._repr_mimebundle_()["text/html"]
+    assert Seen(state._repr_html_()).marked == ["there"]
+    with pytest.raises(NotImplementedError):  # nobody looks on: IPython shows the page as it is
+        state._ipython_display_()
+
+
+def test_what_is_under_way_is_shown_last() -> None:
+    @sgl.function
+    def stops(s: Any) -> None:
+        s += sgl.user("hi") + sgl.assistant(gen("x"))
+
+    state = stops.stream(backend=MockBackend(["some words that come one by one"] * 2, chunk_delay_s=3600))
+    for _ in state.text_iter("x"):
+        break
+    seen = state.snapshot()
+    assert seen.running
+    assert seen.partial
+    assert "some words that come one by one".startswith(seen.partial)
+    assert Seen(html.page(seen)).marked == [seen.partial]
+    state.cancel()

@@ -151,12 +151,12 @@ def runs(backend: sgl.MockBackend) -> None:
 
 def batches(backend: sgl.MockBackend, lazy: bool) -> None:
     items = [{"question": "Who?"}]
-    reveal_type(tell.run_batch(items))  # list[ProgramState]
-    reveal_type(tell.run_batch(items, on_error="return"))  # list[ProgramState | Exception]
+    reveal_type(tell.run_batch(items))  # Batch[ProgramState]
+    reveal_type(tell.run_batch(items, on_error="return"))  # Batch[ProgramState | Exception]
     reveal_type(tell.run_batch(items, generator_style=True, backend=backend))  # Iterator[State[str]]
     both = tell.run_batch(items, generator_style=True, on_error="return")
     reveal_type(both)  # Iterator[State[str] | Exception]
-    reveal_type(tell.run_batch(items, generator_style=lazy))  # list[Any] | Iterator[Any]
+    reveal_type(tell.run_batch(items, generator_style=lazy))  # Batch[Any] | Iterator[Any]
     tell.run_batch(items, num_thread=3)  # error: call-overload
     tell.run_batch(items, on_error="ignore")  # error: call-overload
     tell.run_batch(items, temperature="hot")  # error: call-overload

@@ -109,7 +109,7 @@ class Follower:
         seen = self._core.snapshot()
         now = said.say(partial, chosen="") if partial else said
         forks = list(seen.forks)
-        self._view.looks(msgspec.structs.replace(seen, transcript=now, since=self._since), forks)
+        self._view.looks(msgspec.structs.replace(seen, transcript=now, since=self._since, partial=""), forks)
 
     def _tell(self, entry: Transcript) -> None:
         match entry.kind:

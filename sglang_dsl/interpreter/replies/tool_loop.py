@@ -18,7 +18,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.concurrency.streams import Stream
 from sglang_dsl.conversation.requests import Completion
 from sglang_dsl.conversation.tool_calls import ToolCall, ToolStep
-from sglang_dsl.conversation.transcript import Transcript
+from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.errors import BadProgram, BudgetExceeded, ProgramError, ReplayMiss, ToolError, ToolLoopLimit
 from sglang_dsl.interpreter.calls import Before, Where
 from sglang_dsl.interpreter.lower import Lowered
@@ -115,8 +115,13 @@ def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
     at, first = state.transcript, ReasoningStream.splits(node, done.texts)[0]
     role = at.role or "assistant"
     if first.answer or first.head:
-        chosen = node.name or ""
-        at = at.say(first.answer, chosen=chosen, hidden=first.head, reasoning=first.reasoning)
+        at = at.say(
+            first.answer,
+            chosen=node.name or "",
+            hidden=first.head,
+            reasoning=first.reasoning,
+            made=Made(node, done.meta),
+        )
     at = at.call(_calls(step.calls)).close()
     for call in step.calls:
         at = at.open("tool").say(call.result or "").close()
