@@ -129,7 +129,7 @@ def plan(head: str, steps: Sequence[Any]) -> str:
     ]
     columns = ("call", "branch", "prompt", "of it shared", "generated at most", "wave")
     return style.whole(
-        style.element("div", escape(head)), style.table(columns, rows, 2), _more(len(steps), "calls")
+        style.element("div", escape(head), "small"), style.table(columns, rows, 2), _more(len(steps), "calls")
     )
 
 

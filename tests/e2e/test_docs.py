@@ -21,6 +21,7 @@ DOCS = ROOT / "tutorials"
 PAGES = [
     "index.md",
     "quickstart.md",
+    "notebooks.md",
     *sorted(
         str(page.relative_to(DOCS)) for page in (DOCS / "concepts").glob("*.md") if page.stem != "request"
     ),

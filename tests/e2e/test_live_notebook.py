@@ -143,7 +143,7 @@ def test_a_running_state_streams_into_its_cell(lab: str, tmp_path: Path) -> None
         begun(page, lab % "live")
         shows(page, f"{TEXT}.includes('this ran while it spoke')")  # the next cell, before the first word
         shows(page, f"{TEXT}.includes('<b>Tell.</b>')")
-        for number, words in enumerate(["first ", "first <i>sec", "first <i>second</i>"]):
+        for number, words in enumerate(["first ", "first <i>sec", "first <i>second</i"]):
             (tmp_path / "go" / str(number)).touch()
             shows(page, f"{MARKS} === {words.rstrip()!r} || {MARKS} === {words!r}")
             assert page.evaluate(BUTTONS) == 1
@@ -153,7 +153,7 @@ def test_a_running_state_streams_into_its_cell(lab: str, tmp_path: Path) -> None
         shows(page, f"{BUTTONS} === 0")  # the page itself stays, without the widget
         assert page.evaluate(MARKS) == "first <i>second</i> third"
         assert "tells: 1 call" in page.evaluate(TEXT)
-        page.evaluate("window.jupyterapp.commands.execute('docmanager:save').then(() => 1)")
+        page.evaluate(f"({PANEL}).context.save().then(() => 1)")
     saved = nbformat.read(tmp_path / "live.ipynb", as_version=4)
     [output] = saved.cells[1].outputs
     assert "third" in output["data"]["text/html"]

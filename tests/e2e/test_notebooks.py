@@ -84,3 +84,44 @@ def test_what_the_prompt_exports(tmp_path: Path, shared_server: Served) -> None:
         assert seen.ends() == 0
     cells = executed(nbformat.read(tmp_path / "talk.ipynb", as_version=4), tmp_path)
     assert "Sarn" in data(cells[-1], "text/html")
+
+
+def test_states_and_errors_where_nobody_looks_on(tmp_path: Path) -> None:
+    """A notebook that a program executes: what runs is waited for and shown whole, and errors are short."""
+    v4: Any = nbformat.v4
+    notebook = v4.new_notebook(
+        cells=[
+            v4.new_code_cell(source)
+            for source in (
+                "import sglang_dsl as sgl\n"
+                "from sglang_dsl import MockBackend, gen\n"
+                "@sgl.function\n"
+                "def asks(s, what='x'):\n"
+                "    s += sgl.user(what) + sgl.assistant(gen('answer'))\n"
+                "def outer(backend):\n"
+                "    return asks.run(backend=backend)['answer']\n"
+                "class Broken(MockBackend):\n"
+                "    async def generate(self, call):\n"
+                "        raise RuntimeError('down')",
+                "asks.stream(backend=MockBackend(['one two three'], chunk_delay_s=0.4))",
+                "asks.run_batch([{'what': 'a'}, {'what': 'b'}], backend=MockBackend(), progress_bar=True)",
+                "await asks.arun(backend=MockBackend(['four']))",
+                "outer(Broken())",
+            )
+        ]
+    )
+    with pytest.raises(CellExecutionError, match="RuntimeError: down"):
+        executed(notebook, tmp_path)
+    _, stream, batch, awaited, failed = notebook.cells
+    assert "one two three</mark>" in data(stream, "text/html")
+    assert "flowchart" in data(stream, "text/vnd.mermaid")
+    assert "one two three" in data(stream, "text/plain")
+    assert "widget-view" not in str(stream.outputs)
+    assert "<td" in data(batch, "text/html")
+    assert "Batch(2 results)" in data(batch, "text/plain")
+    assert "widget-view" in str(batch.outputs)  # the bar
+    assert data(awaited, "text/html")
+    lines = "\n".join(failed.outputs[-1]["traceback"]).splitlines()
+    assert len(lines) <= 24
+    assert not any("sglang_dsl/" in line for line in lines)
+    assert any("outer(Broken())" in line for line in lines)
