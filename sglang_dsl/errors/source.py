@@ -19,7 +19,15 @@ class Source(NamedTuple):
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{cell_of(self.file) or self.file}:{self.line}"
+
+
+def cell_of(file: str) -> str | None:
+    """In IPython, the cell that a file's name stands for, as its tracebacks call it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    return None if named is None else " ".join(named)
 
 
 # Programs run the same lines again and again: of each code object, by its address, the places in it that were

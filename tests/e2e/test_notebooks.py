@@ -125,3 +125,4 @@ def test_states_and_errors_where_nobody_looks_on(tmp_path: Path) -> None:
     assert len(lines) <= 24
     assert not any("sglang_dsl/" in line for line in lines)
     assert any("outer(Broken())" in line for line in lines)
+    assert any("at Cell In[1]:5" in line for line in lines)  # and no file that nobody has

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_dsl as sgl
+from sglang_dsl.choices import ChoicesDecision
 from sglang_dsl.errors import InvalidValue, MissingVariable, ProgramError, StateClosed
 from sglang_dsl.execution.finished import instead_of, pack, sendable, unpack
 from tests.sglang_dsl.random_programs import Maker, driven, plain_mock, play
@@ -71,6 +72,22 @@ def test_a_conversation_deeper_than_the_stack_travels() -> None:
     assert read.index == 3
     assert read.text() == state.text()
     assert read.messages()[-1] == {"role": "assistant", "content": "r"}
+
+
+@sgl.function
+def held(s: Any) -> None:
+    s += sgl.user("?") + sgl.assistant(sgl.gen("a", regex="[ab]+") + sgl.gen("n", int))
+    forks = s.fork(2)
+    forks += sgl.gen("x")
+    forks.join()
+    s += sgl.select("c", ["p", "q"], choices_method=lambda **given: ChoicesDecision("q"))
+
+
+def test_what_travelled_is_shown_alike() -> None:
+    state = held.run(backend=sgl.MockBackend())
+    state.sync()
+    assert "regex [ab]+" in state._repr_html_()
+    assert travelled(state)._repr_html_() == state._repr_html_()
 
 
 @sgl.function

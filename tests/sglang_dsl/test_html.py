@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MockBackend, gen, select
 from sglang_dsl.backends.base import Call, Completion
+from sglang_dsl.conversation.transcript import Made, Transcript
+from sglang_dsl.ir import Gen
 from sglang_dsl.views import html
+from sglang_dsl.views.snapshot import Snapshot
 from tests.sglang_dsl.seen_html import Seen
 
 
@@ -158,6 +161,26 @@ def test_tokens_are_shown_with_what_they_might_have_been() -> None:
     assert other.startswith('  5.0%  "<script>alert(')
     assert "1 forced" in seen.shown
     assert "2 tokens, the stronger" in seen.shown
+
+
+TEXT = st.text(max_size=12)
+
+
+@given(TEXT, TEXT, TEXT, st.lists(st.tuples(TEXT, TEXT, TEXT), max_size=6))
+def test_whatever_tokens_are_told_the_page_is_safe(
+    name: str, pattern: str, text: str, told: list[tuple[str, str, str]]
+) -> None:
+    """Names, constraints, texts, tokens, alternatives, origins: all of them may be anybody's."""
+    meta = {
+        "output_token_logprobs": [[-0.5, 1, token] for token, _, _ in told],
+        "output_top_logprobs": [[[-2.0, 2, other]] for _, other, _ in told],
+        "output_token_origins": [origin for _, _, origin in told],
+    }
+    said = Transcript.EMPTY.open("assistant").say(
+        text, chosen=name, made=Made(Gen(name, regex=pattern), meta)
+    )
+    seen = Seen(html.page(Snapshot(name, said)).replace("\0", "").replace("\r", ""))
+    assert seen.marked == [text.replace("\0", "").replace("\r", "")]
 
 
 def test_what_generations_are_held_to_is_shown() -> None:

@@ -156,7 +156,7 @@ def test_an_incremental_stream_sends_what_is_new(client: httpx.Client, word: str
     assert done == "[DONE]"
     assert "".join(piece["text"] for piece in pieces) == whole["text"]
     assert [token for piece in pieces for token in piece["output_ids"]] == whole["output_ids"]
-    for name in ("output_token_logprobs", "output_top_logprobs"):
+    for name in ("output_token_logprobs", "output_top_logprobs", "output_token_origins"):
         joined = [one for piece in pieces for one in piece["meta_info"][name]]
         expected = whole["meta_info"][name]
         assert [str(one)[:4] for one in joined] == [str(one)[:4] for one in expected]
