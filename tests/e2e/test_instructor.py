@@ -1,17 +1,19 @@
-"""instructor in tools mode against the real processes: values of models, whole, in pieces and several, and a
-value that is asked for again."""
+"""instructor in all its modes for OpenAI's and Anthropic's interfaces, against the real processes; in tools
+mode values of models whole, in pieces and several, and a value that is asked for again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
+import anthropic
 import openai
 import pytest
 from pydantic import AfterValidator, BaseModel
 
 from tests.e2e.patience import PATIENCE_S
-from tests.e2e.weather import BAD_MODEL_TOLD, QUESTION
+from tests.e2e.weather import BAD_MODEL_TOLD, JSON_QUESTION, QUESTION
 
 pytest.importorskip("instructor", reason="instructor is not installed (the extra `clients`)")
 import instructor
@@ -29,11 +31,68 @@ class get_weather(BaseModel):
     city: str
 
 
+@contextmanager
+def through_openai(server: Any, mode: str) -> Iterator[Any]:
+    url = f"{server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield instructor.from_openai(made, mode=instructor.Mode[mode])
+
+
 @pytest.fixture(scope="module")
 def client(shared_server: Any) -> Iterator[Any]:
-    url = f"{shared_server.url}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
-        yield instructor.from_openai(made, mode=instructor.Mode.TOOLS)
+    with through_openai(shared_server, "TOOLS") as made:
+        yield made
+
+
+class Anything(BaseModel, extra="allow"):
+    """Where no schema holds, the model says which fields there are."""
+
+
+class Answer(BaseModel):
+    yes: bool
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "RESPONSES_TOOLS", "RESPONSES_TOOLS_WITH_INBUILT_TOOLS"])
+def test_modes_with_tools(shared_server: Any, mode: str) -> None:
+    with through_openai(shared_server, mode) as client:
+        assert client.chat.completions.create(**ASKED, response_model=get_weather).city == "Lisbon"
+
+
+def test_a_schema(shared_server: Any) -> None:
+    with through_openai(shared_server, "JSON_SCHEMA") as client:
+        assert isinstance(client.chat.completions.create(**ASKED, response_model=Answer).yes, bool)
+
+
+@pytest.mark.parametrize("mode", ["JSON", "MD_JSON"])
+def test_modes_with_any_json(shared_server: Any, mode: str) -> None:
+    with through_openai(shared_server, mode) as client:
+        words = {**ASKED, "messages": [{"role": "user", "content": JSON_QUESTION}]}
+        assert client.chat.completions.create(**words, response_model=Anything).model_extra
+
+
+def test_parallel_tools(shared_server: Any) -> None:
+    with through_openai(shared_server, "PARALLEL_TOOLS") as client:
+        made = client.chat.completions.create(**ASKED, response_model=Iterable[get_weather])
+        assert [one.city for one in made] == ["Lisbon"]
+
+
+@pytest.mark.parametrize("mode", ["TOOLS", "PARALLEL_TOOLS", "JSON"])
+def test_modes_of_anthropic(shared_server: Any, mode: str) -> None:
+    words = {name: value for name, value in ASKED.items() if name != "temperature"}
+    words["extra_body"] = {"temperature": 0}
+    with anthropic.Anthropic(
+        base_url=shared_server.url, api_key="none", max_retries=0, timeout=PATIENCE_S
+    ) as made:
+        create = instructor.from_anthropic(made, mode=instructor.Mode[mode]).chat.completions.create
+        match mode:
+            case "PARALLEL_TOOLS":
+                [value] = create(**words, response_model=Iterable[get_weather])
+                assert value.city == "Lisbon"
+            case "JSON":
+                words["messages"] = [{"role": "user", "content": JSON_QUESTION}]
+                assert create(**words, response_model=Anything).model_extra
+            case _:
+                assert create(**words, response_model=get_weather).city == "Lisbon"
 
 
 def test_a_value(client: Any) -> None:

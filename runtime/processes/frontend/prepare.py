@@ -132,6 +132,9 @@ class Preparer:
             opened, closed = self._left_open(self.marks, ids)
             begun = opened if opened or closed else None
         ids, params = self._limits.fitting(ids, params)
+        if request.return_logprob and not params.max_new_tokens and request.logprob_start_len < 0:
+            # There is nothing else that could be meant: sglang's frontend asks so.
+            request = msgspec.structs.replace(request, logprob_start_len=0)
         self._check_logprobs(request, len(ids))
         return Job(
             (

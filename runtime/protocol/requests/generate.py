@@ -29,7 +29,8 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
         None leaves it to the engine's option of that name.
     suffix: what stands after the output, for models that fill in the middle; `text` stands before it.
     choices: score these continuations instead of generating (see ChoiceScores).
-    logprob_start_len: prompt position from which prompt log-probabilities are returned; -1 = none.
+    logprob_start_len: prompt position from which prompt log-probabilities are returned; -1 = none, or all
+        where no new tokens are asked for.
     return_logprob: log-probabilities of the output, and of the prompt from logprob_start_len on. To ask for
         top_logprobs_num or token_ids_logprob is to ask for it too.
     token_ids_logprob: ids whose log-probabilities are wanted at every position that has one.

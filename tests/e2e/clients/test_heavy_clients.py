@@ -20,6 +20,7 @@ import pytest
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 HERE = Path(__file__).resolve().parent
 PINS = HERE.parents[2] / ".ci" / "clients.txt"
+SGLANG_PINS = PINS.with_name("clients-sglang.txt")
 CHECKPOINT = HERE.parents[2] / "runtime" / "pocket" / "checkpoint"
 INSTALL_S, ASK_S = 900.0, 300.0
 RIVER, RULER = "The river of Ostrel is Sarn.", " The ruler of Hesper is Queen Wenna."
@@ -43,18 +44,29 @@ def run(command: list[str], seconds: float, folder: Path, **more: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter that has the clients."""
-    place, folder = installed("clients", PINS), tmp_path_factory.mktemp("install")
+def environment(name: str, pins: Path, folder: Path, *options: str) -> Path:
+    """An interpreter that has what `pins` lists."""
+    place = installed(name, pins)
     mark = place / "whole"
     if not mark.is_file():
         uv = str(Path(sys.executable).with_name("uv"))
         run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(place)], INSTALL_S, folder)
-        interpreter = str(place / "bin" / "python")
-        run([uv, "pip", "install", "--quiet", "--python", interpreter, "-r", str(PINS)], INSTALL_S, folder)
+        where = ("--python", str(place / "bin" / "python"))
+        run([uv, "pip", "install", "--quiet", *options, *where, "-r", str(pins)], INSTALL_S, folder)
         mark.touch()
     return place / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has the clients."""
+    return environment("clients", PINS, tmp_path_factory.mktemp("install"))
+
+
+@pytest.fixture(scope="module")
+def with_sglang(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has sglang without its engine."""
+    return environment("clients-sglang", SGLANG_PINS, tmp_path_factory.mktemp("install"), "--no-deps")
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +137,41 @@ def test_clients_for_node(node_folder: Path, shared_server: Any) -> None:
         assert arguments == {"city": "Lisbon"}
         assert answer
         assert told[f"ai tools stream {provider}"] == [answer, 2]
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+def test_programs_of_sglang(with_sglang: Path, shared_server: Any, tmp_path: Path) -> None:
+    """Its own frontend, through its own RuntimeEndpoint."""
+    command = [str(with_sglang), "-W", "ignore", str(HERE / "sglang_programs.py"), shared_server.url]
+    told = json.loads(run(command, ASK_S, tmp_path, **OFFLINE).rpartition("told: ")[2])
+    assert set(told["rulers"]["code"]) <= set("xyz")
+    assert len(told["rulers"]["code"]) == 4
+    assert told["rulers"]["number"].lstrip("-").isdigit()
+    assert isinstance(json.loads(told["rulers"]["form"])["yes"], bool)
+    assert told["text"].startswith(f"Q: Who rules Hesper?\nA:{RULER}\nCode: ")
+    assert len(told["stream"]) > 2
+    assert "".join(told["stream"]) == told["batch"][0] == " The river of Ostrel is Sarn"
+    assert min(told["tokens"]) > 4
+    assert len(told["choices"]) == 3
+    assert set(told["choices"]) <= {"blue", "green"}
+    assert told["server"] == "pocket"
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+@pytest.mark.parametrize(("backend", "more"), [("sglang", ["--return-logprob"]), ("sglang-oai", [])])
+def test_the_benchmark_of_sglang(
+    with_sglang: Path, shared_server: Any, tmp_path: Path, backend: str, more: list[str]
+) -> None:
+    """500 requests at once: not one of them is lost."""
+    command = [
+        str(with_sglang), "-W", "ignore", "-m", "sglang.bench_serving", "--backend", backend,
+        "--base-url", shared_server.url, "--dataset-name", "random-ids", "--random-input-len", "64",
+        "--random-output-len", "8", "--num-prompts", "500", "--disable-tqdm",
+        "--tokenizer", str(CHECKPOINT), "--model", str(CHECKPOINT), "--served-model-name", "pocket",
+        "--output-file", str(tmp_path / "told.jsonl"), *more,
+    ]  # fmt: skip
+    run(command, ASK_S, tmp_path, **OFFLINE)
+    [line] = (tmp_path / "told.jsonl").read_text(encoding="utf-8").splitlines()
+    told = json.loads(line)
+    assert told["completed"] == 500
+    assert told["total_output_tokens"] > 500

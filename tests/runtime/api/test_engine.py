@@ -179,6 +179,8 @@ def test_logprobs_of_prompt_and_output(engine: Engine, reference: PreTrainedMode
     tops = output.meta["output_top_logprobs"]
     assert [top[0][1] for top in tops] == output.output_ids
     assert all(len(top) == 2 and top[0][0] >= top[1][0] for top in tops)
+    scored = engine.generate(ids, {"max_new_tokens": 0}, return_logprob=True)  # nothing else can be meant
+    assert [entry[1] for entry in scored.meta["input_token_logprobs"]] == ids
     spelled = engine.generate(ids, GREEDY, return_logprob=True, return_text_in_logprobs=True)
     assert "".join(entry[2] for entry in spelled.meta["output_token_logprobs"]).startswith(spelled.text)
 
