@@ -1,4 +1,5 @@
-"""CPU of an HTTP worker per streamed token: `python benchmarks/streaming.py [--against FOLDER] [--write]`.
+"""CPU of an HTTP worker per streamed token, and per request that does not stream:
+`python benchmarks/streaming.py [--against FOLDER] [--write]`.
 
 The worker is the real one (its inbox, client end, routes and web server) in a process of its own; scheduler
 and detokenizer are played here, so no model is measured. Every stream gets a token, and the next only when
@@ -57,6 +58,7 @@ except ModuleNotFoundError:
 
 CONTEXT = 1 << 15
 DEADLINE_S = 300.0
+CONNECTIONS, WARM = 8, 20
 TEXT = "The quick brown fox jumps over the lazy dog, and then he sleeps in the sun for an hour or two"
 
 
@@ -243,6 +245,44 @@ def streamed(worker: Worker, api: Api, words: Words, streams: int, tokens: int) 
     return took
 
 
+def answered(worker: Worker, api: Api, words: Words, connections: int, requests: int) -> float:
+    """CPU seconds of the worker for `requests` requests on each of some connections that stay open, which get
+    an answer of one token each."""
+    limit: dict[str, Any] = {api.limit: 1}
+    if api.path == "/generate":
+        limit = {"sampling_params": limit}
+    body = json.dumps({**api.body, **limit}).encode()
+    head = f"POST {api.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+    deadline = time.monotonic() + DEADLINE_S
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", worker.port)))
+            for _ in range(connections)
+        ]
+        began = 0.0
+        for number in range(WARM + requests):
+            if number == WARM:
+                began = worker.cpu
+            for client in clients:
+                client.sendall(sent)
+            rids: list[str] = []
+            while len(rids) < connections:
+                came = worker.inbox.receive(1.0)
+                rids += [one.rid for one in came if isinstance(one, TokenizedGenerateReqInput)]
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the requests did not arrive")
+            outputs = [words.output(rid, 0, 1, False) for rid in rids]
+            worker.outbox.send(BatchStrOutput(rids=rids, outputs=outputs))
+            for client in clients:
+                answer = b""
+                while b"\r\n\r\n" not in answer or not answer.endswith(b"}"):
+                    answer += client.recv(1 << 16)
+                if not answer.startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(repr(answer[:300]))
+        return worker.cpu - began
+
+
 # -- reports -------------------------------------------------------------------------------------------------
 
 
@@ -268,18 +308,35 @@ def measure(
     return {name: min(some) * 1e6 / (streams * tokens) for name, some in took.items()}
 
 
+def measure_requests(
+    served: Mapping[str, Worker], api: Api, words: Words, requests: int, rounds: int
+) -> dict[str, float]:
+    """Least CPU microseconds per whole request of each worker, measured in turn."""
+    took: dict[str, list[float]] = {name: [] for name in served}
+    for number in range(rounds):
+        for name in reversed(served) if number % 2 else served:
+            took[name].append(answered(served[name], api, words, CONNECTIONS, requests))
+    return {name: min(some) * 1e6 / (CONNECTIONS * requests) for name, some in took.items()}
+
+
 def table(
-    served: Mapping[str, Worker], names: Sequence[str], cases: Sequence[tuple[int, int]], rounds: int
+    served: Mapping[str, Worker],
+    names: Sequence[str],
+    cases: Sequence[tuple[int, int]],
+    rounds: int,
+    requests: int,
 ) -> list[str]:
-    """One row per interface and worker: microseconds per token for each (streams, tokens)."""
+    """One row per interface and worker: microseconds per token for each (streams, tokens), and per request of
+    one token that does not stream."""
     words = Words()
-    heads = [f"{streams} x {tokens:,}" for streams, tokens in cases]
+    heads = [*(f"{streams} x {tokens:,}" for streams, tokens in cases), "a request"]
     rows = [
         "| interface | worker | " + " | ".join(heads) + " |",
-        "|---|---|" + "---|" * len(cases),
+        "|---|---|" + "---|" * len(heads),
     ]
     for name in names:
         found = [measure(served, APIS[name], words, *case, rounds) for case in cases]
+        found.append(measure_requests(served, APIS[name], words, requests, rounds))
         rows += [
             f"| {name} | {which} | " + " | ".join(f"{one[which]:.0f}" for one in found) + " |"
             for which in served
@@ -300,6 +357,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=1000, help="of each of these streams")
     parser.add_argument("--lengths", type=int, nargs="*", default=[1000, 2000, 4000, 8000], help="of one")
+    parser.add_argument(
+        "--requests", type=int, default=100, help=f"that do not stream, on each of {CONNECTIONS} connections"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="keep the table under results/")
     given = parser.parse_args()
@@ -311,7 +371,7 @@ def main() -> None:
     cases = [(given.streams, given.tokens)] if given.streams else []
     cases += [(1, length) for length in given.lengths]
     with workers(trees) as served:
-        rows = table(served, given.apis, cases, given.rounds)
+        rows = table(served, given.apis, cases, given.rounds, given.requests)
     from benchmarks.measuring import conditions, keep
 
     report = "\n".join(

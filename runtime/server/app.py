@@ -10,7 +10,7 @@ from typing import Any
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from runtime.config.serving.server import ServerConfig
@@ -24,6 +24,7 @@ from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
+from runtime.server.http.routing import Paths
 from runtime.server.native import control, generate, info, parsing, sleep
 from runtime.server.observe.processes import Processes
 from runtime.server.observe.tracing import Tracing
@@ -78,7 +79,7 @@ def build_app(
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     app: ASGIApp = Gate(
-        Router(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing
+        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing
     )
     if config.cors_origins:
         app = CORSMiddleware(

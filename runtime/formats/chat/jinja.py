@@ -57,6 +57,7 @@ class JinjaChatTemplate:
 
     def stopped(self) -> JinjaChatTemplate:
         """The same template, its clock standing still from now on."""
+        _ = self.opening  # once, not for each copy
         moment, made = self._now(), copy.copy(self)
         made._strftime_now = strftime_at(lambda: moment)
         return made
@@ -99,13 +100,24 @@ class JinjaChatTemplate:
     def force_reasoning(self) -> bool:
         """Whether the generation prompt itself opens the model's reasoning (`<think>`), so that a reply
         begins within it."""
-        asked = [{"role": "user", "content": "?"}]
-        try:
-            closed, opened = self.render(asked), self.render(asked, add_generation_prompt=True)
-        except TemplateError:
-            return False
+        closed, opened = self._asked_and_opened
         offered = opened.removeprefix(closed) if opened.startswith(closed) else opened.rpartition("?")[2]
         return offered.rfind("<think>") > offered.rfind("</think>")
+
+    @cached_property
+    def opening(self) -> str:
+        """What the generation prompt puts behind a turn of the user; "" where that is not known."""
+        closed, opened = self._asked_and_opened
+        found = opened.removeprefix(closed) if opened.startswith(closed) else ""
+        return "" if found and closed.endswith(found) else found
+
+    @cached_property
+    def _asked_and_opened(self) -> tuple[str, str]:
+        asked = [{"role": "user", "content": "?"}]
+        try:
+            return self.render(asked), self.render(asked, add_generation_prompt=True)
+        except TemplateError:
+            return "", ""
 
     def render(
         self,

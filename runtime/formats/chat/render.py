@@ -43,6 +43,9 @@ class TextTemplate(Protocol):
     @property
     def bos_token(self) -> str: ...
 
+    @property
+    def opening(self) -> str: ...
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -274,14 +277,15 @@ class _Turns:
     def _open(self, before: list[dict[str, Any]], last: dict[str, Any], index: int) -> str:
         if "tool_calls" in last:
             raise TemplateError("an open turn cannot carry tool calls", where=f"messages[{index}]")
-        closed = self._or_none(before) if before else ""
         content = last["content"]
         text, only_text = _said(content)
         reply = last["role"] == "assistant" and only_text and not last.get("reasoning_content")
-        if reply:
-            offered = self._or_none(before, add_generation_prompt=True)
-            if offered is not None and offered != closed:
-                return offered + text
+        offered = self._or_none(before, add_generation_prompt=True) if reply else None
+        if offered is not None and (opening := self._template.opening) and offered.endswith(opening):
+            return offered + text  # as it does after other conversations: no need to look at the closed one
+        closed = self._or_none(before) if before else ""
+        if offered is not None and offered != closed:
+            return offered + text
         mark = _unused_mark([*before, last])
         marked = self._render([*before, {**last, "content": _marked(content, mark)}])
         if marked.count(mark) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import os
 
 import msgspec
 
@@ -11,7 +11,7 @@ MAX_NAME_BYTES = 512
 
 
 def new_rid() -> str:
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 class BaseReq(msgspec.Struct, kw_only=True, omit_defaults=True, tag=True):

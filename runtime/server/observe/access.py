@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
-import uuid
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +22,7 @@ log = logging.getLogger(ACCESS)
 
 def request_id(given: str | None) -> str:
     """The client's own where it is a plain word; else a fresh one."""
-    return given if given is not None and _ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given is not None and _ID.fullmatch(given) else os.urandom(16).hex()
 
 
 def say(scope: Scope, status: int | None, seconds: float, size: int) -> None:

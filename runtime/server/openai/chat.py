@@ -22,6 +22,7 @@ from runtime.protocol.requests.base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
 from runtime.server.http.body import read_struct
+from runtime.server.http.error_mapping import FieldNames
 from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.left_out import says_nothing
 from runtime.server.http.openapi import Operation
@@ -149,9 +150,9 @@ def routes(ctx: ServerContext) -> list[Route]:
     return [Route("/v1/chat/completions", chat, methods=["POST"])]
 
 
-def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput, ToolUse]:
-    """The runtime's request for a chat request, and what it says of tools. Raises BadRequest,
-    NotSupported."""
+def request_of(ctx: ServerContext, body: ChatRequest, names: FieldNames) -> tuple[GenerateReqInput, ToolUse]:
+    """The runtime's request for a chat request, and what it says of tools. names: see names_of(). Raises
+    BadRequest, NotSupported."""
     _check(ctx, body)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     fields = fields_of(ctx, body, ROOM if limit is None else limit)
@@ -161,7 +162,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
     if body.input_ids is not None:
         _check_ids(body)
         made = GenerateReqInput(input_ids=list(body.input_ids), stream=bool(body.stream), **fields)
-        return ready(ctx, made, names_of(body)), ToolUse()
+        return ready(ctx, made, names), ToolUse()
     history = messages_of(body.messages or [])
     use = _tools(ctx, body, history, fields["sampling_params"])
     fields["sampling_params"] |= use.sampling | shown_marks(ctx, _kept_apart(body))
@@ -180,7 +181,7 @@ def request_of(ctx: ServerContext, body: ChatRequest) -> tuple[GenerateReqInput,
         continue_final_message=body.continue_final_message,
     )
     made = GenerateReqInput(messages=messages, stream=bool(body.stream), **fields)
-    return ready(ctx, made, names_of(body)), use
+    return ready(ctx, made, names), use
 
 
 def _tools(
@@ -222,8 +223,9 @@ class ChatJob:
 
     def __init__(self, ctx: ServerContext, body: ChatRequest) -> None:
         self._ctx, self._body = ctx, body
-        self._request, self._tools = request_of(ctx, body)
-        self._names = self._tools.named(names_of(body))
+        names = names_of(body)
+        self._request, self._tools = request_of(ctx, body, names)
+        self._names = self._tools.named(names)
         apart, held = _kept_apart(body), body.stream_reasoning is False
         self._shows_reasoning = body.include_reasoning is not False
         self._ids: dict[int, list[int]] = {}

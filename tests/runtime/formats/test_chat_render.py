@@ -248,6 +248,30 @@ def test_thinking_is_said_by_the_name_that_the_template_reads(read: str, said: s
     assert render_prompt([Message("user", "U")], template, template_kwargs={said: value}) == str(value)
 
 
+@pytest.mark.parametrize("source", [CHATML, NO_GENERATION_PROMPT, LLAMA_2, LAST_TURN_DIFFERS])
+def test_a_known_opening_changes_no_prompt(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """It only spares a rendering."""
+    template = JinjaChatTemplate({"default": source})
+    texts = ("U", "", "<|im_start|>assistant\n", "</s>")
+    turns = [Message(role, text) for text in texts for role in ("user", "assistant", "system")]
+    talks = [[], *([one] for one in turns), turns[:2], turns[:3], turns[3:7]]
+
+    def prompts() -> list[str]:
+        made = []
+        for talk in talks:
+            try:
+                made.append(render_prompt(conversation(talk), template))
+            except TemplateError as error:
+                made.append(str(error))
+        return made
+
+    found = prompts()
+    assert (template.opening != "") == (source == CHATML)
+    monkeypatch.setattr(JinjaChatTemplate, "opening", "")
+    template = JinjaChatTemplate({"default": source})
+    assert prompts() == found
+
+
 def test_force_reasoning() -> None:
     opens = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think>\\n' }}{% endif")
     shut = CHATML.replace("assistant\\n' }}{% endif", "assistant\\n<think></think>' }}{% endif")
@@ -330,6 +354,7 @@ class Slow:
     """Renders in no time, by a clock of its own in 0.6 s."""
 
     bos_token = ""
+    opening = ""
     rendered = 0
 
     def thread_time(self) -> float:
