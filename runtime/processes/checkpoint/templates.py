@@ -105,6 +105,7 @@ class NoTemplate:
 
     reason: str
     bos_token: str = ""
+    opening: str = ""
 
     def render(
         self,
