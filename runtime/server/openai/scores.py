@@ -35,6 +35,7 @@ from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.params import DEFAULT_MODEL, check_model
+from runtime.server.openai.tokenize import beside
 
 T = TypeVar("T")
 ANSWERS = ("yes", "no")
@@ -84,12 +85,14 @@ class RerankDocument(msgspec.Struct):
 
 
 class RerankRequest(Scoring, kw_only=True, forbid_unknown_fields=True):
-    """top_n: so many of the best; 0 or left out: all. documents: texts, or objects with a text."""
+    """As vLLM's and Cohere's clients send it. top_n: so many of the best; 0 or left out: all. documents:
+    texts, or objects with a text. max_tokens_per_doc: of each document so many tokens are read."""
 
     query: str
     documents: list[str | RerankDocument]
     top_n: int | None = None
     return_documents: bool = True
+    max_tokens_per_doc: int | None = None
 
 
 class ScoreUsage(msgspec.Struct):
@@ -297,7 +300,13 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
     if body.top_n is not None and body.top_n < 0:
         raise BadRequest(f"must be at least 0, got {body.top_n}", where="top_n")
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    scores, tokens = await _scored(ctx, body, [(body.query, text) for text in texts], "documents")
+    _check_number(ctx, len(texts), "documents")
+    read, most = texts, body.max_tokens_per_doc
+    if most is not None:
+        if most < 1:
+            raise BadRequest(f"must be at least 1, got {most}", where="max_tokens_per_doc")
+        read = await beside(ctx, sum(map(len, texts)), _shortened, ctx, texts, most)
+    scores, tokens = await _scored(ctx, body, [(body.query, text) for text in read], "documents")
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     results = [
         Ranked(index, scores[index], RerankDocument(texts[index]) if body.return_documents else None)
@@ -305,6 +314,14 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
     ]
     named = body.request_id or body.rid or new_rid()
     return Ranking(f"rerank-{named}", ctx.served_name, results, ScoreUsage(tokens, tokens))
+
+
+def _shortened(ctx: ServerContext, texts: list[str], most: int) -> list[str]:
+    """The first tokens of each."""
+    tokenizer = ctx.manager.tokenizer
+    ids = [tokenizer.encode_plain(text) for text in texts]
+    pairs = zip(texts, ids, strict=True)
+    return [text if len(own) <= most else tokenizer.decode(own[:most], False) for text, own in pairs]
 
 
 async def _scored(

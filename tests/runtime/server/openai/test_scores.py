@@ -97,11 +97,22 @@ def test_documents_are_ranked_by_what_the_model_would_answer(client: httpx.Clien
     assert best == [{"index": answer["results"][0]["index"], "relevance_score": score, "document": None}]
     pairs = client.post("/v1/score", json={"text_1": query, "text_2": documents}).json()
     assert [one["score"] for one in pairs["data"]] == pytest.approx(expected, rel=1e-3)
+    objects: dict[str, Any] = {**body, "documents": [{"text": text, "id": 1} for text in documents]}
+    first = client.post("/tokenize", json={"prompt": documents, "add_special_tokens": False}).json()["tokens"]
+    begun = client.post("/detokenize", json={"tokens": [ids[:2] for ids in first]}).json()["text"]
+    same = (objects, body), ({**objects, "max_tokens_per_doc": 2}, {**body, "documents": begun})
+    for one, two in same:
+        found, wanted = (client.post("/v2/rerank", json=asked).json()["results"] for asked in (one, two))
+        assert [ranked["index"] for ranked in found] == [ranked["index"] for ranked in wanted]
+        scores = [ranked["relevance_score"] for ranked in found]
+        assert scores == pytest.approx([ranked["relevance_score"] for ranked in wanted], rel=1e-3)
+        assert found[0]["document"] == {"text": documents[found[0]["index"]]}  # as it was sent
     other = client.post("/v1/rerank", json={**body, "instruct": "Find potters"}).json()["results"]
     assert other != answer["results"]
     for wrong, param in (
         ({"documents": []}, "documents"),
         ({"top_n": -1}, "top_n"),
+        ({"max_tokens_per_doc": 0}, "max_tokens_per_doc"),
         ({"query": 3}, "query"),
     ):
         refused = client.post("/v1/rerank", json={**body, **wrong})
