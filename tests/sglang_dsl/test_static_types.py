@@ -277,6 +277,7 @@ async def runs(backend: sgl.MockBackend) -> None:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(320)
 def test_the_plugin_checks_words_and_parameters_together(tmp_path: Path) -> None:
     """In one line each."""
