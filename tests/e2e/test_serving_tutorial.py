@@ -1,5 +1,5 @@
-"""The pages about serving: their Python and curl commands run as printed, their command lines are valid, and the
-options and paths that they name exist."""
+"""The pages about serving: their Python and curl commands run as printed, their command lines are valid, and
+the options and paths that they name exist."""
 
 from __future__ import annotations
 
