@@ -56,6 +56,8 @@ def executed(given: Sequence[Path]) -> Iterator[tuple[Path, Any]]:
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             "NO_COLOR": "1",
         }
+        # With it a kernel takes itself for a test, and gives cells a stderr that no process can inherit.
+        environment.pop("PYTEST_CURRENT_TEST", None)
         client = NotebookClient(
             v4.new_notebook(), timeout=CELL_S, kernel_name="python3", coalesce_streams=True
         )
@@ -152,8 +154,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; say which outputs are stale")
     parser.add_argument("files", nargs="*", type=Path, default=[NOTEBOOKS])
     args = parser.parse_args()
+    found = files(args.files)
+    if wrong := [str(file) for file in found if file.suffix != ".ipynb"]:
+        parser.error(f"no notebook: {', '.join(wrong)}")
     failed = False
-    for file, notebook in executed(files(args.files)):
+    for file, notebook in executed(found):
         name = file.resolve().relative_to(ROOT).as_posix()
         changes = stale(nbformat.read(file, as_version=4), notebook)
         if args.check:
