@@ -19,6 +19,7 @@ from runtime.config.engine import EngineConfig
 from runtime.formats.chat.derive import Derivation
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.templates import TemplateChoice
+from runtime.processes.frontend import prefixes
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest, RuntimeFault, from_dict
@@ -312,6 +313,12 @@ class Engine:
             "live": self._pipeline.manager.live,
             "chat_template": self.template_choice.describe(),
         }
+
+    def prefix_cache(self, most: int = 500) -> dict[str, Any]:
+        """What the prefix cache holds, the most used first, as the server's /radix_tree tells it: `nodes`,
+        each with its parent, tokens, hits and the beginning of its text."""
+        answer = self._ask(prefixes.question(most, texts=True))
+        return {**prefixes.told(answer.data, self._pipeline.manager.tokenizer), "texts": True}
 
     @property
     def derivation(self) -> Derivation | None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runtime.cache.survey import PrefixTree
 from runtime.plan import Run
 
 
@@ -104,6 +105,10 @@ class PrefixCache(ABC):
     @abstractmethod
     def reset(self) -> list[Run]:
         """Drop all that is unlocked; returns the slots."""
+
+    @abstractmethod
+    def survey(self, most: int, ids: int) -> PrefixTree:
+        """What is held: `most` nodes at most, each with its first `ids` tokens. Changes nothing."""
 
     @property
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.cache.base import Match, Node, PrefixCache
+from runtime.cache.survey import PrefixTree
 from runtime.plan import Run
 
 NOTHING = Match((), 0)
@@ -52,6 +53,9 @@ class NoCache(PrefixCache):
 
     def reset(self) -> list[Run]:
         return []
+
+    def survey(self, most: int, ids: int) -> PrefixTree:
+        return PrefixTree(page_size=0, evictable=0, protected=0)
 
     @property
     def version(self) -> int:

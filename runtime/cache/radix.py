@@ -13,6 +13,7 @@ from typing import cast
 from runtime.cache.base import Match, PrefixCache
 from runtime.cache.eviction import EvictionQueue, Key, lru
 from runtime.cache.pages import join, split, total
+from runtime.cache.survey import PrefixTree, survey
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
 
@@ -312,6 +313,10 @@ class RadixCache(PrefixCache):
             node = node.parent
 
     # -- looking ---------------------------------------------------------------------------------------------
+
+    def survey(self, most: int, ids: int) -> PrefixTree:
+        nodes, left_out = survey(self._roots.values(), self._clock, most, ids)
+        return PrefixTree(self.page_size, self._evictable, self._protected, nodes, left_out)
 
     def nodes(self) -> Iterator[RadixNode]:
         """All nodes, parents first; for checks and reports."""

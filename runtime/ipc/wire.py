@@ -35,6 +35,7 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.OpenSessionReq,
     io_struct.CloseSessionReq,
     io_struct.GetStateReq,
+    io_struct.GetPrefixesReq,
     io_struct.SetStateReq,
     io_struct.PrecompileReq,
     io_struct.ProfileReq,

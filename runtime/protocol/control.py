@@ -66,6 +66,20 @@ class GetStateReq(SingleReq):
     """Ask for the scheduler's counters; they come in `data`."""
 
 
+MAX_PREFIXES = 5000
+"""Nodes of the prefix cache in one answer, at most."""
+MAX_PREFIX_IDS = 64
+"""Token ids of each, at most."""
+
+
+class GetPrefixesReq(SingleReq):
+    """Ask what the prefix cache holds: the answer's data is a PrefixTree (cache/survey.py) as a dict, of
+    `most` nodes at most, each with its first `ids` token ids."""
+
+    most: int = 500
+    ids: int = 0
+
+
 class SetStateReq(SingleReq):
     """Change settings of a running scheduler; answered with their values after the change in `data`."""
 

@@ -8,10 +8,11 @@ from contextvars import ContextVar
 
 class Client:
     """name: whose shares are counted together. is_tenant: it is one of several that must not learn of one
-    another: not by what the cache they share holds, nor may it end what others began."""
+    another: not by what the cache they share holds, nor may it end what others began. sees_all: it may be
+    shown what others asked."""
 
-    def __init__(self, name: str = "", *, is_tenant: bool = False) -> None:
-        self.name, self.is_tenant = name, is_tenant
+    def __init__(self, name: str = "", *, is_tenant: bool = False, sees_all: bool = False) -> None:
+        self.name, self.is_tenant, self.sees_all = name, is_tenant, sees_all
 
     def begin(self) -> None:
         """A request of its own begins. Raises RateLimited where it may have no more; then it did not."""

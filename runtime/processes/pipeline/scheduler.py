@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from runtime.cache.none import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
@@ -24,6 +25,7 @@ from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.adapters import no_adapters
+from runtime.protocol.control import MAX_PREFIX_IDS, MAX_PREFIXES
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
@@ -34,6 +36,7 @@ from runtime.protocol.io_struct import (
     ControlOutput,
     EmbeddingOutput,
     FlushCacheReq,
+    GetPrefixesReq,
     GetStateReq,
     HealthReq,
     LoadLoRAAdapterReq,
@@ -212,6 +215,8 @@ class SchedulerProcess:
                 self._answer(item, lambda: self._close_session(item))
             case GetStateReq():
                 self._answer(item, lambda: (True, "", self._state()))
+            case GetPrefixesReq():
+                self._answer(item, lambda: (True, "", self._prefixes(item)))
             case SetStateReq():
                 self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
             case PrecompileReq():
@@ -478,6 +483,15 @@ class SchedulerProcess:
             "faults_in_a_row": self._faults,
             "released": self._memory.released,
         }
+
+    def _prefixes(self, item: GetPrefixesReq) -> dict[str, Any]:
+        match self._scheduler:
+            case Scheduler(manager=manager):
+                cache = manager.cache
+            case EmbeddingScheduler():
+                cache = NoCache()
+        tree = cache.survey(min(max(0, item.most), MAX_PREFIXES), min(max(0, item.ids), MAX_PREFIX_IDS))
+        return msgspec.to_builtins(tree)
 
     def _grammar_state(self) -> dict[str, Any]:
         if self._grammar is None:

@@ -1,0 +1,36 @@
+"""What the prefix cache holds, with texts: the scheduler, who keeps it, knows token ids alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.protocol.control import GetPrefixesReq
+
+PICTURE = "▢".encode()
+"""For what stands in for a picture, which is no token."""
+SHOWN_IDS = 48
+"""Tokens of each node whose text is shown."""
+
+
+def question(most: int, *, texts: bool) -> GetPrefixesReq:
+    return GetPrefixesReq(most=most, ids=SHOWN_IDS if texts else 0)
+
+
+def told(tree: dict[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The scheduler's answer with the `text` of each node's first tokens in place of their ids; without a
+    tokenizer none is told."""
+    for node in tree["nodes"]:
+        ids = node.pop("ids", [])
+        if tokenizer is not None:
+            node["text"] = b"".join(_bytes(tokenizer, ids)).decode("utf-8", "replace")
+            node["cut"] = node["tokens"] > len(ids)
+    return tree
+
+
+def _bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> Iterator[bytes]:
+    table = tokenizer.text_table
+    known = range(len(table.vocabulary))
+    for one in ids:
+        yield table.bytes_of([one], False)[0] if one in known else PICTURE
