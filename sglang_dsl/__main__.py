@@ -7,6 +7,7 @@ run FILE:FUNCTION [name=value ...]    run a program and show its state
 trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
 chat                                  a conversation in the terminal; --regex, --json-schema, --ebnf and
                                       --structural-tag say what every answer must match
+view FILE.jsonl ...                   show runs that were written with `run --write-run` in the browser
 doctor                                what is installed, what works, what to install
 serve                                 the same as `python -m runtime serve`
 
@@ -24,6 +25,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,6 +40,7 @@ from sglang_dsl.console.session.opening import Place
 from sglang_dsl.errors import BadProgram, SglError
 from sglang_dsl.function import RUN_WORDS, SglFunction
 from sglang_dsl.launch_server import serve
+from sglang_dsl.views.run_file import RunWriter, write_run
 
 PROG = "sglang-dsl"
 FORMS = {
@@ -70,6 +73,11 @@ def parser() -> argparse.ArgumentParser:
     repl = verbs.add_parser("repl", help="a Python prompt with s on a backend; the same as no verb at all")
     doctor = verbs.add_parser("doctor", help="what is installed, what works, what to install")
     doctor.add_argument("--quick", action="store_true", help="load no model")
+    view = verbs.add_parser("view", help="show run files in the browser: tree, timeline, tokens, cache")
+    view.add_argument("files", metavar="FILE", nargs="+", help="written with `run --write-run`, or write_run")
+    view.add_argument("--live", action="store_true", help="follow files that still grow, or come later")
+    view.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="on 127.0.0.1; 0: any that is free")
     verbs.add_parser("serve", help="serve a model over HTTP; `serve --help` lists the options")
     for verb in (run, trace):
         verb.add_argument("program", metavar="FILE:FUNCTION")
@@ -82,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         verb.add_argument(
             "--temperature", type=float, default=None, metavar="T", help="0: the likeliest token, always"
         )
+    run.add_argument("--write-run", default=None, metavar="FILE", help="write all calls to a file for `view`")
     run.add_argument("--stream", action="store_true", help="print the text as it comes")
     trace.add_argument("--json", action="store_true", help="print the program as JSON")
     trace.add_argument(
@@ -197,20 +206,33 @@ def run(args: argparse.Namespace) -> int:
     given = check(program, arguments(args.arguments))
     chosen = backend(args)
     try:
-        program = program.options(backend=chosen, stream=args.stream)
-        state = program.run(**given)
-        if args.stream:
-            for piece in state.text_iter():
-                print(piece, end="", flush=True)
-            print()
-        else:
-            state.show()
-        error = state.error()
+        with nullcontext() if args.write_run is None else write_run(args.write_run) as written:
+            state = program.options(backend=chosen, stream=args.stream).run(**given)
+            if args.stream:
+                for piece in state.text_iter():
+                    print(piece, end="", flush=True)
+                print()
+            else:
+                state.show()
+            error = state.error()
+            if written is not None:
+                _write_cache(written, chosen)
         if error is not None:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return int(error is not None)
     finally:
         background().run(chosen.aclose())
+
+
+def _write_cache(written: RunWriter, chosen: Backend) -> None:
+    """What the backend's prefix cache holds now, where it tells."""
+    try:
+        tree = background().run(chosen.prefix_cache())
+    except SglError as error:
+        print(f"the prefix cache is not in the file: {error}", file=sys.stderr)
+        return
+    if tree is not None:
+        written.cache(tree)
 
 
 def trace(args: argparse.Namespace) -> int:
@@ -236,6 +258,12 @@ def repl(args: argparse.Namespace) -> int:
     return terminal.prompt(Place(args.backend, args.model), words=words_of(args), system=args.system)
 
 
+def view(args: argparse.Namespace) -> int:
+    from sglang_dsl.console import view as viewed
+
+    return viewed.main(args.files, live=args.live, browser=not args.no_browser, port=args.port)
+
+
 def doctor(args: argparse.Namespace) -> int:
     from sglang_dsl.console import doctor as found
 
@@ -246,7 +274,7 @@ def demo(args: argparse.Namespace) -> int:
     return int(importlib.import_module("sglang_dsl.console.demo").main())
 
 
-VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat, "repl": repl, "doctor": doctor}
+VERBS = {"demo": demo, "run": run, "trace": trace, "chat": chat, "repl": repl, "view": view, "doctor": doctor}
 _OWN = ("-h", "--help", "--version")
 """Options of the command itself; others without a verb are the prompt's."""
 

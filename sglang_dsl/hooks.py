@@ -30,6 +30,8 @@ class CallEvent:
     step      how many calls its branch had made before
     seconds   from begin to end, monotonic; first_token_s: to the first piece of a stream
     replayed  whether the answer came from a record
+    run       which run of a program it belongs to, a number unique in this process
+    request   gives what was asked, as a record keeps it; reply, of an "end": what was answered
     """
 
     phase: Literal["begin", "end", "error"]
@@ -47,6 +49,9 @@ class CallEvent:
     replayed: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
     error: ProgramError | BaseException | None = None
+    run: int = 0
+    request: Callable[[], dict[str, Any]] | None = None
+    reply: Callable[[], dict[str, Any]] | None = None
 
 
 Hook: TypeAlias = Callable[[CallEvent], object]

@@ -25,7 +25,7 @@ from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
 from runtime.server.http.routing import Paths
-from runtime.server.native import control, generate, info, parsing, sleep
+from runtime.server.native import control, generate, info, introspection, pages, parsing, sleep
 from runtime.server.observe.processes import Processes
 from runtime.server.observe.tracing import Tracing
 from runtime.server.ollama import routes as ollama
@@ -34,8 +34,8 @@ from runtime.server.openai.responses import routes as responses
 from runtime.tools import ToolServer
 
 MODULES: tuple[RouteModule, ...] = (
-    generate, tokenize, parsing, info, control, sleep, models, completions, chat, embeddings, scores,
-    responses, anthropic, ollama,
+    generate, tokenize, parsing, info, introspection, control, sleep, models, completions, chat, embeddings,
+    scores, responses, anthropic, ollama,
 )  # fmt: skip
 ORDERS = control.ORDERS | sleep.ORDERS
 SHAPES = tuple((prefix, api.error_body) for api in (anthropic, ollama) for prefix in api.PREFIXES)
@@ -73,6 +73,8 @@ def build_app(
     )
     routes = [route for module in MODULES for route in module.routes(ctx)]
     described = describe(secured=ring.secured)
+
+    routes += pages.routes(ctx, described, secured=ring.secured)
 
     async def openapi(_: Request) -> Response:
         return json_response(described)

@@ -96,6 +96,11 @@ class Backend(ABC):
         """Drop cached prefixes; False where the backend has none or it is in use."""
         return False
 
+    async def prefix_cache(self) -> dict[str, Any] | None:
+        """What the prefix cache holds: nodes with their tokens, hits and the beginning of their text. None
+        where the backend has none, or does not show it."""
+        return None
+
     async def info(self) -> dict[str, Any]:
         """What the backend says of itself: at least its name."""
         return {"backend": self.name}

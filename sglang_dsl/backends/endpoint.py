@@ -265,6 +265,14 @@ class RuntimeEndpoint(Backend):
             raise _error_of(fault) from fault
         return True
 
+    async def prefix_cache(self) -> dict[str, Any] | None:
+        try:
+            return dict(await self._transport.get("/radix_tree", INFO_S))
+        except HttpFault as fault:
+            if fault.status in (403, 404, 405):
+                return None  # not for this key, or a server that does not know the path
+            raise _error_of(fault) from fault
+
     async def info(self) -> dict[str, Any]:
         told = await self._get("/server_info")
         # Not every server has a tokenizer of its own.

@@ -155,6 +155,10 @@ class EngineBackend(Backend):
         with faults(None):
             return bool(await asyncio.to_thread(self._engine.flush_cache))
 
+    async def prefix_cache(self) -> dict[str, Any] | None:
+        with faults(None):
+            return dict(await asyncio.to_thread(self._engine.prefix_cache))
+
     async def info(self) -> dict[str, Any]:
         with faults(None):
             state = await asyncio.to_thread(self._engine.state)

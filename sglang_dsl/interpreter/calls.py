@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -30,7 +31,7 @@ from sglang_dsl.ir import Source
 
 T = TypeVar("T")
 Before: TypeAlias = "Callable[[Backend], Awaitable[None]] | None"
-_NUMBERS = itertools.count()
+_NUMBERS, _RUNS = itertools.count(), itertools.count()
 _CHARACTERS = 4
 """Of a token, as a rule of thumb."""
 
@@ -75,6 +76,7 @@ class Calls:
     ) -> None:
         self.program, self.backend, self.ledger = program, backend, ledger
         self.record, self.seed, self.index = record, seed, index
+        self._run = next(_RUNS)
 
     def derived(self, where: Where) -> int | None:
         """The seed of a call that has none of its own."""
@@ -159,7 +161,7 @@ class Calls:
         limit, budget = _limit(where) if where.meters else (where.timeout, None)
         clock, number = _Clock(time.monotonic()), next(_NUMBERS)
         if hooks.listeners:
-            self._tell("begin", number, where, clock)
+            self._tell("begin", number, where, clock, asked)
         deadline = None if limit is None else background().deadlines.begin(limit)
         try:
             if self.record is not None:
@@ -170,7 +172,7 @@ class Calls:
         except BaseException as raised:  # noqa: BLE001 - raised again, some by another name
             error = _named(raised, deadline, budget)
             if hooks.listeners:
-                self._tell("error", number, where, clock, error=error)
+                self._tell("error", number, where, clock, asked, error=error)
             try:
                 if error is raised:
                     raise
@@ -196,7 +198,7 @@ class Calls:
             )
         )
         if hooks.listeners:
-            self._tell("end", number, where, clock, meta=meta)
+            self._tell("end", number, where, clock, asked, meta=meta, reply=partial(asked.write, done))
         return done
 
     async def _recorded(
@@ -230,8 +232,10 @@ class Calls:
         number: int,
         where: Where,
         clock: _Clock,
+        asked: Asked[Any],
         meta: dict[str, Any] | None = None,
         error: BaseException | None = None,
+        reply: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         hooks.tell(
             CallEvent(
@@ -250,6 +254,9 @@ class Calls:
                 replayed=clock.replayed,
                 meta=meta or {},
                 error=error,
+                run=self._run,
+                request=asked.request,
+                reply=reply,
             )
         )
 

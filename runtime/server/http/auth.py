@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
+from runtime import viewer
 from runtime.config.serving.server import ServerConfig
 from runtime.server.http.body import is_json
 from runtime.server.http.errors import Forbidden, ForeignOrigin, Unauthorized, WrongMediaType
@@ -17,6 +18,10 @@ from runtime.server.http.keys import Key, KeyRing
 
 OPEN_PATHS = frozenset({"/health", "/health_generate", "/ready"})
 """Asked by load balancers, which hold no key."""
+_OF_VIEWER = ("sources.json", *viewer.NAMES)
+PAGE_PATHS = frozenset({"/", "/docs", "/viewer", *(f"/viewer/{name}" for name in _OF_VIEWER)})
+"""Pages for browsers, which send no key by themselves. They are the same for all and tell nothing of the
+model; a key is needed for what they show."""
 
 
 class KeyCheck:
@@ -28,7 +33,8 @@ class KeyCheck:
 
     def __init__(self, config: ServerConfig, ring: KeyRing, orders: Collection[str] = ()) -> None:
         self._ring, self._orders = ring, frozenset(orders)
-        self._open = OPEN_PATHS if config.metrics_need_key else OPEN_PATHS | {"/metrics"}
+        self._open = OPEN_PATHS | PAGE_PATHS | (frozenset() if config.metrics_need_key else {"/metrics"})
+        self._at_home = _is_local(config.host)
 
     def check(self, method: str, path: str, headers: Headers) -> Key | None:
         """The key that was sent. Raises Unauthorized unless the request may pass. `x-api-key` is how
@@ -47,6 +53,13 @@ class KeyCheck:
             hint = "send Authorization: Bearer <key>"
             raise Unauthorized(f"{what} is needed", where="authorization", hint=hint)
         return found
+
+    def sees_all(self, key: Key | None) -> bool:
+        """Whether whoever has `key` may be shown what others asked: who may give orders; without any keys,
+        who is on this machine."""
+        if self._ring.orders_need_admin:
+            return key is not None and key.is_admin
+        return key is not None or self._at_home
 
     def check_order(self, method: str, path: str, headers: Headers, key: Key | None) -> None:
         """Raise Forbidden or WrongMediaType unless whoever has `key` may give this order, if it is one."""

@@ -55,7 +55,9 @@ class KeyRing:
         own, admin = config.api_key, config.admin_api_key
         self._own = [] if own is None else [Key(_digest(own.strip().encode()))]
         if admin is not None:
-            self._own.append(Key(_digest(admin.strip().encode()), Client("admin"), is_admin=True))
+            self._own.append(
+                Key(_digest(admin.strip().encode()), Client("admin", sees_all=True), is_admin=True)
+            )
         self._secured = own is not None or self._file is not None
         self.tell: Callable[[str, str, int], None] = lambda name, what, count: None
         self._quotas: dict[str, Quota] = {}

@@ -119,7 +119,10 @@ class Gate:
             key = self._keys.check(scope["method"], path, headers)
             self._origins.check(scope["method"], headers)
             self._keys.check_order(scope["method"], path, headers, key)
-            client = Client(_peer(scope)) if key is None or key.client is None else key.client
+            if key is None or key.client is None:
+                client = Client(_peer(scope), sees_all=self._keys.sees_all(key))
+            else:
+                client = key.client
             CLIENT.set(client)
             if self._active > self._limit and path not in UNLIMITED:
                 raise Overloaded(

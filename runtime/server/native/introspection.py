@@ -1,0 +1,118 @@
+"""The native routes for looking into the engine: its prefix cache, and where the time of requests went.
+
+Who may give orders sees all of it, texts included; a client among several sees nothing of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime.processes.frontend import prefixes
+from runtime.processes.frontend.client import CLIENT
+from runtime.protocol.control import MAX_PREFIXES
+from runtime.protocol.errors import BadRequest
+from runtime.server.context import ServerContext
+from runtime.server.http.errors import Forbidden, json_response
+from runtime.server.http.openapi import Operation
+from runtime.server.native.control import raise_if_refused
+from runtime.server.observe.recent import Recent, RecentRequest
+
+DEFAULT_PREFIXES = 500
+DECODE_IN_PLACE = 100
+"""Nodes whose texts are made at once; more in a thread."""
+
+
+class ShownPrefix(msgspec.Struct):
+    """A node: see Prefix. text: of its first tokens, where the client may see it, `cut` where there are
+    more."""
+
+    id: int
+    parent: int
+    namespace: int
+    tokens: int
+    start: int
+    hits: int
+    locks: int
+    idle: int
+    children: int
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    cut: bool | msgspec.UnsetType = msgspec.UNSET
+
+
+class ShownTree(msgspec.Struct):
+    """See PrefixTree. texts: whether this client sees them."""
+
+    page_size: int
+    evictable: int
+    protected: int
+    nodes: list[ShownPrefix]
+    left_out: int
+    texts: bool
+
+
+class RecentRequests(msgspec.Struct):
+    """Oldest first. all_clients: whether those of other clients are among them."""
+
+    now: float
+    all_clients: bool
+    requests: list[RecentRequest]
+
+
+OPENAPI: dict[str, Operation] = {
+    "GET /radix_tree": Operation(
+        "What the prefix cache holds, the most used first",
+        response=ShownTree,
+        errors=(400, 504),
+        query={"limit": {"type": "integer", "minimum": 1, "maximum": MAX_PREFIXES}},
+    ),
+    "GET /recent_requests": Operation("The last requests: counts and times", response=RecentRequests),
+}
+
+
+def routes(ctx: ServerContext) -> list[Route]:
+    looking = Introspection(ctx)
+    return [Route("/radix_tree", looking.tree), Route("/recent_requests", looking.recent)]
+
+
+class Introspection:
+    def __init__(self, ctx: ServerContext) -> None:
+        self._ctx, self._recent = ctx, Recent()
+        ctx.manager.observe(self._recent)
+        ctx.peers.answers["recent"] = lambda _: self._recent.all()
+
+    async def tree(self, request: Request) -> Response:
+        client = CLIENT.get()
+        if client.is_tenant:
+            raise Forbidden("what others have cached is shown to the admin key alone", where="/radix_tree")
+        asked = prefixes.question(_limit(request), texts=client.sees_all)
+        answer = await self._ctx.manager.control_async(asked, self._ctx.config.control_timeout_s)
+        raise_if_refused(answer)
+        tree, tokenizer = answer.data, self._ctx.manager.tokenizer if client.sees_all else None
+        if len(tree["nodes"]) <= DECODE_IN_PLACE:
+            shown = prefixes.told(tree, tokenizer)
+        else:
+            shown = await asyncio.to_thread(prefixes.told, tree, tokenizer)
+        return json_response({**shown, "texts": client.sees_all})
+
+    async def recent(self, request: Request) -> Response:
+        client = CLIENT.get()
+        others = await self._ctx.peers.all("recent", "", list[RecentRequest])
+        found = [one for some in (self._recent.all(), *others) for one in some]
+        if not client.sees_all:
+            found = [one for one in found if one.client == client.name]
+        found.sort(key=lambda one: one.began)
+        return json_response(RecentRequests(self._ctx.clock(), client.sees_all, found))
+
+
+def _limit(request: Request) -> int:
+    text = request.query_params.get("limit", str(DEFAULT_PREFIXES))
+    # Longer ones are not read as a number at all.
+    value = int(text) if len(text) <= 9 and text.isascii() and text.isdecimal() else 0
+    if not 1 <= value <= MAX_PREFIXES:
+        raise BadRequest(f"must be a number from 1 to {MAX_PREFIXES}, got {text[:40]!r}", where="limit")
+    return value

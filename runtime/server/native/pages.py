@@ -1,0 +1,131 @@
+"""The pages of a server: what it is (/), its API (/docs) and the viewer (/viewer). Whoever asks `/` for JSON
+gets JSON.
+
+They are the same for everybody: browsers send no key by themselves. What the viewer shows it asks for, with a
+key where one is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from runtime import viewer
+from runtime.protocol.console import version
+from runtime.server.context import ServerContext
+from runtime.server.http.errors import json_response
+
+NAME = "sglang-dsl runtime"
+WHAT = "Serves a language model, with the APIs of OpenAI, Anthropic and Ollama besides its own."
+LINKS = {
+    "/viewer": "Viewer: recent requests, the prefix cache, and files with runs of programs",
+    "/docs": "API: what each route takes",
+    "/openapi.json": "API as an OpenAPI document",
+    "/server_info": "Options and counters of this server",
+    "/metrics": "Counters for Prometheus",
+    "/health": "Whether it works",
+}
+
+
+def routes(ctx: ServerContext, document: Mapping[str, Any], *, secured: bool) -> list[Route]:
+    """`document`: the OpenAPI document of the other routes. secured: an API key is asked for."""
+    pages = Pages(ctx, document, secured)
+    return [
+        Route("/", pages.index),
+        Route("/docs", pages.docs),
+        Route("/viewer", pages.viewer),
+        Route("/viewer/sources.json", pages.sources),
+        *(Route(f"/viewer/{name}", pages.asset) for name in viewer.NAMES),
+    ]
+
+
+class Pages:
+    def __init__(self, ctx: ServerContext, document: Mapping[str, Any], secured: bool) -> None:
+        self._ctx, self._secured = ctx, secured
+        self._paths: Mapping[str, Any] = document["paths"]
+        self._docs = _page(f"{NAME}: API", _api(document))
+
+    async def index(self, request: Request) -> Response:
+        facts = self._facts()
+        if "text/html" not in request.headers.get("accept", ""):
+            links = {path.removeprefix("/").removesuffix(".json"): path for path in LINKS}
+            return json_response({"name": NAME, **facts, **links, "routes": sorted(self._paths)})
+        rows = "".join(f"<dt>{escape(key)}<dd>{escape(value)}" for key, value in facts.items())
+        items = "".join(f'<li><a href="{path}">{path}</a> {escape(what)}' for path, what in LINKS.items())
+        needs = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>." * self._secured
+        return _html(_page(NAME, f"<p>{escape(WHAT)}</p>{needs}<dl>{rows}</dl><ul>{items}</ul>"))
+
+    def _facts(self) -> dict[str, str]:
+        """What may be told to anybody: behind a key, neither version nor model."""
+        if self._secured:
+            return {}
+        kind = "generates text" if self._ctx.model.is_generation else "makes vectors"
+        return {"version": version(), "model": self._ctx.served_name, "kind": kind}
+
+    async def docs(self, request: Request) -> Response:
+        return _html(self._docs)
+
+    async def viewer(self, request: Request) -> Response:
+        return _html(viewer.asset(viewer.PAGE)[0])
+
+    async def sources(self, request: Request) -> Response:
+        found = viewer.Sources(
+            title=NAME, requests="/recent_requests", radix="/radix_tree", wants_key=self._secured
+        )
+        return json_response(found, headers=viewer.HEADERS)
+
+    async def asset(self, request: Request) -> Response:
+        body, kind = viewer.asset(request.url.path.rpartition("/")[2])
+        return Response(body, headers={**viewer.HEADERS, "content-type": kind})
+
+
+def _html(body: str | bytes) -> Response:
+    return Response(body, headers={**viewer.HEADERS, "content-type": "text/html; charset=utf-8"})
+
+
+def _page(title: str, body: str) -> str:
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<link rel="icon" href="/viewer/icon.svg"><link rel="stylesheet" href="/viewer/page.css">'
+        f'<body class="plain"><main><h1>{escape(title)}</h1>{body}</main></body></html>'
+    )
+
+
+def _api(document: Mapping[str, Any]) -> str:
+    """All operations by tag, each with its parameters and the fields of its body."""
+    tags: dict[str, list[str]] = {}
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            fields = _fields(operation, document["components"]["schemas"])
+            made = _operation(method.upper(), path, operation, fields)
+            tags.setdefault(operation["tags"][0], []).append(made)
+    parts = ['<p>The same as data: <a href="/openapi.json">/openapi.json</a>.</p>']
+    for tag, operations in tags.items():
+        parts += [f"<h2>{escape(tag)}</h2>", *operations]
+    return "".join(parts)
+
+
+def _fields(operation: Mapping[str, Any], schemas: Mapping[str, Any]) -> list[str]:
+    """The names of the fields that the body of a request may have."""
+    content = operation.get("requestBody", {}).get("content", {})
+    schema = content.get("application/json", {}).get("schema", {})
+    if "$ref" in schema:
+        schema = schemas[schema["$ref"].rpartition("/")[2]]
+    return list(schema.get("properties", ()))
+
+
+def _operation(method: str, path: str, operation: Mapping[str, Any], fields: list[str]) -> str:
+    names = [f"{one['name']} ({one['in']})" for one in operation.get("parameters", ())]
+    told = [
+        f"<dt>{title}<dd>{', '.join(f'<code>{escape(one)}</code>' for one in listed)}"
+        for title, listed in (("parameters", names), ("body", fields))
+        if listed
+    ]
+    what = f"<code><b>{method}</b> {escape(path)}</code> {escape(operation['summary'])}"
+    return f"<details><summary>{what}</summary><dl>{''.join(told)}</dl></details>"
