@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from sglang_dsl.state.async_state import AsyncProgramState
     from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup
     from sglang_dsl.tool_use.definitions import Tool
+    from sglang_dsl.views.run_file import write_run
     from sglang_dsl.views.snapshot import Snapshot
 
 __version__ = "0.1.0.dev0"
@@ -123,6 +124,7 @@ _LATE: Registry[Any] = Registry(
         "ServerArgs": "runtime.config.server_args:ServerArgs",
         "Tool": "sglang_dsl.tool_use.definitions:Tool",
         "VertexAI": "sglang_dsl.backends.gemini:VertexAI",
+        "write_run": "sglang_dsl.views.run_file:write_run",
     },
     extras={"Engine": "runtime", "ServerArgs": "server"},
 )
@@ -204,6 +206,7 @@ __all__ = [
     "user_begin",
     "user_end",
     "video",
+    "write_run",
     "__version__",
 ]
 

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -55,6 +56,10 @@ class CallEvent:
 
 
 Hook: TypeAlias = Callable[[CallEvent], object]
+
+TRACEPARENT: ContextVar[str | None] = ContextVar("sglang_dsl_traceparent", default=None)
+"""The span of the call that is being made, as W3C's header `traceparent` says it. What makes spans sets it
+when a call begins; a backend that speaks to the bundled server passes it on."""
 
 
 class Hooks:

@@ -13,14 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 from runtime.protocol.registry import MissingExtra
-from sglang_dsl.hooks import CallEvent, subscribe
+from sglang_dsl.hooks import TRACEPARENT, CallEvent, subscribe
+
+ENGINE = "engine"
+NS = 1e9
 
 
 def instrument(tracer_provider: Any = None) -> Callable[[], None]:
     """Begin to make spans; gives the function that ends it. `tracer_provider` None: the process's own. Raises
     MissingExtra where opentelemetry is not installed.
 
-    No prompt and no generated text is put into spans.
+    Calls made inside a span of the program's own are its children. Below a call of the engine in this process
+    stand queue, prefill and decode; a call of a server carries its `traceparent`, so that the server's spans
+    belong to it. No prompt and no generated text is put into spans.
     """
     try:
         trace: Any = importlib.import_module("opentelemetry.trace")
@@ -48,7 +53,9 @@ class Spans:
             )
             with self._lock:
                 self._open[event.number] = span, began
+            TRACEPARENT.set(_traceparent(span.get_span_context()))
             return
+        TRACEPARENT.set(None)
         with self._lock:
             held = self._open.pop(event.number, None)
         if held is None:  # begun before we listened
@@ -59,7 +66,36 @@ class Spans:
         if event.error is not None:
             span.set_attribute("error.type", type(event.error).__name__)
             span.set_status(self._trace.StatusCode.ERROR, str(event.error)[:200])
-        span.end(end_time=began + int(event.seconds * 1e9))
+        if event.backend == ENGINE and event.phase == "end" and not event.replayed:
+            self._stages(span, event, began)
+        span.end(end_time=began + int(event.seconds * NS))
+
+    def _stages(self, span: Any, event: CallEvent, began: int) -> None:
+        """Where the time of a call went that the engine of this process answered. A server makes these spans
+        itself."""
+        queue, first, whole = (
+            float(event.meta.get(name) or 0.0)
+            for name in ("queue_time", "first_token_latency", "e2e_latency")
+        )
+        if not first:
+            return
+        whole = min(whole, event.seconds)
+        first = min(first, whole)
+        queue = min(queue, first)
+        # What is left was spent before the engine had it.
+        lead = max(0.0, event.seconds - whole)
+        within = self._trace.set_span_in_context(span)
+        for name, start, end in (("queue", 0.0, queue), ("prefill", queue, first), ("decode", first, whole)):
+            at = began + int((lead + start) * NS)
+            part = self._tracer.start_span(name, context=within, start_time=at)
+            part.end(end_time=max(at, began + int((lead + end) * NS)))
+
+
+def _traceparent(context: Any) -> str | None:
+    """W3C Trace Context, version 00."""
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
 def _attributes(event: CallEvent) -> dict[str, Any]:

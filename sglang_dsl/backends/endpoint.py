@@ -89,6 +89,7 @@ class RuntimeEndpoint(Backend):
             {"Authorization": f"Bearer {api_key}"} if api_key else {},
             True if verify is None else verify,
             Limits(read_s=timeout, retries=retries, connections=max_connections),
+            traced=True,
         )
         self._template: ChatTemplate | None = (
             None if chat_template_name is None else get_chat_template(chat_template_name)

@@ -59,7 +59,7 @@ class Page:
         return told["result"].get("value")
 
     def wait(self, script: str) -> Any:
-        """Wait until an expression is true; what it gives."""
+        """Wait until an expression is true (an element is not: say !== null); what it gives."""
         deadline = time.monotonic() + PATIENCE_S
         while not (found := self.evaluate(script)):
             assert time.monotonic() < deadline, f"{script} did not come true; {self.complaints}"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk import trace as sdk
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import sglang_dsl as sgl
 from sglang_dsl import telemetry
@@ -93,6 +98,79 @@ def test_failures_are_told(idle: Callable[[], int]) -> None:
     [span] = provider.spans
     assert span.status == (trace.StatusCode.ERROR, "down")
     assert span.attributes["error.type"] == "OSError"
+
+
+def test_the_engines_calls_have_parts_within_the_programs_own_span(idle: Callable[[], int]) -> None:
+    exporter = InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    assert idle() == 0
+    stop = telemetry.instrument(provider)
+    try:
+        with (
+            sgl.Engine("pocket", threads=1) as engine,
+            provider.get_tracer("mine").start_as_current_span("mine"),
+        ):
+            program.run(backend=engine).sync()
+    finally:
+        stop()
+    spans: Any = exporter.get_finished_spans()
+    [own] = [span for span in spans if span.name == "mine"]
+    calls = {span.context.span_id: span for span in spans if span.name.startswith(("gen", "select"))}
+    assert len(calls) == 4
+    assert all(span.parent.span_id == own.context.span_id for span in calls.values())
+    for number, call in calls.items():
+        parts = [span for span in spans if span.parent is not None and span.parent.span_id == number]
+        assert [span.name for span in parts] == ["queue", "prefill", "decode"]
+        times = [call.start_time, *(time for one in parts for time in (one.start_time, one.end_time))]
+        assert sorted(times) == times
+        assert times[-1] <= call.end_time + 1000  # ns are rounded
+
+
+def test_a_server_is_told_the_span_of_the_call(idle: Callable[[], int]) -> None:
+    told: list[str | None] = []
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            told.append(self.headers.get("traceparent"))
+            body = b'{"text": "a", "meta_info": {"finish_reason": {"type": "stop"}}}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    exporter = InMemorySpanExporter()
+    provider = sdk.TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    assert idle() == 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        backend = sgl.RuntimeEndpoint(f"http://127.0.0.1:{server.server_port}")
+        asked = sgl.function(_asking)
+        stop = telemetry.instrument(provider)
+        try:
+            asked.run(backend=backend).sync()
+        finally:
+            stop()
+        asked.run(backend=backend).sync()
+        backend.close()
+        server.shutdown()
+        thread.join(60)
+    spans: Any = exporter.get_finished_spans()
+    [span] = spans
+    assert told == [
+        f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{int(span.context.trace_flags):02x}",
+        None,
+    ]
+
+
+def _asking(s: Any) -> None:
+    s += "a" + sgl.gen("x", max_tokens=2)
 
 
 def _failing(s: Any) -> None:

@@ -106,7 +106,7 @@ export function showDetail(panel, call) {
   }
   const facts = [
     ["program", call.program], ["branch", call.branch.join(".")], ["item", call.index],
-    ["source", call.source], ["backend", call.backend],
+    ["source", call.source?.split(/[\\/]/).at(-1), call.source], ["backend", call.backend],
     ["finish", call.meta.finish_reason?.type], ["took", seconds(call.seconds)],
     ["first token", call.first === null ? null : seconds(call.first)],
     ["constraint", call.request.constraint ? constraint(call) : null],
@@ -117,7 +117,7 @@ export function showDetail(panel, call) {
     panel,
     h("h2", {}, h("span", { class: `badge ${call.kind}` }, call.kind), " ", oneLine(call.label, 60)),
     call.error ? h("div", { class: "error" }, h("b", {}, call.error.type ?? "failed"), " ", call.error.message ?? "") : null,
-    h("dl", {}, facts.map(([title, value]) => [h("dt", {}, title), h("dd", {}, String(value))])),
+    h("dl", {}, facts.map(([title, value, whole]) => [h("dt", {}, title), h("dd", { title: whole }, String(value))])),
     counts.length
       ? h("div", { class: "counts" }, counts.map(([title, value]) => h("div", {}, h("b", {}, value), h("small", {}, title))))
       : null,
@@ -130,8 +130,8 @@ export function showDetail(panel, call) {
 }
 
 function constraint(call) {
-  const { kind, value } = call.request.constraint;
-  return `${kind}: ${oneLine(String(value ?? ""), 160)}`;
+  const { kind, spec } = call.request.constraint;
+  return `${kind}: ${oneLine(String(spec ?? ""), 160)}`;
 }
 
 function phases(call) {

@@ -20,6 +20,7 @@ import httpx
 
 from sglang_dsl.concurrency.loop import running
 from sglang_dsl.errors import BackendError, ProgramError, Timeout
+from sglang_dsl.hooks import TRACEPARENT
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 8.0
 BUSY = frozenset({429, 503})
@@ -50,7 +51,8 @@ class HttpFault(Exception):
 class Transport:
     """One server. `base_url` with scheme; `headers` go with every request and are never shown.
 
-    verify: False, or a certificate bundle's path, as httpx takes them.
+    verify: False, or a certificate bundle's path, as httpx takes them. traced: tell it the span of the call
+    (`traceparent`).
     """
 
     base_url: str
@@ -58,6 +60,7 @@ class Transport:
     verify: bool | str = True
     limits: Limits = Limits()
     name: str = "endpoint"
+    traced: bool = False
 
     def __post_init__(self) -> None:
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = (
@@ -225,7 +228,9 @@ class _Answer:
 
     async def _send(self) -> httpx.Response:
         client = self._transport.client()
-        headers = {"Content-Type": "application/json"} if self._body is not None else None
+        headers = {"Content-Type": "application/json"} if self._body is not None else {}
+        if self._transport.traced and (parent := TRACEPARENT.get()) is not None:
+            headers["traceparent"] = parent
         request = client.build_request(self._method, self._path, content=self._body, headers=headers)
         limit = self._transport._wait_limit(self._deadline)
         async with asyncio.timeout(limit):
