@@ -491,7 +491,8 @@ class SchedulerProcess:
             case EmbeddingScheduler():
                 cache = NoCache()
         tree = cache.survey(min(max(0, item.most), MAX_PREFIXES), min(max(0, item.ids), MAX_PREFIX_IDS))
-        return msgspec.to_builtins(tree)
+        data: dict[str, Any] = msgspec.to_builtins(tree)
+        return data
 
     def _grammar_state(self) -> dict[str, Any]:
         if self._grammar is None:
