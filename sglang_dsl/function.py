@@ -142,6 +142,7 @@ _PARTS: Registry[Any] = Registry(
         "run_batch_on": "sglang_dsl.execution.engines:run_batch_on",
         "trace": "sglang_dsl.execution.launch:trace",
         "cache": "sglang_dsl.execution.launch:cache",
+        "rows_of": "sglang_dsl.integrations.rows:rows_of",
         "plan": "sglang_dsl.execution.launch:plan",
         "page_of": "sglang_dsl.compiler.trace:page_of",
     },
@@ -352,6 +353,8 @@ class SglFunction(Signature[P, R]):
         **words: Any,
     ) -> Any:
         """Run the program for each item (a dict of arguments, or a tuple or list of them), many at once.
+        Items come from any iterable; the rows of a pandas DataFrame and of a datasets.Dataset are items, each
+        made when its turn comes.
 
         Gives a list of finished states in input order; with generator_style an iterator of them, which reads
         the items as it goes. on_error="return" puts a failed item's exception in its place; "raise" raises
@@ -364,6 +367,7 @@ class SglFunction(Signature[P, R]):
         """
         if resume is not None:
             words |= {"cache": "rw", "cache_dir": resume}
+        batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
         options = self._batch_options(batch_kwargs, num_threads, on_error, words)
         if engine != "local":
             return _PARTS.load("run_batch_on")(
@@ -405,6 +409,7 @@ class SglFunction(Signature[P, R]):
         Items are taken as there is room for them; leaving the loop early cancels what is under way."""
         if resume is not None:
             words |= {"cache": "rw", "cache_dir": resume}
+        batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
         options = self._batch_options(batch_kwargs, num_threads, on_error, words)
         made = _PARTS.load("run_batch_async")(
             self,

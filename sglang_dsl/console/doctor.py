@@ -41,6 +41,8 @@ EXTRAS = {
     "mcp": "tool servers",
     "litellm": "LiteLLM(model)",
     "ray": "batches and replicas on Ray",
+    "langchain": "LangChainModel",
+    "dspy": "dspy_lm(backend)",
 }
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "SGLANG_DSL_API_KEY")
 Status = Literal["ok", "missing", "broken", "note"]

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
+from runtime.protocol.registry import Registry
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
 from sglang_dsl.errors import BadProgram, warn
 from sglang_dsl.errors.tracebacks import exposed, trim
@@ -20,9 +21,12 @@ from sglang_dsl.ir.typed import is_type
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
-    from sglang_dsl.frontend.static_types import Forms, TypedWords
+    from sglang_dsl.frontend.static_types import Forms, OutlinesTerm, TypedWords
 
 T = TypeVar("T")
+_PARTS: Registry[Any] = Registry(
+    "part of the language", {"outlines": "sglang_dsl.integrations.outlines:form_of"}
+)
 
 
 def _gen(
@@ -74,6 +78,7 @@ def _gen(
     a type          as the second argument, gen("c", Character): s["c"] is then a value of the type, read and
                     validated, and s.raw("c") its text. int, float, bool, str, Literal, Enum; and, with
                     pydantic installed, models, dataclasses, TypedDict, Annotated, unions, lists, ...
+                    Types of outlines, as outlines.types.email, stand there too; their value stays a text
     dtype           int, float, bool or str; the value stays a text
     regex           a regular expression, as in re.fullmatch
     json_schema     JSON text, a mapping, or a type as above; the value stays a text
@@ -207,6 +212,17 @@ def gen(
 
 @overload
 def gen(
+    _name: str | None,
+    term: OutlinesTerm,
+    /,
+    *sampling: int | Iterable[str] | None,
+    n: Literal[1] | None = None,
+    **words: Unpack[TypedWords],
+) -> Gen[str]: ...
+
+
+@overload
+def gen(
     _name: str | None = None,
     _max_tokens: int | None = None,
     /,
@@ -244,6 +260,13 @@ def _any_gen(*args: Any, **words: Any) -> Gen[Any] | Select:
     if second is None or isinstance(second, bool) or lower.whole(second) is not None:
         return _gen(*args, **words)
     name, typed, *others = args
+    if type(typed).__module__.partition(".")[0] == "outlines":
+        form: dict[str, Any] = _PARTS.load("outlines")(typed)
+        if both := sorted(form.keys() & words.keys()):
+            raise BadProgram(
+                f"gen takes one of {', '.join(both)} and a type of outlines, which says the same"
+            )
+        return _gen(name, *others, **form | words)
     if not is_type(typed):
         shown = f"{typed!r:.80}"
         raise BadProgram(f"gen's second argument is a type, or max_tokens, a whole number; got {shown}")

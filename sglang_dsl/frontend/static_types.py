@@ -98,6 +98,13 @@ class Forms(Words, total=False):
     structural_tag: str | Mapping[str, Any] | None
 
 
+class OutlinesTerm(Protocol):
+    """A type of outlines, by its methods."""
+
+    def matches(self, value: str) -> bool: ...
+    def display_ascii_tree(self, indent: str = "", is_last: bool = True) -> str: ...
+
+
 class Signature(Generic[P, R]):
     """What a program takes besides the state, and what its function returns: SglFunction's base."""
 

@@ -1,0 +1,35 @@
+"""Other libraries' ways to say things, and the engine behind other libraries' interfaces. One file each; what
+needs an optional package is loaded when its name is asked for.
+
+    outlines, rows    what programs take from elsewhere: types of outlines, tables of pandas and datasets
+    chat              a chat request of another library, answered by any backend: what these are made of
+    langchain, llama_index, dspy, lm_eval
+                      models as these libraries have them
+    pytest_plugin     fixtures for tests of programs
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from runtime.protocol.registry import Registry
+
+if TYPE_CHECKING:
+    from sglang_dsl.integrations.dspy import dspy_lm as dspy_lm
+    from sglang_dsl.integrations.langchain import LangChainModel as LangChainModel
+
+_LATE: Registry[Any] = Registry(
+    "integration",
+    {
+        "LangChainModel": "sglang_dsl.integrations.langchain:LangChainModel",
+        "dspy_lm": "sglang_dsl.integrations.dspy:dspy_lm",
+    },
+    extras={"LangChainModel": "langchain", "dspy_lm": "dspy"},
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Raises MissingExtra where the library is not installed."""
+    if _LATE.target(name) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _LATE.load(name)
