@@ -42,9 +42,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Only the bundled engine tells this.
         print(f"{meta.get('jumped_tokens', 0)} of {meta['completion_tokens']} tokens were jumped over\n")
 
-        state = add(30, 12, backend=backend)
-        print(state.text())
-        print("as a number:", state.ret_value)
+        added = add(30, 12, backend=backend)
+        print(added.text())
+        print("as a number:", added.ret_value)
 
 
 if __name__ == "__main__":

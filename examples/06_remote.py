@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{state['ruler']:<36}{shared:>40}")
 
         # As another process would do it: only the address, with its own timeout and retries.
-        endpoint = RuntimeEndpoint(args.backend or runtime.url, timeout=60, retries=2)
+        url = runtime.url if isinstance(runtime, Runtime) else runtime.base_url
+        endpoint = RuntimeEndpoint(url, timeout=60, retries=2)
         print()
         print(mood(review="What a lovely garden!", backend=endpoint).text())
 

@@ -43,6 +43,8 @@ EXTRAS = {
     "ray": "batches and replicas on Ray",
     "langchain": "LangChainModel",
     "dspy": "dspy_lm(backend)",
+    "llama-index": "LlamaIndexModel",
+    "lm-eval": "LMEvalModel",
 }
 KEYS = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "SGLANG_DSL_API_KEY")
 Status = Literal["ok", "missing", "broken", "note"]

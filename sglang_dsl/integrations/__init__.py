@@ -17,14 +17,23 @@ from runtime.protocol.registry import Registry
 if TYPE_CHECKING:
     from sglang_dsl.integrations.dspy import dspy_lm as dspy_lm
     from sglang_dsl.integrations.langchain import LangChainModel as LangChainModel
+    from sglang_dsl.integrations.llama_index import LlamaIndexModel as LlamaIndexModel
+    from sglang_dsl.integrations.lm_eval import LMEvalModel as LMEvalModel
 
 _LATE: Registry[Any] = Registry(
     "integration",
     {
+        "LMEvalModel": "sglang_dsl.integrations.lm_eval:LMEvalModel",
         "LangChainModel": "sglang_dsl.integrations.langchain:LangChainModel",
+        "LlamaIndexModel": "sglang_dsl.integrations.llama_index:LlamaIndexModel",
         "dspy_lm": "sglang_dsl.integrations.dspy:dspy_lm",
     },
-    extras={"LangChainModel": "langchain", "dspy_lm": "dspy"},
+    extras={
+        "LMEvalModel": "lm-eval",
+        "LangChainModel": "langchain",
+        "LlamaIndexModel": "llama-index",
+        "dspy_lm": "dspy",
+    },
 )
 
 

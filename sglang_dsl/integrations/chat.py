@@ -91,12 +91,20 @@ class Chat:
 
     def completion(self, text: str, **words: Any) -> Call:
         """A request to go on with a plain text."""
-        prompt = Prompt((Message(RAW_ROLE, text, open=True),))
+        return self.behind(Prompt((Message(RAW_ROLE, text, open=True),)), **words)
+
+    def behind(self, prompt: Prompt, **words: Any) -> Call:
+        """A request to go on with any prompt."""
         return self._lowered(self.node(**words)).call(prompt, self._limit)
 
     def begin(self, call: Call, *, stream: bool = False) -> Reply:
         """Send it; returns at once. Raises NoBackend."""
         return Reply(self.name, self.backend, call, stream)
+
+    async def answer(self, call: Call) -> Completion:
+        """Send it, on the language's own event loop."""
+        where = Where("gen", None, (), 0, timeout=call.timeout)
+        return await Calls(self.name, self.backend, Ledger()).generate(where, call)
 
     @property
     def _limit(self) -> float | None:

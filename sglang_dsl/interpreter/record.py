@@ -7,6 +7,7 @@ A call's key is all that its answer depends on: the prompt, the sampling, the co
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -99,9 +100,13 @@ class Record:
         with self._lock:
             return int(self._base.execute("SELECT count(*) FROM calls").fetchone()[0])
 
-    def close(self) -> None:
-        """Close the file; nothing can be found or kept after that."""
+    def close(self, *, alone: bool = False) -> None:
+        """Close the file; nothing can be found or kept after that. `alone`: nobody else writes it now, and
+        what SQLite keeps beside it goes into it."""
         with self._lock:
+            if alone and self.mode == "rw":
+                with contextlib.suppress(sqlite3.OperationalError):  # somebody else has it open
+                    self._base.execute("PRAGMA journal_mode=DELETE")
             self._base.close()
 
 
@@ -136,6 +141,16 @@ class Records:
             if name not in self._open:
                 self._open[name] = Record(folder, mode)
             return self._open[name]
+
+    def release(self, folder: str | os.PathLike[str]) -> None:
+        """Close those of one folder. What was written is then one plain file, which can be moved, and read
+        where nothing can be written."""
+        place = os.path.abspath(folder)
+        with self._lock:
+            held = [self._open.pop((place, mode), None) for mode in MODES]
+        for record in held:
+            if record is not None:
+                record.close(alone=True)
 
     def close(self) -> None:
         """Close all of them; they are opened anew when asked for."""

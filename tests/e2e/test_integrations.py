@@ -61,7 +61,6 @@ def test_langchain_answers_and_streams(model: LangChainModel, engine: Engine) ->
     assert usage["input_tokens"] == len(engine.prompt_ids(_request(RIVER_QUESTION)))
     assert said.response_metadata["finish_reason"] == "stop"
     pieces = list(model.stream(RIVER_QUESTION))
-    assert len(pieces) > 5
     whole = functools.reduce(operator.add, pieces)
     assert (whole.text, whole.usage_metadata["output_tokens"]) == (RIVER, usage["output_tokens"])
     assert model.invoke(RIVER_QUESTION, max_tokens=2).response_metadata["finish_reason"] == "length"
@@ -233,7 +232,6 @@ def test_dspy(tmp_path: Path) -> None:
     assert told["read"] == told["async"]
     assert told["call"] == ["get_weather", {"city": "Lisbon"}, "tool_call", True]
     assert told["answer"] == ANSWER
-    assert len(told["pieces"]) > 1
     assert told["read"]["city"] in "".join(told["pieces"])
     assert told["error"][0] == "LMInvalidRequestError"
     assert "calls no tools" in told["error"][1]

@@ -117,6 +117,40 @@ def test_python_clients(client: str, python: Path, shared_server: Any, tmp_path:
             assert told == EXPECTED[client]
 
 
+def in_process(library: str, python: Path, folder: Path) -> dict[str, Any]:
+    """What the library is told by an engine in its own process, which is that of the tests' environment."""
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    command = [sys.executable, "-P", "-W", "ignore", str(HERE / "in_process.py"), library, str(packages)]
+    said = run([*command, str(folder)], ASK_S, folder, PYTHONPATH=str(HERE.parents[2]), **OFFLINE)
+    told: dict[str, Any] = json.loads(said.rpartition("told: ")[2])
+    return told
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+def test_llama_index_over_the_engine(python: Path, tmp_path: Path) -> None:
+    told = in_process("llama_index", python, tmp_path)
+    assert told["chat"] == [RIVER, RIVER]
+    assert told["complete"] == [RULER, RULER]
+    assert told["calls"] == [["get_weather", {"city": "Lisbon"}]]
+    assert told["typed"] == "Lisbon"
+    assert told["awaited"] == [RIVER, RIVER, RULER, "The weather in Lisbon is sun with 21 degrees."]
+    assert "takes no temprature" in told["error"]
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+def test_lm_eval_over_the_engine(python: Path, tmp_path: Path) -> None:
+    told = in_process("lm_eval", python, tmp_path)
+    assert told["plain"] == {"moods": 1.0, "rulers": 1.0}
+    assert told["turns"] == {"moods": 1.0, "rivers": 1.0}
+    assert told["program"] == {"rivers": 1.0}
+    assert told["by name"] == {"rulers": 1.0}
+    [[likely, greedy], [unlikely, other]] = told["likelihoods"]
+    assert (greedy, other) == (True, False)
+    assert unlikely < likely
+    assert [likely, told["rolling"][0]] == pytest.approx(told["engine"], abs=1e-3)
+    assert told["error"].startswith("a program scores no texts")
+
+
 @pytest.mark.timeout(INSTALL_S + ASK_S)
 def test_clients_for_node(node_folder: Path, shared_server: Any) -> None:
     """openai and Vercel's ai, with three of its providers."""

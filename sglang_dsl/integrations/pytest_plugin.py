@@ -1,0 +1,106 @@
+"""A plugin of pytest, for tests of programs; installed with this package.
+
+    def test_qa(sgl_mock):                      a scripted backend, which is the default one in this test
+        mock = sgl_mock(["Paris"])
+        assert qa("What is the capital of France?")["answer"] == "Paris"
+
+    def test_qa_as_recorded(sgl_recorded):      calls replayed from `recordings/`, beside the test's file
+        assert "Paris" in qa("What is the capital of France?", **sgl_recorded)["answer"]
+
+`pytest --sgl-record=new` records the calls that are not there yet, on the backend of the fixture
+`sgl_record_backend`, which a conftest.py overrides; `=all` records all of them anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.protocol.registry import Registry
+from sglang_dsl.errors import ReplayMiss
+from sglang_dsl.settings import global_config
+
+# Every run of pytest loads this file; few need more of the language.
+_PARTS: Registry[Any] = Registry(
+    "part of the language",
+    {
+        "MockBackend": "sglang_dsl.backends.mock:MockBackend",
+        "records": "sglang_dsl.interpreter.record:records",
+    },
+)
+FOLDER = "recordings"
+AGAIN = "pytest --sgl-record=new"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("sglang-dsl").addoption(
+        "--sgl-record",
+        choices=("none", "new", "all"),
+        default="none",
+        help="calls of programs in tests with sgl_recorded: only replayed (none, the default), recorded "
+        "where they are not there yet (new), or recorded again (all)",
+    )
+
+
+@pytest.fixture
+def sgl_mock() -> Iterator[Callable[..., Any]]:
+    """Makes a MockBackend of its arguments, and the default backend of it for this test."""
+    before = global_config.default_backend
+
+    def make(*args: Any, **words: Any) -> Any:
+        global_config.default_backend = mock = _PARTS.load("MockBackend")(*args, **words)
+        return mock
+
+    yield make
+    global_config.default_backend = before
+
+
+@pytest.fixture(scope="session")
+def sgl_record_backend() -> Any:
+    """The backend that recordings are made on; None: the one that a program has. Override it."""
+    return None
+
+
+@pytest.fixture
+def sgl_recorded(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """Keyword arguments for run, run_batch and the others: their calls are replayed from this test's own
+    recording, without a backend."""
+    mode = request.config.getoption("--sgl-record")
+    test: Any = request.node
+    folder = test.path.parent / FOLDER / test.path.stem / _as_name(test.nodeid.partition("::")[2])
+    if mode == "all" and folder.is_dir():
+        shutil.rmtree(folder)
+    if mode == "none" and not folder.is_dir():
+        pytest.fail(f"there is no recording in {_shown(folder)}; make one: {AGAIN}", pytrace=False)
+    words: dict[str, Any] = {"cache": "ro" if mode == "none" else "rw", "cache_dir": str(folder)}
+    before = global_config.default_backend
+    if mode == "none":
+        global_config.default_backend = None  # nothing is started to replay
+    elif (backend := request.getfixturevalue("sgl_record_backend")) is not None:
+        words["backend"] = backend
+    yield words
+    global_config.default_backend = before
+    _PARTS.load("records").release(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if call.excinfo is not None and call.excinfo.errisinstance(ReplayMiss):
+        report.sections.append(("sglang-dsl", f"to record what is not there yet: {AGAIN}"))
+    return report
+
+
+def _as_name(text: str) -> str:
+    """As a folder's name: tests with parameters have any characters in theirs."""
+    return re.sub(r"[^\w.-]+", "_", text).strip("_")
+
+
+def _shown(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
