@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -149,6 +150,21 @@ def test_lm_eval_over_the_engine(python: Path, tmp_path: Path) -> None:
     assert unlikely < likely
     assert [likely, told["rolling"][0]] == pytest.approx(told["engine"], abs=1e-3)
     assert told["error"].startswith("a program scores no texts")
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+@pytest.mark.parametrize("section", ["LlamaIndex", "lm-evaluation-harness"])
+def test_the_page_about_libraries(section: str, python: Path, tmp_path: Path) -> None:
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    page = (HERE.parents[2] / "tutorials" / "integrations.md").read_text(encoding="utf-8")
+    beginning, text = page.partition("\n## ")[0], page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    blocks = [re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in (beginning, text)]
+    assert all(blocks)
+    lines = [f"import sys\nsys.path.append({str(packages)!r})", *blocks[0], *blocks[1], "engine.close()"]
+    file = tmp_path / "page.py"
+    file.write_text("\n".join(lines), encoding="utf-8")
+    command = [sys.executable, "-P", "-W", "ignore", str(file)]
+    run(command, ASK_S, tmp_path, PYTHONPATH=str(HERE.parents[2]), **OFFLINE)
 
 
 @pytest.mark.timeout(INSTALL_S + ASK_S)
