@@ -87,8 +87,9 @@ def commands() -> str:
         out.append(f"\n## sglang-dsl {name}\n\n{said[:1].upper()}{said[1:]}.\n\n{_options(verb)}")
     out.append(
         "\n## python -m runtime serve\n\nServe a model over HTTP. Without options: the bundled model, for "
-        "this machine only, on `http://127.0.0.1:30000`. Each option can also stand in a YAML file "
-        "(`--config FILE`).\n\n" + _options(make_parser("python -m runtime serve", groups=SERVE))
+        "this machine only, on `http://127.0.0.1:30000`. Each option can also be set in a YAML file "
+        "(`--config FILE`) or an environment variable ([more](../serving.md#options)).\n\n"
+        + _options(make_parser("python -m runtime serve", groups=SERVE))
     )
     out.append(
         "\n## python -m runtime router\n\nOne address in front of several servers. "

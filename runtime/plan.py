@@ -308,7 +308,7 @@ class TextRunner(Protocol):
     """Runs whole texts through an encoder."""
 
     def verify(self, params: SamplingParams) -> None:
-        """Raise BadRequest: an encoder generates nothing."""
+        """Raise BadRequest: encoders do not generate text."""
         ...
 
     def encode(self, texts: Sequence[Text]) -> tuple[TextResult, ...]:

@@ -25,7 +25,7 @@ def find_checkpoint(model: str | Path) -> Path:
         if bundled.is_dir():
             return bundled
         raise ModelLoadError(
-            "this installation holds no copy of the bundled checkpoint",
+            "the bundled checkpoint is missing from this installation",
             where=str(bundled),
             hint="install sglang-dsl again, or pass the directory of another checkpoint",
         )

@@ -38,282 +38,307 @@ class EngineConfig(ImageOptions):
     one there is one line here. Command line, environment and configuration files follow by themselves.
     """
 
-    model: str = option("pocket", "a checkpoint's directory, a .gguf file, or the name of a bundled model")
+    model: str = option("pocket", "directory of a checkpoint, a .gguf file, or the name of a bundled model")
     dtype: str = option(
-        "auto", "numbers to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
+        "auto", "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
     )
-    device: str = option("auto", "auto (CUDA where there is one), cpu, cuda or cuda:<n>")
+    device: str = option("auto", "device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>")
     max_total_tokens: int | None = option(
-        None, "tokens whose keys and values fit into the KV pool, its slots; None: by memory_fraction"
+        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction"
     )
     memory_fraction: float = option(
-        0.25, "share of the memory left free by the weights that the KV pool may take"
+        0.25, "fraction of the memory left after loading the weights that the KV pool may use"
     )
     threads: int | None = option(
-        None, "CPU threads of one tensor operation; None: one for a small pass, all cores for others"
+        None, "CPU threads per tensor operation. By default one for small passes, all cores for others"
     )
     pack_weights: str = option(
         "auto",
-        "keep a second copy of float32 matrices, laid out for the CPU: auto (where it fits comfortably; "
-        "passes of one to three tokens use whichever copy is timed to be faster at load), always (all use "
-        "it) or never. In bfloat16 the copy takes the matrices' place",
+        "keep a second copy of float32 matrices in a layout made for the CPU: auto (if it fits in memory "
+        "easily; passes of one to three tokens use the copy that is faster in a test at load time), always "
+        "(all passes use it) or never. In bfloat16 the copy replaces the original",
     )
     quantization: str | None = option(
         None,
-        "what plain weights are rounded to while they are loaded: fp8 (half of bfloat16's memory) or, on the "
-        "CPU, w8a8_int8 (weights and what they are multiplied with, for speed; quantised checkpoints, too); "
-        "or the name of the checkpoint's own quantisation. None: as the checkpoint has them",
+        "quantise weights while they load: fp8 (half the memory of bfloat16) or, on the CPU, w8a8_int8 "
+        "(weights and activations, for speed; works for quantised checkpoints too). Or the name of the "
+        "checkpoint's own quantisation. By default weights are used as they are",
     )
     load_format: str = option(
         "auto",
-        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random numbers, for "
-        "measurements where there are none: config.json and the tokenizer are enough)",
+        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random values for "
+        "benchmarks; only config.json and the tokenizer are needed)",
         choices=LOAD_FORMATS,
     )
     expand_weights: str = option(
         "auto",
-        "make the numbers of a quantised checkpoint when it is loaded, for more memory and less time: "
-        "auto (on the CPU, where they fit comfortably), always or never",
+        "dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto "
+        "(on the CPU, if it fits in memory easily), always or never",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "numbers in which the KV pool keeps keys and values: auto (those computed in), bfloat16, fp8_e4m3 or "
-        "fp8_e5m2, which take half of bfloat16's memory and round to 4 or 3 significant bits",
+        "data type of the KV cache: auto (the one of --dtype), bfloat16, fp8_e4m3 or fp8_e5m2. The fp8 "
+        "types take half the memory of bfloat16 and round to 4 or 3 significant bits",
         choices=KV_DTYPES,
     )
     tp_size: int = option(
         1,
-        "processes that share a decoder, each with a part of every matrix and of the KV pool (tensor "
-        "parallelism): on the CPU, or with a GPU each",
+        "tensor parallelism: number of processes that share a decoder, each with a part of every matrix and "
+        "of the KV pool; on the CPU, or with one GPU each",
     )
     runner_process: bool | None = option(
         None,
-        "compute the model in a process of its own, so that work for constraints takes no time from it; "
-        "None: where there are two CPU cores or more, and the model has more than some 10 million weights",
+        "run the model in a separate process, so that compiling and applying constraints does not slow it "
+        "down. By default yes if there are at least two CPU cores and the model has more than about 10 "
+        "million weights",
     )
     lora_paths: tuple[str, ...] = option(
         (),
-        "LoRA adapters to load at the start: NAME=DIRECTORY of each, as peft writes it. Requests name one in "
-        "lora_path, or after the model's name: MODEL:NAME",
+        "LoRA adapters to load at startup, each as NAME=DIRECTORY in the format of peft. Requests select "
+        "one with lora_path, or after the model's name: MODEL:NAME",
     )
     enable_lora: bool | None = option(
-        None, "let adapters be loaded while the server runs; None: where lora_paths are given"
+        None, "allow adapters to be loaded at run time. By default yes if --lora-paths is set"
     )
     max_loras_per_batch: int = option(
-        8, "different adapters in one step, at most; each takes memory beside the weights"
+        8, "maximum number of different adapters in one step; each takes device memory beside the weights"
     )
     max_loaded_loras: int | None = option(
         None,
-        "adapters kept in memory, at most; for one more the one used longest ago is unloaded; None: no limit",
+        "maximum number of adapters in host memory; loading another one unloads the least recently used. By "
+        "default no limit",
     )
-    max_lora_rank: int | None = option(None, "rank of an adapter, at most; None: no limit")
-    attention: str = option("auto", "an attention implementation's name; auto: the best one for the device")
+    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit")
+    attention: str = option("auto", "name of the attention implementation; auto: the best one for the device")
     cuda_graph: bool = option(
-        True, "record decoding steps as CUDA graphs, so that they cost the host one launch; on one GPU"
+        True, "record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"
     )
     cuda_graph_max_bs: int = option(
-        256, "sequences in a recorded step, at most; larger ones are not recorded"
+        256, "maximum number of sequences in a CUDA graph; larger steps run without one"
     )
     context_length: int | None = option(
         None,
-        "prompt + new tokens of a request, at most; None: the model's own, which for LongRoPE (Phi 3 of "
-        "128k) is the shorter of its two: more takes its long frequencies",
+        "maximum number of tokens of a request, prompt and output together. By default the model's own "
+        "limit. For LongRoPE models (Phi 3 128k) the default is the shorter of their two limits; a larger "
+        "value selects the long frequencies",
     )
     allow_auto_truncate: bool = option(
-        False, "shorten prompts and outputs that do not fit, where otherwise the request is refused"
+        False, "shorten prompts and outputs that are too long, instead of rejecting the request"
     )
     page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages")
-    max_running_requests: int = option(256, "sequences computed in one step, at most")
-    max_waiting_requests: int = option(4096, "requests waiting, at most; more are refused (HTTP 503)")
-    chunked_prefill_size: int = option(2048, "prompt tokens computed in one step, at most")
-    max_prefill_tokens: int = option(16384, "prompt tokens admitted and not yet computed, at most")
+    max_running_requests: int = option(256, "maximum number of sequences in one step")
+    max_waiting_requests: int = option(4096, "maximum number of waiting requests; more get a 503")
+    chunked_prefill_size: int = option(2048, "maximum number of prompt tokens computed in one step")
+    max_prefill_tokens: int = option(
+        16384, "maximum number of prompt tokens that are admitted but not yet computed"
+    )
     schedule_policy: str = option(
         "lpm",
-        "who of those waiting starts first: lpm (most of the prompt in the cache), fcfs (first come), lof "
-        "(longest output), dfs-weight (prefix by prefix), priority (the requests' own) or random",
+        "order in which waiting requests start: lpm (longest cached prefix first), fcfs (first come, first "
+        "served), lof (longest output first), dfs-weight (grouped by shared prefix), priority (the priority "
+        "of the request) or random",
     )
     mixed_prefill: bool = option(
         True,
-        "compute prompts and next tokens in one step; otherwise a step with prompts computes only these",
+        "compute prompts and output tokens in the same step; otherwise a step with prompts computes only "
+        "prompts",
     )
     preemption_threshold: int | None = option(
         10,
-        "with the policy `priority`: how much higher a waiting request's priority must be to take a running "
-        "one's place; None: never",
+        "with --schedule-policy priority: how much higher the priority of a waiting request must be to "
+        "preempt a running one; none: never preempt",
     )
-    max_preemptions: int = option(3, "how often one request can lose its place like that")
+    max_preemptions: int = option(3, "maximum number of times one request can be preempted")
     queue_timeout_s: float | None = option(
-        None, "seconds a request may wait before it is first let in; None: no limit"
+        None, "seconds a request may wait before it first starts. By default no limit"
     )
-    running_timeout_s: float | None = option(None, "seconds a request may take from then on; None: no limit")
+    running_timeout_s: float | None = option(
+        None, "seconds a request may run after it first started. By default no limit"
+    )
     overlap: bool | None = option(
         None,
-        "let the scheduler work while the model computes; None: where the model runs on a GPU or in a "
-        "process of its own (elsewhere they share the interpreter, and it gains nothing)",
+        "let the scheduler work while the model computes. By default yes if the model runs on a GPU or in a "
+        "separate process; otherwise both share one interpreter and nothing is gained",
     )
-    max_sessions: int = option(1024, "sessions open at once, at most")
-    max_session_tokens: int = option(16 << 20, "tokens of the turns of all sessions together, at most")
+    max_sessions: int = option(1024, "maximum number of open sessions")
+    max_session_tokens: int = option(16 << 20, "maximum number of tokens in all sessions together")
     eviction_policy: str = option(
         "lru",
-        "which cached prefix goes first when room is needed: lru (least recently used), lfu (least often), "
-        "slru (lru, but what was used again stays longer), fifo (oldest), filo, mru or priority (the "
-        "requests' own)",
+        "which cached prefix is evicted first when memory is needed: lru (least recently used), lfu (least "
+        "frequently used), slru (lru, but prefixes that were reused stay longer), fifo (oldest), filo, mru "
+        "or priority (the priority of the request)",
     )
     conservativeness: float = option(
         1.0,
-        "how much of their max_new_tokens running requests are expected to need, as a multiple of the usual "
-        "estimate; above 1 lets in fewer at once",
+        "multiplier for the estimate of how many of their max_new_tokens running requests will use; above 1 "
+        "admits fewer requests at a time",
     )
-    radix_cache: bool = option(True, "keep the KV of prefixes for later requests")
+    radix_cache: bool = option(True, "cache the KV of prefixes for later requests")
     jump_forward: bool = option(True, "append text that a constraint forces without decoding it")
     speculative_algorithm: str | None = option(
         None,
-        "guess tokens and verify several in one pass, which changes no output: NGRAM (what followed the same "
-        "tokens earlier in the request's text), STANDALONE (what a smaller model says) or None",
+        "speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the "
+        "same tokens earlier in the request's text) or STANDALONE (guess with a smaller model). By default "
+        "off",
     )
     speculative_draft_model_path: str | None = option(
-        None, "with STANDALONE: the smaller model's checkpoint; it must have the same vocabulary"
+        None, "with STANDALONE: checkpoint of the draft model; it must have the same vocabulary"
     )
     speculative_num_draft_tokens: int | None = option(
         None,
-        "tokens of one sequence that a pass verifies, at most, the certain one included; None: 12 with "
-        "NGRAM, 4 with STANDALONE",
+        "maximum number of tokens per sequence that a pass verifies, the certain one included. By default "
+        "12 with NGRAM, 4 with STANDALONE",
     )
     speculative_num_steps: int | None = option(
-        None, "with STANDALONE: passes of the smaller model, one for each token that is guessed"
+        None, "with STANDALONE: number of passes of the draft model, one per guessed token"
     )
     speculative_ngram_min_match_window_size: int = option(
-        2, "with NGRAM: how many of the last tokens must have come before for a guess"
+        2, "with NGRAM: minimum number of tokens that must match earlier text"
     )
     speculative_ngram_max_match_window_size: int = option(
-        12, "with NGRAM: how many are compared at most; the longest match wins"
+        12, "with NGRAM: maximum number of tokens compared; the longest match is used"
     )
     grammar_backend: str = option(
-        "auto", "what keeps constraints: auto (the best one for each kind), or a grammar backend's name"
+        "auto", "grammar backend that enforces constraints; auto: the best one for each kind of constraint"
     )
     grammar_whitespace: str = option(
         "single",
-        "blanks between the tokens of constrained JSON: compact (none), single (at most one space) or "
+        "whitespace between the tokens of constrained JSON: compact (none), single (at most one space) or "
         "flexible (line breaks and indentation, bounded)",
         choices=("compact", "single", "flexible"),
     )
     grammar_schema_format: str = option(
         "assertion",
-        "what `format` does in a JSON schema: assertion (strings must have the format) or annotation (it is "
-        "told in meta_info and binds nothing)",
+        "effect of `format` in a JSON schema: assertion (strings must have the format) or annotation (only "
+        "reported in meta_info)",
         choices=("assertion", "annotation"),
     )
     grammar_cache_dir: str = option(
         "",
-        "folder that keeps what constraints need of a vocabulary and is slow to make, for later starts; "
-        "empty: none",
+        "folder that caches vocabulary data for constraints, which is slow to compute, for later starts. By "
+        "default not cached",
     )
-    grammar_workers: int = option(1, "threads that compile constraints")
+    grammar_workers: int = option(1, "number of threads that compile constraints")
     liveness: bool = option(
         True,
-        "lead constrained outputs to an end before max_new_tokens runs out, so that they always parse",
+        "lead constrained outputs to a valid end before max_new_tokens is reached, so that they always parse",
     )
-    max_rejections: int = option(
-        32, "how often one output may be taken back because its constraint refuses what it led to"
-    )
+    max_rejections: int = option(32, "maximum number of rollbacks of one output whose constraint rejects it")
     max_taken_back: int = option(
-        256, "tokens that may be taken back so in all; 4 * max_new_tokens where that is more"
+        256,
+        "maximum number of tokens rolled back this way, or 4 * max_new_tokens if that is more",
     )
-    grammar_timeout_s: float = option(30.0, "seconds a constraint may take to be compiled, waiting included")
-    grammar_cache_size: int = option(256, "compiled constraints that are kept ready, at most")
-    grammar_cache_mb: int = option(512, "what these may take in all, in MiB (an estimate)")
+    grammar_timeout_s: float = option(30.0, "seconds that compiling a constraint may take, waiting included")
+    grammar_cache_size: int = option(256, "maximum number of compiled constraints in the cache")
+    grammar_cache_mb: int = option(
+        512, "maximum estimated size of the compiled constraints in the cache, in MiB"
+    )
     reasoning_end: str = option(
         "auto",
-        "what ends the reasoning of a model that thinks before it answers: auto (as its tokenizer or chat "
-        "template says), none, or the text itself",
+        "text that ends the reasoning of a model that thinks before it answers: auto (according to the "
+        "tokenizer or chat template), none, or the text itself",
     )
     reasoning_parser: str | None = option(
         None,
-        "keep reasoning apart in every reply: auto (as the model marks it), or the name of a family, such as "
-        "qwen3 or deepseek-r1; None: only where a request asks for it",
+        "separate reasoning from content in every response: auto (as the model marks it), or the name of a "
+        "model family, such as qwen3 or deepseek-r1. By default only if a request asks for it",
     )
     tool_call_parser: str = option(
         "auto",
-        "the format in which the model writes tool calls: auto (as its chat template shows), none, or a "
-        "format's name, such as qwen25",
+        "format in which the model writes tool calls: auto (detected from the chat template), none, or the "
+        "name of a format, such as qwen25",
     )
     chat_template: str | dict[str, str] | None = option(  # noqa: RUF009 - a field()
         None,
-        "a built-in chat template's name, a .jinja or .json file's path, or Jinja texts by name; None: "
-        "the checkpoint's own",
+        "name of a built-in chat template, path of a .jinja or .json file, or Jinja texts by name. By "
+        "default the checkpoint's own",
     )
-    hf_chat_template_name: str | None = option(None, "which of several named chat templates is used")
+    hf_chat_template_name: str | None = option(
+        None, "name of the chat template to use, if the checkpoint has several"
+    )
     completion_template: str | None = option(
         None,
-        "a fill-in-the-middle template's name, for prompts with a suffix; None: by the tokenizer's tokens",
+        "name of a fill-in-the-middle template, for prompts with a suffix. By default chosen by the "
+        "tokenizer's tokens",
     )
     allow_control_tokens: bool = option(
-        False, "read control tokens that messages quote as such, where a request does not say"
+        False, "parse control tokens in the text of messages as such, unless the request says otherwise"
     )
     pooling: str | None = option(
         None,
-        "which token outputs become a text's vector: cls, mean, last or max; None: as the checkpoint says, "
-        "else cls for encoders and last for decoders",
+        "token outputs that become the embedding of a text: cls, mean, last or max. By default as the "
+        "checkpoint says, else cls for encoders and last for decoders",
     )
     normalize_embeddings: bool | None = option(
-        None, "scale vectors to length 1; None: as the checkpoint's modules.json says, else yes"
+        None, "normalise embeddings to length 1. By default as the checkpoint's modules.json says, else yes"
     )
-    seed: int | None = option(None, "keys the draws of requests without a seed; None: fresh ones every time")
+    seed: int | None = option(
+        None, "seed for the random draws of requests without a seed. By default different every time"
+    )
     scaled_logprobs: bool = option(
         False,
-        "output tokens' log-probabilities at the temperature they were sampled with; otherwise the model's "
-        "own, at temperature 1, as the prompt's always are",
+        "report the log-probabilities of output tokens at the sampling temperature; otherwise the model's "
+        "own, at temperature 1, as always for prompts",
     )
-    max_top_logprobs: int = option(32, "top_logprobs_num of a request, at most; each costs memory per token")
-    max_token_ids_logprob: int = option(64, "ids in token_ids_logprob of a request, at most")
+    max_top_logprobs: int = option(
+        32, "maximum value of top_logprobs_num in a request; each one costs memory per token"
+    )
+    max_token_ids_logprob: int = option(64, "maximum number of ids in token_ids_logprob of a request")
     disaggregation_mode: str = option(
         "null",
-        "compute prompts and outputs in two engines: prefill (this one computes prompts and hands their KV "
-        "over), decode (this one takes them and generates) or null (this one does both). Send requests "
-        "through `python -m runtime router`; one without bootstrap_room is answered by this engine alone",
+        "compute prompts and outputs in two engines: prefill (this one computes prompts and transfers their "
+        "KV), decode (this one receives the KV and generates) or null (this one does both). Send requests "
+        "through `python -m runtime router`; a request without bootstrap_room is computed by this engine "
+        "alone",
         choices=DISAGGREGATION,
     )
     disaggregation_transfer_backend: str = option(
         "tcp",
-        "how the KV goes from prefill to decode: local (same machine, through memory), tcp (sockets, between "
-        "machines), nixl (RDMA where there is one; needs the extra nixl) or fake (nothing moves, for tests)",
+        "how KV is transferred from prefill to decode: local (same machine, through memory), tcp (sockets, "
+        "between machines), nixl (RDMA if available; needs the extra `nixl`) or fake (transfers nothing, "
+        "for tests)",
     )
     disaggregation_bootstrap_port: int = option(
-        8998, "port of the prefill engine's bootstrap server; 0: any free one"
+        8998, "port of the prefill engine's bootstrap server; 0 picks a free one"
     )
     disaggregation_host: str = option(
-        "127.0.0.1", "address under which the other engine reaches this one; one of this machine's own"
+        "127.0.0.1", "address of this machine at which the other engine can reach this one"
     )
     disaggregation_allowed_hosts: tuple[str, ...] = option(
         (),
-        "hosts that a request may name as its prefill engine's, separated by commas, * for all; this "
-        "machine's own addresses always may. A decode engine connects to no other",
+        "hosts that a request may name as its prefill engine, separated by commas; * allows all. This "
+        "machine's own addresses are always allowed. A decode engine connects to no other hosts",
     )
     disaggregation_key: str | None = option(
         None,
-        "secret that both engines of a pair are given, before anything moves between them; better given in "
-        "SGLANG_DSL_DISAGGREGATION_KEY than on the command line; None: only this machine's engines pair",
+        "shared secret of both engines of a pair. Prefer SGLANG_DSL_DISAGGREGATION_KEY over the command "
+        "line. By default only engines on the same machine can pair",
         secret=True,
     )
     disaggregation_timeout_s: float = option(
         300.0,
-        "seconds that each step of a transfer may take: finding the other engine, waiting for it, moving",
+        "seconds that each step of a transfer may take: finding the other engine, waiting for it, "
+        "transferring",
     )
     disaggregation_heartbeat_s: float = option(
-        5.0, "seconds between two looks whether the other engine lives; after two misses it is given up"
+        5.0,
+        "seconds between checks of the other engine; after two missed ones it counts as dead",
     )
     num_reserved_decode_tokens: int = option(
-        512, "KV slots that a decode engine keeps for each running request before it takes in another prompt"
+        512, "KV slots that a decode engine reserves per running request before it admits another"
     )
     profile_folder: str | None = option(
-        None, "profiles are written below this folder; None: a fresh one in the system's temporary folder"
+        None,
+        "folder below which profiles are written. By default a new folder in the system's temporary "
+        "directory",
     )
-    load_timeout_s: float = option(1800.0, "seconds the model may take to load")
+    load_timeout_s: float = option(1800.0, "seconds that loading the model may take")
     step_timeout_s: float = option(
         600.0,
-        "seconds without progress after which the engine is given up; a forward pass may take four fifths",
+        "seconds without progress after which the engine counts as stuck and fails; a forward pass may take "
+        "four fifths of it",
     )
-    close_timeout_s: float = option(30.0, "seconds close() waits for the engine's threads")
+    close_timeout_s: float = option(30.0, "seconds that close() waits for the engine's threads")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EngineConfig:
@@ -343,10 +368,10 @@ class EngineConfig(ImageOptions):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadRequest(f"must be a positive number, got {getattr(self, name)}", where=name)
         if self.lora_paths and self.enable_lora is False:
-            raise BadRequest("goes with enable_lora", where="lora_paths")
+            raise BadRequest("needs enable_lora", where="lora_paths")
         if self.max_loaded_loras is not None and self.max_loaded_loras < max(1, len(self.lora_paths)):
             raise BadRequest(
-                f"must be at least 1, and hold the {len(self.lora_paths)} of lora_paths, got "
+                f"must be at least 1, and at least the {len(self.lora_paths)} adapters of lora_paths, got "
                 f"{self.max_loaded_loras}",
                 where="max_loaded_loras",
             )
@@ -354,7 +379,7 @@ class EngineConfig(ImageOptions):
         self.runner().verify()
         if self.tp_size > 1 and self.runner_process is False:
             raise BadRequest(
-                "must not be False where several processes share the model",
+                "must not be False if several processes share the model",
                 where="runner_process",
                 hint="leave it out, or tp_size",
             )
@@ -374,7 +399,7 @@ class EngineConfig(ImageOptions):
         if self.tp_size > 1:
             _check_ranks(spec, self.tp_size)
         if self.takes_adapters and isinstance(spec, EncoderSpec):
-            raise BadRequest("an encoder takes no adapters", where="enable_lora", hint="leave it out")
+            raise BadRequest("encoders do not support adapters", where="enable_lora", hint="leave it out")
         if self.speculative_algorithm is not None:
             _check_speculation(spec, self)
         return path, spec
@@ -388,7 +413,8 @@ class EngineConfig(ImageOptions):
         limit = spec.max_position_embeddings
         if self.context_length is not None and self.context_length > limit:
             raise BadRequest(
-                f"is {self.context_length}, the model was made for {limit} tokens", where="context_length"
+                f"is {self.context_length}, but the model supports at most {limit} tokens",
+                where="context_length",
             )
         return limit if self.context_length is None else self.context_length
 
@@ -455,14 +481,16 @@ def _check_quantization(spec: AnySpec, config: EngineConfig) -> None:
         case EncoderSpec():
             for name, plain in (("quantization", None), ("kv_cache_dtype", "auto"), ("load_format", "auto")):
                 if getattr(config, name) != plain:
-                    raise BadRequest("an encoder has none", where=name, hint="leave it out for this model")
+                    raise BadRequest(
+                        "not supported for encoders", where=name, hint="leave it out for this model"
+                    )
 
 
 def _check_ranks(spec: AnySpec, size: int) -> None:
     match spec:
         case EncoderSpec():
             raise BadRequest(
-                "an encoder is computed by one process", where="tp_size", hint="leave it out for this model"
+                "not supported for encoders", where="tp_size", hint="leave it out for this model"
             )
         case ModelSpec():
             check_ranks(spec, size)
@@ -471,13 +499,13 @@ def _check_ranks(spec: AnySpec, size: int) -> None:
 def _check_speculation(spec: AnySpec, config: EngineConfig) -> None:
     """Raises BadRequest, or ModelLoadError for the draft model, where no tokens can be guessed."""
     if isinstance(spec, EncoderSpec):
-        raise BadRequest("an encoder generates nothing", where="speculative_algorithm", hint="leave it out")
+        raise BadRequest("encoders do not generate text", where="speculative_algorithm", hint="leave it out")
     if config.speculative_draft_model_path is None:
         return
     parted = "tp_size" if config.tp_size > 1 else "disaggregation_mode"
     if config.tp_size > 1 or config.disaggregation_mode != "null":
         raise BadRequest(
-            f"a draft model computes in one process, with all of the KV: not with {parted}",
+            f"a draft model needs one process with the whole KV pool, so it cannot be combined with {parted}",
             where="speculative_algorithm",
             hint="--speculative-algorithm NGRAM",
         )

@@ -199,7 +199,7 @@ def layer_types(fields: Fields, layers: int, every: int) -> tuple[str, ...]:
         return tuple(LAYER_TYPES[(layer + 1) % every == 0] for layer in range(layers))
     unknown = sorted(set(kinds) - set(LAYER_TYPES))
     if unknown:
-        raise fields.fail(f"'layer_types' holds {unknown}; known: {sorted(LAYER_TYPES)}")
+        raise fields.fail(f"'layer_types' contains {unknown}; known: {sorted(LAYER_TYPES)}")
     if len(kinds) != layers:
         raise fields.fail(f"'layer_types' has {len(kinds)} entries for {layers} layers")
     return kinds

@@ -47,7 +47,9 @@ class Fields:
         except RecursionError as error:
             raise ModelLoadError("is nested too deeply to be a configuration", where=str(path)) from error
         if not isinstance(values, dict):
-            raise ModelLoadError(f"must hold a JSON object, holds {type(values).__name__}", where=str(path))
+            raise ModelLoadError(
+                f"must contain a JSON object, contains {type(values).__name__}", where=str(path)
+            )
         return cls(values, str(path))
 
     def fail(self, message: str, hint: str | None = None) -> ModelLoadError:

@@ -41,8 +41,8 @@ SLIP = 0.8
 """How alike a name must be to a known one to be a slip of it (difflib's ratio)."""
 MAX_FILE_BYTES = 1 << 20
 DESCRIPTION = (
-    "Serve a model over HTTP: OpenAI's and Anthropic's interfaces, and its own. Without options: the bundled "
-    "model, for this machine only, on http://127.0.0.1:30000. GET /openapi.json lists the paths."
+    "Serve a model over HTTP, with the APIs of OpenAI and Anthropic and a native one. Without options: the "
+    "bundled model, for this machine only, on http://127.0.0.1:30000. GET /openapi.json lists the paths."
 )
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "model": ("--model-path",), "tp_size": ("--tp",), "cors_origins": ("--allow-origin",),
@@ -90,8 +90,8 @@ def make_parser(prog: str, description: str = "", groups: Groups = GROUPS) -> ar
         usage="%(prog)s [--config FILE] [options]",  # the list of all is below
         description=description or DESCRIPTION,
         epilog=f"Every option can also be given as an environment variable ({ENV_PREFIX}PORT=30001) or in "
-        "the file of --config (port: 30001). A flag overrules the environment, and that the file. What is "
-        "said of None holds where an option is not given, or given as none.",
+        "the file of --config (port: 30001). A flag overrides the environment, which overrides the file. "
+        "The value `none` means not set.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -170,7 +170,7 @@ def with_key(config: C) -> C:
         raise BadRequest(f"cannot be read: {_reason(error)}", where=config.api_key_file) from error
     key = lines[0].strip() if lines else ""
     if not key:
-        raise BadRequest("its first line is empty, it should be the API key", where=config.api_key_file)
+        raise BadRequest("its first line must be the API key, but is empty", where=config.api_key_file)
     return replace(config, api_key=key, api_key_file=None)
 
 
@@ -193,7 +193,9 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise BadRequest(f"must hold `option: value` lines, holds a {type(found).__name__}", where=where)
+        raise BadRequest(
+            f"must contain `option: value` lines, contains a {type(found).__name__}", where=where
+        )
     known = {one.name: one for _, config in groups for one in options_of(config)}
     values: dict[str, Any] = {}
     for key, value in found.items():
@@ -203,7 +205,7 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
                 f"unknown option {str(key)!r}", where=where, hint=near(name, known) or "see --help for all"
             )
         if name in values:
-            raise BadRequest(f"the option {name!r} is there twice", where=where)
+            raise BadRequest(f"the option {name!r} occurs twice", where=where)
         values[name] = value
     return values
 
@@ -235,7 +237,7 @@ def _check_slip(variable: str, known: Collection[str]) -> None:
     own = {name.removeprefix(ENV_PREFIX): name for name in known}
     found = difflib.get_close_matches(variable.upper().removeprefix(ENV_PREFIX), own, n=1, cutoff=SLIP)
     if found:
-        raise BadRequest("no option has this variable", where=variable, hint=f"did you mean {own[found[0]]}?")
+        raise BadRequest("there is no such option", where=variable, hint=f"did you mean {own[found[0]]}?")
 
 
 def _variable(name: str) -> str:

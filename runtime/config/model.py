@@ -231,7 +231,7 @@ def _fitting(
         return None
     if vision.out_size != hidden:
         raise fields.fail(
-            f"the vision tower gives {vision.out_size} numbers a token, the decoder has {hidden}"
+            f"the vision tower's output size is {vision.out_size}, the decoder's hidden size {hidden}"
         )
     if vision.image_id >= vocab:
         raise fields.fail(f"'image_token_id' {vision.image_id} is beyond the vocabulary of {vocab}")
@@ -280,7 +280,7 @@ def _special(fields: Fields, vocab: int, name: str) -> tuple[int, ...]:
     ids = fields.ids(name)
     outside = [token for token in ids if token >= vocab]
     if outside:
-        raise fields.fail(f"{name!r} holds {outside}, beyond the vocabulary of {vocab}")
+        raise fields.fail(f"{name!r} contains {outside}, beyond the vocabulary of {vocab}")
     return ids
 
 
@@ -322,7 +322,7 @@ class _Ropes:
         rope = fields.child(name)
         if any(isinstance(value, dict) for value in rope.values.values()):
             if not kind:
-                raise rope.fail("a rotary embedding per kind of layer is not supported")
+                raise rope.fail("different rotary embeddings per layer type are not supported")
             return self._read(rope.child(kind), None)
         if kind == "sliding_attention" and local is not None and name == "rope_scaling":
             return self._read(Fields({}, fields.where), fields.number(local[0], *_given(local[1]), above=1.0))
@@ -408,7 +408,7 @@ class _Ropes:
             raise holder.fail("'partial_rotary_factor' other than 1 is not supported for this model")
         if not 0 < dims <= self.head_dim or dims % 2:
             raise holder.fail(
-                f"'partial_rotary_factor' {part:g} turns {dims} of {self.head_dim} dimensions, which must be "
+                f"'partial_rotary_factor' {part:g} rotates {dims} of {self.head_dim} dimensions; must be "
                 "an even number"
             )
         return dims

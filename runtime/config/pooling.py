@@ -84,7 +84,7 @@ def _steps(file: Path) -> dict[str, str] | None:
     unknown = sorted(set(steps) - {"Transformer", "Pooling", "Normalize", "Dropout"})
     if unknown:
         raise ModelLoadError(
-            f"asks for the step {unknown[0]}, which is not computed",
+            f"uses the step {unknown[0]}, which is not supported",
             where=str(file),
             hint="known: Transformer, Pooling, Normalize",
         )
@@ -101,7 +101,7 @@ def _mode(fields: Fields) -> str:
         modes = [mode for word, mode in _WORDS.items() if fields.flag(word, False)]
     if len(modes) != 1 or modes[0] not in MODES:
         raise fields.fail(
-            f"the pooling {' + '.join(modes) or 'nothing'} is not computed; known: one of {', '.join(MODES)}",
+            f"the pooling {' + '.join(modes) or 'none'} is not supported; known: one of {', '.join(MODES)}",
             "choose another with the option `pooling`",
         )
     return modes[0]

@@ -36,7 +36,7 @@ def read_adapters(paths: Sequence[str]) -> tuple[Adapter, ...]:
         if not name or not path:
             raise BadRequest(f"must be NAME=DIRECTORY, got {text!r}", where="lora_paths")
         if name in made:
-            raise BadRequest(f"the name {name!r} is there twice", where="lora_paths")
+            raise BadRequest(f"the name {name!r} occurs twice", where="lora_paths")
         made[name] = Adapter(number, name, path)
     return tuple(made.values())
 

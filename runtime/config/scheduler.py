@@ -107,7 +107,9 @@ class SchedulerConfig:
         value."""
         for name, value in values.items():
             if name not in TUNABLE:
-                raise BadRequest(f"cannot be changed; can: {', '.join(TUNABLE)}", where=name)
+                raise BadRequest(
+                    f"cannot be changed at run time; these can: {', '.join(TUNABLE)}", where=name
+                )
             if type(value) is not int:
                 raise BadRequest(f"must be an integer, got {value!r}", where=name)
         return replace(self, **values)

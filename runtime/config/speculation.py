@@ -47,7 +47,7 @@ class SpeculationConfig:
             for option, value in (("draft_model_path", model), ("num_steps", steps)):
                 if value is not None:
                     raise BadRequest(
-                        "is of no use without speculative_algorithm",
+                        "has no effect without speculative_algorithm",
                         where=f"speculative_{option}",
                         hint="--speculative-algorithm STANDALONE",
                     )

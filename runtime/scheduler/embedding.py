@@ -227,7 +227,9 @@ class EmbeddingScheduler:
         """Change settings of TUNABLE; their values now. Raises BadRequest, and changes nothing."""
         for name, value in values.items():
             if name not in TUNABLE:
-                raise BadRequest(f"cannot be changed; can: {', '.join(TUNABLE)}", where=name)
+                raise BadRequest(
+                    f"cannot be changed at run time; these can: {', '.join(TUNABLE)}", where=name
+                )
             if type(value) is not int:
                 raise BadRequest(f"must be an integer, got {value!r}", where=name)
         self.config = dataclasses.replace(self.config, **values)

@@ -21,7 +21,7 @@ from runtime.__main__ import main
         (["serve", "--host", "::1::"], {}, "host ::1::: cannot be resolved"),  # asks no name server
         (["serve", "--host", "a..b"], {}, "host a..b: cannot be resolved"),
         (["serve", "--host", "192.0.2.1", "--port", "0"], {}, "cannot listen there"),
-        (["serve", "--context-length", "1000000"], {}, "the model was made for"),
+        (["serve", "--context-length", "1000000"], {}, "the model supports at most"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(

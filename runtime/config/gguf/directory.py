@@ -48,9 +48,9 @@ def directory_of(file: Path) -> Path:
         made = Path(tempfile.mkdtemp(dir=cache, prefix=".making-"))
     except OSError as error:
         raise ModelLoadError(
-            f"files about {file.name} cannot be written: {error.strerror}",
+            f"metadata files for {file.name} cannot be written: {error.strerror}",
             where=str(cache),
-            hint="set XDG_CACHE_HOME to a folder that can be written",
+            hint="set XDG_CACHE_HOME to a writable folder",
         ) from error
     try:
         _fill(made, file, beside)

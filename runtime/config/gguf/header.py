@@ -84,7 +84,7 @@ class _Cursor:
         size = self.take("Q")
         end = self.at + size
         if end > len(self.data):
-            raise struct.error("a text ends behind the file")
+            raise struct.error("a string ends after the end of the file")
         made = self.data[self.at : end].decode("utf-8", "surrogateescape")
         self.at = end
         return made
@@ -103,7 +103,7 @@ class _Cursor:
         if kind in _SCALARS:
             form = f"<{count}{_SCALARS[kind]}"
             if count > len(self.data):
-                raise struct.error("an array ends behind the file")
+                raise struct.error("an array ends after the end of the file")
             made = list(struct.unpack_from(form, self.data, self.at))
             self.at += struct.calcsize(form)
             return made
@@ -127,12 +127,12 @@ def read_header(path: Path) -> Header:
 def _read(path: Path, data: mmap.mmap) -> Header:
     cursor = _Cursor(data)
     if data[:4] != MAGIC:
-        raise ModelLoadError("is no GGUF file: it does not begin with GGUF", where=str(path))
+        raise ModelLoadError("is not a GGUF file: it does not begin with GGUF", where=str(path))
     cursor.at = 4
     version = cursor.take("I")
     if version not in VERSIONS:
         raise ModelLoadError(
-            f"has version {version} of the format, or the bytes of another processor's order; known: "
+            f"has format version {version}, or another byte order; known versions: "
             f"{', '.join(map(str, VERSIONS))}",
             where=str(path),
         )

@@ -33,12 +33,13 @@ def settings(header: Header, factors: Sequence[float]) -> dict[str, Any]:
     )
     head_dim = fields.integer(f"{name}.attention.key_length", hidden // heads)
     if fields.integer(f"{name}.rope.dimension_count", head_dim) != head_dim:
-        raise fields.fail("a rotary embedding of a part of each head is not supported")
+        raise fields.fail("a partial rotary embedding is not supported")
     positions = fields.integer(f"{name}.context_length")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise fields.fail(
-            "holds no embedding (token_embd.weight)", "of a model in several files, give the first one"
+            "has no embedding (token_embd.weight)",
+            "if the model is split into several files, pass the first one",
         )
     made: dict[str, Any] = {
         "architectures": [ARCHITECTURES[name]],
@@ -101,7 +102,7 @@ def _llama3(fields: Fields, factors: Sequence[float], theta: float) -> dict[str,
         turns = LLAMA3_POSITIONS * theta ** (-place / len(factors)) / (2 * math.pi)
         keep = min(1.0, max(0.0, (turns - LLAMA3_LOW) / (LLAMA3_HIGH - LLAMA3_LOW)))
         if not math.isclose(found, 1 / ((1 - keep) / factor + keep), rel_tol=1e-3):
-            raise fields.fail("'rope_freqs.weight' is no scaling that is known")
+            raise fields.fail("'rope_freqs.weight' is not a known kind of scaling")
     return {
         "rope_type": "llama3",
         "factor": factor,

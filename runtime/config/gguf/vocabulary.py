@@ -38,7 +38,7 @@ def tokenizer(header: Header) -> tuple[dict[str, Any], dict[str, Any]]:
     tokens = list(fields.names("tokenizer.ggml.tokens"))
     kinds = fields.values.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
     if not tokens or len(kinds) != len(tokens):
-        raise fields.fail(f"holds {len(tokens)} tokens and {len(kinds)} kinds of tokens")
+        raise fields.fail(f"has {len(tokens)} tokens but {len(kinds)} token types")
     model = fields.text("tokenizer.ggml.model", "")
     match model:
         case "gpt2":
@@ -118,7 +118,7 @@ def _byte_level(fields: Fields, tokens: Sequence[str]) -> dict[str, Any]:
     kind = fields.text("tokenizer.ggml.pre", "gpt-2")
     if kind not in SPLITS:
         raise fields.fail(
-            f"how the vocabulary {kind!r} cuts texts is not known; known: {', '.join(SPLITS)}",
+            f"the pre-tokenizer {kind!r} is not supported; known: {', '.join(SPLITS)}",
             "put the model's tokenizer.json and tokenizer_config.json beside the file",
         )
     cuts = [
@@ -140,7 +140,7 @@ def _byte_level(fields: Fields, tokens: Sequence[str]) -> dict[str, Any]:
 def _sentence_piece(fields: Fields, tokens: Sequence[str], kinds: Sequence[int]) -> dict[str, Any]:
     scores = fields.values.get("tokenizer.ggml.scores") or []
     if len(scores) != len(tokens):
-        raise fields.fail(f"holds {len(tokens)} tokens and {len(scores)} scores")
+        raise fields.fail(f"has {len(tokens)} tokens but {len(scores)} scores")
     unknown = next((token for token, kind in zip(tokens, kinds) if kind == UNKNOWN), None)
     spaces = [{"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
     front = fields.flag("tokenizer.ggml.add_space_prefix", True)

@@ -117,7 +117,7 @@ def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
     if router.chosen > count:
         raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than the {count} experts")
     if count % router.groups:
-        raise fields.fail(f"{count} experts cannot stand in {router.groups} equal groups ('n_group')")
+        raise fields.fail(f"{count} experts cannot be divided into {router.groups} equal groups ('n_group')")
     if router.groups_chosen > router.groups:
         raise fields.fail(f"'topk_group' ({router.groups_chosen}) is more than the {router.groups} groups")
     each = count // router.groups
@@ -125,7 +125,7 @@ def checked(fields: Fields, spec: ExpertsSpec) -> ExpertsSpec | None:
         few = f"the experts of {router.groups_chosen} groups"
         raise fields.fail(f"'num_experts_per_tok' ({router.chosen}) is more than {few}")
     if router.group_score == "two best" and each < 2:
-        raise fields.fail(f"groups of {each} expert are too small: they count as their two best")
+        raise fields.fail(f"groups of {each} expert are too small: a group is scored by its two best experts")
     return spec
 
 

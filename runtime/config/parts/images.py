@@ -13,23 +13,23 @@ from runtime.protocol.errors import BadRequest
 class ImageOptions:
     """Of models that take pictures; others do not look at them."""
 
-    max_images: int = option(16, "pictures of one request, at most")
-    max_image_bytes: int = option(20 << 20, "bytes of one encoded picture, at most")
+    max_images: int = option(16, "maximum number of images in one request")
+    max_image_bytes: int = option(20 << 20, "maximum size of one encoded image")
     max_image_pixels: int = option(
-        40_000_000, "pixels that a picture may have before it is made smaller; looked at before it is decoded"
+        40_000_000, "maximum number of pixels of an image before scaling; checked before it is decoded"
     )
     image_cache_tokens: int = option(
-        32_768, "tokens of pictures that the model's process keeps for later steps, at most"
+        32_768, "maximum number of image tokens that the model process caches for later steps"
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),
-        "hosts from which pictures are fetched over http(s), separated by commas; * for all that have a "
-        "public address; none: pictures must come with the request",
+        "hosts from which images may be fetched over http(s), separated by commas; * allows all hosts with "
+        "a public address. By default images must be part of the request",
     )
     allowed_local_media_path: str = option(
-        "", "folder of which requests may name files (file:///...); empty: none"
+        "", "folder whose files requests may name (file:///...). By default none"
     )
-    media_timeout_s: float = option(10.0, "seconds that fetching one picture may take")
+    media_timeout_s: float = option(10.0, "seconds that fetching one image may take")
 
     def verify_images(self) -> None:
         """Raise BadRequest naming the option and its rule."""
@@ -42,4 +42,4 @@ class ImageOptions:
             )
         folder = self.allowed_local_media_path
         if folder and not Path(folder).expanduser().is_dir():
-            raise BadRequest(f"{folder!r} is no folder", where="allowed_local_media_path")
+            raise BadRequest(f"{folder!r} is not a folder", where="allowed_local_media_path")

@@ -54,9 +54,9 @@ def check_wish(stored: Quantization | None, wished: str | None) -> None:
         )
     if wished not in ON_LOAD:
         raise BadRequest(
-            f"is {wished!r}, but the checkpoint's weights are plain; known for these: {', '.join(ON_LOAD)}",
+            f"is {wished!r}, but the checkpoint is not quantised; possible for it: {', '.join(ON_LOAD)}",
             where="quantization",
-            hint="leave it out, or give a checkpoint that is quantised so",
+            hint="leave it out, or use a checkpoint quantised that way",
         )
 
 
@@ -83,7 +83,7 @@ def _compressed_tensors(fields: Fields) -> Quantization:
         raise fields.child("sparsity_config").fail("sparse weights are not supported")
     groups = fields.child("config_groups")
     if not groups.values:
-        raise groups.fail("names no scheme")
+        raise groups.fail("defines no scheme")
     schemes = [_scheme(groups.child(name).child("weights"), fields) for name in groups.values]
     if any(scheme != schemes[0] for scheme in schemes):
         raise groups.fail("several schemes for weights in one checkpoint are not supported")

@@ -84,7 +84,7 @@ def _prepared(spec: VisionSpec, fields: Fields) -> VisionSpec:
     least = fields.integer("min_pixels", size.integer("shortest_edge", spec.min_pixels))
     most = fields.integer("max_pixels", size.integer("longest_edge", spec.max_pixels))
     if least > most or most < spec.step**2:
-        raise fields.fail(f"pictures cannot have from {least} to {most} pixels in squares of {spec.step}")
+        raise fields.fail(f"images cannot have between {least} and {most} pixels in squares of {spec.step}")
     mean, std = fields.numbers("image_mean") or spec.mean, fields.numbers("image_std") or spec.std
     if len(mean) != CHANNELS or len(std) != CHANNELS:
         raise fields.fail("'image_mean' and 'image_std' must have three numbers each")

@@ -20,36 +20,40 @@ class ReplicasConfig:
     """`ReplicasConfig.of(...)` checks names, types and ranges."""
 
     engine: str = option(
-        "local", "local: one server, here; ray: replicas on Ray Serve, behind a router", choices=ENGINES
+        "local",
+        "local: one server on this machine; ray: replicas on Ray Serve, behind a router",
+        choices=ENGINES,
     )
-    replicas: int = option(1, "ray: how many servers; with max_replicas, the fewest")
+    replicas: int = option(1, "ray: number of servers; with --max-replicas, the minimum")
     max_replicas: int | None = option(
-        None, "ray: replicas come and go with the load, up to so many; None: there are always as many"
+        None, "ray: maximum number of servers when scaling with the load. By default the number is fixed"
     )
     target_requests: float = option(
-        16.0, "ray: requests in hand of each replica, on average, that max_replicas aims at"
+        16.0, "ray: average number of running requests per replica that scaling aims at"
     )
-    upscale_delay_s: float = option(5.0, "ray: seconds of more load before there are more replicas")
-    downscale_delay_s: float = option(120.0, "ray: seconds of less load before there are fewer")
-    pairs: bool = option(
-        False, "ray: each replica is a prefill and a decode server, side by side on one machine"
-    )
-    replica_cpus: float = option(1.0, "ray: CPUs that each server reserves, on one machine")
-    replica_gpus: float = option(0.0, "ray: GPUs that each server reserves, on one machine; --tp N needs N")
+    upscale_delay_s: float = option(5.0, "ray: seconds of higher load before replicas are added")
+    downscale_delay_s: float = option(120.0, "ray: seconds of lower load before replicas are removed")
+    pairs: bool = option(False, "ray: each replica is a prefill and a decode server on the same machine")
+    replica_cpus: float = option(1.0, "ray: CPUs reserved for each server, on one machine")
+    replica_gpus: float = option(0.0, "ray: GPUs reserved for each server, on one machine; --tp N needs N")
     surge: bool = option(
         True,
-        "ray: in a rolling restart (SIGHUP) a new replica is ready before an old one ends, which needs room "
+        "ray: in a rolling restart (SIGHUP), start a new replica before an old one ends, which needs room "
         "for both",
     )
     ray_address: str | None = option(
-        None, "ray: the cluster; None: RAY_ADDRESS, or a Ray on this machine that ends with this command"
+        None,
+        "ray: address of the cluster. By default RAY_ADDRESS, or a Ray on this machine that ends with this "
+        "command",
     )
-    ray_name: str = option("sglang-dsl", "ray: the name of the application in the cluster")
+    ray_name: str = option("sglang-dsl", "ray: name of the application in the cluster")
     policy: str = option(
         "cache_aware", "ray: how a replica is chosen: cache_aware, power_of_two, round_robin, or a plug-in"
     )
     retries: int = option(
-        2, "ray: times a request is sent to another replica when one fails before its first token"
+        2,
+        "ray: maximum number of times a request is sent to another replica after one fails before its first "
+        "token",
     )
 
     @classmethod

@@ -29,50 +29,53 @@ class RouterConfig:
     worker: tuple[str, ...] = option((), "URLs of servers that are replicas of one another")
     prefill: tuple[str, ...] = option(
         (),
-        "URLs of servers with --disaggregation-mode prefill, each with the port of its bootstrap server "
-        "behind it where it does not tell that itself: --prefill http://10.0.0.1:30000 8998",
+        "URLs of servers with --disaggregation-mode prefill. If a server does not report the port of its "
+        "bootstrap server, add the port after its URL: --prefill http://10.0.0.1:30000 8998",
     )
     decode: tuple[str, ...] = option((), "URLs of servers with --disaggregation-mode decode")
     policy: str = option(
         "cache_aware",
-        "how a worker is chosen, or a prefill server: cache_aware, power_of_two, round_robin, or a plug-in",
+        "how a worker or a prefill server is chosen: cache_aware, power_of_two, round_robin, or a plug-in",
     )
     decode_policy: str = option("power_of_two", "how a decode server is chosen")
     worker_api_key: str | None = option(
         None,
-        "the workers' API key; better given in SGLANG_DSL_WORKER_API_KEY than on the command line. None: the "
-        "client's own key is passed on, unless the router has one to check it by",
+        "API key of the workers. Prefer SGLANG_DSL_WORKER_API_KEY over the command line. By default the "
+        "client's own key is passed on, unless the router itself requires one",
         secret=True,
     )
     retries: int = option(
-        2, "times a request is sent to another worker, or pair, when one fails before its first token"
+        2,
+        "maximum number of times a request is sent to another worker, or pair, after one fails before its "
+        "first token",
     )
     connect_timeout_s: float = option(5.0, "seconds a worker may take to accept a connection")
     silence_timeout_s: float = option(
-        600.0, "seconds a worker may say nothing at all while it answers a request"
+        600.0, "seconds a worker may send nothing at all while it answers a request"
     )
     failure_threshold: int = option(
-        3, "failures in a row after which a worker gets no requests for cooldown_s"
+        3, "number of failures in a row after which a worker gets no requests for --cooldown-s"
     )
-    cooldown_s: float = option(
-        10.0, "seconds until a worker that failed gets one request again, to see whether it works"
-    )
-    probe_interval_s: float = option(5.0, "seconds between two looks at each worker's /ready")
-    probe_timeout_s: float = option(5.0, "seconds a worker may take to answer such a look")
+    cooldown_s: float = option(10.0, "seconds until a failed worker gets a single request again, as a test")
+    probe_interval_s: float = option(5.0, "seconds between two checks of each worker's /ready")
+    probe_timeout_s: float = option(5.0, "seconds a worker may take to answer such a check")
     probe_failures: int = option(
-        3, "looks in a row without any answer after which a worker counts as dead, and its requests fail"
+        3, "number of unanswered checks in a row after which a worker counts as dead and its requests fail"
     )
     cache_threshold: float = option(
-        0.5, "cache_aware: share of a prompt that a worker must have seen to be chosen for that"
+        0.5, "cache_aware: fraction of a prompt that a worker must have seen to be preferred for it"
     )
     balance_abs_threshold: int = option(
-        32, "cache_aware: a worker with more requests than the idlest by this, and ..."
+        32,
+        "cache_aware: a worker is overloaded if it has this many more requests than the least busy one ...",
     )
     balance_rel_threshold: float = option(
-        1.5, "cache_aware: ... by this factor, is overloaded: the idlest is chosen whatever it has seen"
+        1.5,
+        "cache_aware: ... and this many times as many. The least busy worker is then chosen, whatever it "
+        "has seen",
     )
     prefix_bytes: int = option(
-        8 << 20, "cache_aware: bytes of prompts that are remembered of each worker, about"
+        8 << 20, "cache_aware: approximate size of the prompts remembered for each worker"
     )
 
     host: str = same("host")
@@ -117,12 +120,14 @@ class RouterConfig:
         """Return self, or raise BadRequest naming the option and its rule."""
         self.server.verify()
         if self.worker and (self.prefill or self.decode):
-            raise BadRequest("goes without --prefill and --decode", where="worker")
+            raise BadRequest("cannot be combined with --prefill and --decode", where="worker")
         if bool(self.prefill) != bool(self.decode):
             missing = "decode" if self.prefill else "prefill"
-            raise BadRequest("is needed: a pair is one of each", where=missing)
+            raise BadRequest("is required: a pair needs one of each", where=missing)
         if not self.worker and not self.prefill:
-            raise BadRequest("is needed, or --prefill and --decode", where="worker", hint="--worker URL ...")
+            raise BadRequest(
+                "is required, or --prefill and --decode", where="worker", hint="--worker URL ..."
+            )
         for name, least in (
             ("retries", 0),
             ("failure_threshold", 1),

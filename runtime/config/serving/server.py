@@ -34,173 +34,192 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 class ServerConfig:
     """`ServerConfig.of(...)` checks names, types and ranges."""
 
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 or :: lets other machines in")
-    port: int = option(30000, "port to listen on; 0: any free one (the log says which)")
+    host: str = option(
+        "127.0.0.1", "address to listen on; 0.0.0.0 or :: accepts connections from other machines"
+    )
+    port: int = option(30000, "port to listen on; 0 picks a free one, which the log shows")
     api_key: str | None = option(
         None,
-        "clients must send it as `Authorization: Bearer KEY`; better given in SGLANG_DSL_API_KEY or a file "
-        "than on the command line, where other users of the machine can read it",
+        "API key that clients must send as `Authorization: Bearer KEY`. Prefer SGLANG_DSL_API_KEY or a "
+        "file: other users of the machine can read a command line",
         secret=True,
     )
-    api_key_file: str | None = option(None, "a file whose first line is the API key")
+    api_key_file: str | None = option(None, "file whose first line is the API key")
     admin_api_key: str | None = option(
         None,
-        "the key of those who run the server, as Authorization: Bearer KEY: with it, orders that change the "
-        "server for everybody (/flush_cache, /pause_generation, ...) take this key alone; better given in "
-        "SGLANG_DSL_ADMIN_API_KEY than on the command line",
+        "API key for admin requests, sent as `Authorization: Bearer KEY`. If set, requests that change the "
+        "server for everybody (/flush_cache, /pause_generation, ...) accept only this key. Prefer "
+        "SGLANG_DSL_ADMIN_API_KEY over the command line",
         secret=True,
     )
     api_keys_file: str | None = option(
         None,
-        "a YAML or JSON file of several keys, each with a name and limits, `name: {key: KEY, "
-        "requests_per_minute: N, tokens_per_minute: N, running_requests: N}` (sha256: HEX instead of key: "
-        "the key's digest); it is read again on SIGHUP. Orders take the admin key alone then",
+        "YAML or JSON file of several API keys, each with a name and limits: `name: {key: KEY, "
+        "requests_per_minute: N, tokens_per_minute: N, running_requests: N}` (or sha256: HEX, the key's "
+        "digest, instead of key). It is read again on SIGHUP. Admin requests then accept only the admin key",
     )
     served_model_name: str | None = option(
         None,
-        "the model's names for clients, separated by commas, the first of which answers carry; * lets them "
-        "use any name; None: its directory's name",
+        "names of the model for clients, separated by commas; responses use the first. * allows any name. "
+        "By default the name of the model's directory",
     )
     unknown_fields: str = option(
         "refuse",
-        "what becomes of a body's fields that the server does not know: refuse, by name, or ignore, with a "
-        "Warning header; those that are null, false or empty are always taken",
+        "what to do with unknown fields of a request body: refuse rejects the request and names them; "
+        "ignore drops them and names them in a Warning header. Fields that are null, false or empty are "
+        "always accepted",
         choices=("refuse", "ignore"),
     )
     http_workers: int = option(
-        1, "processes that serve HTTP and tokenise, all on one port; one that dies is replaced alone"
+        1,
+        "number of processes that handle HTTP and tokenisation, all on the same port. If one dies, only "
+        "that one is replaced",
     )
     cors_origins: tuple[str, ...] = option(
-        (), "origins whose pages may call the server (separated by commas, * for all); none by default"
+        (), "origins whose web pages may call the server, separated by commas; * allows all. By default none"
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
-        "names by which clients may address the server, beside IP addresses and names without a dot "
-        "(separated by commas, * for all). By default any where other machines are let in or a key is "
-        "needed, else none: a page could have its own name lead here",
+        "host names by which clients may address the server, besides IP addresses and names without a dot; "
+        "separated by commas, * allows all. By default all if the server accepts other machines or needs a "
+        "key; otherwise none, which protects against DNS rebinding",
     )
     forwarded_allow_ips: tuple[str, ...] = option(
         (),
-        "addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto are believed "
-        "(separated by commas, * for all); none by default",
+        "addresses and networks of proxies whose X-Forwarded-For and X-Forwarded-Proto headers are trusted, "
+        "separated by commas; * trusts all. By default none",
     )
-    max_body_bytes: int = option(32 << 20, "size of a request's body, at most; more is answered with 413")
-    max_batch_items: int = option(1024, "prompts times samples (n) of one request, at most")
+    max_body_bytes: int = option(32 << 20, "maximum size of a request body; larger ones get a 413")
+    max_batch_items: int = option(1024, "maximum number of prompts times samples (n) in one request")
     max_body_values: int = option(
-        1 << 20, "values (numbers, texts, lists, objects) in a request's body, at most, about"
+        1 << 20, "approximate maximum number of values (numbers, strings, lists, objects) in a request body"
     )
     max_bodies_bytes: int = option(
-        512 << 20, "bytes of the bodies of all requests in hand of one worker, at most; of one client half"
+        512 << 20,
+        "maximum total size of the bodies of all current requests of one worker; one client may use half of "
+        "it",
     )
     max_encode_chars: int = option(
-        64 << 20, "characters of prompts that wait to be encoded in one worker, at most; of one client half"
+        64 << 20,
+        "maximum number of prompt characters that wait to be tokenised in one worker; one client may use "
+        "half of it",
     )
     max_concurrent_requests: int = option(
-        2048, "HTTP requests in hand of one worker, at most; more are answered with 503"
+        2048, "maximum number of concurrent HTTP requests per worker; more get a 503"
     )
     max_connections: int = option(
         4096,
-        "connections of one worker, at most: for one more the one that was idle for longest is closed. Fewer "
-        "where the system's limit of open files cannot be raised so far (the log says so)",
+        "maximum number of connections per worker. When it is reached, the longest idle connection is "
+        "closed. It is lower if the system's limit of open files cannot be raised far enough; the log then "
+        "says so",
     )
-    max_body_depth: int = option(64, "levels of lists and objects in a request's body, at most")
-    header_timeout_s: float = option(15.0, "seconds a connection may take to send a request's headers")
-    body_timeout_s: float = option(60.0, "seconds a request may take to send its body")
+    max_body_depth: int = option(64, "maximum nesting depth of lists and objects in a request body")
+    header_timeout_s: float = option(15.0, "seconds in which a connection must send the headers of a request")
+    body_timeout_s: float = option(60.0, "seconds in which a request must send its body")
     stall_timeout_s: float = option(
-        60.0, "seconds a client may leave what was sent unread before it is cut off"
+        60.0, "seconds after which a client that does not read its response is disconnected"
     )
     stream_comment_s: float = option(
         30.0,
-        "seconds of silence after which a stream sends a comment, as proxies close what is silent (nginx and "
-        "others after 60 s); 0: it never does. aiohttp gets none: what is written around it reads each line "
-        "as an event",
+        "seconds without output after which a stream sends a comment, because proxies close silent "
+        "connections (nginx after 60 s); 0 disables it. Not sent to aiohttp clients, because code written "
+        "for it often parses every line as an event",
     )
     control_timeout_s: float = option(
-        30.0, "seconds the scheduler may take to answer an order, such as /pause_generation"
+        30.0, "seconds the scheduler has to answer a control request such as /pause_generation"
     )
     session_timeout_s: float | None = option(
         3600.0,
-        "seconds after which a session that nobody uses is closed, unless it says so itself; None: never",
+        "seconds without use after which a session is closed, unless the session sets its own timeout; "
+        "none: never",
     )
-    max_kept_responses: int = option(1024, "responses kept for /v1/responses/{id} in one worker, at most")
+    max_kept_responses: int = option(
+        1024, "maximum number of responses stored for /v1/responses/{id} per worker"
+    )
     max_kept_response_bytes: int = option(
-        256 << 20, "bytes of these, at most, half of them of one client; the oldest go first"
+        256 << 20,
+        "maximum total size of the stored responses; one client may use half of it. The oldest are deleted "
+        "first",
     )
-    keep_responses_s: float = option(86400.0, "seconds that a response is kept")
+    keep_responses_s: float = option(86400.0, "seconds for which a response is stored")
     max_answer_bytes: int = option(
-        64 << 20, "bytes of log-probabilities and hidden states in one answer, at most, about"
+        64 << 20, "approximate maximum size of the log-probabilities and hidden states in one response"
     )
     incremental_streaming: bool = option(
-        False, "streams of /generate send new text only, instead of all so far"
+        False, "streams of /generate send only the new text in each event, instead of the whole text so far"
     )
-    enable_cache_report: bool = option(False, "tell OpenAI clients how much of a prompt came from the cache")
+    enable_cache_report: bool = option(
+        False, "report to OpenAI clients how many prompt tokens came from the cache"
+    )
     request_timeout_s: float | None = option(
-        None, "seconds a request may take unless it says so itself; None: as long as it needs"
+        None, "seconds a request may take, unless the request sets its own timeout. By default no limit"
     )
     tool_server: str | None = option(
         None,
-        "where calls of tools are run for /v1/responses: demo (Python, and a browser of tool_documents), or "
-        "MCP servers, separated by commas, as host:port (SSE), a URL (streamable HTTP; SSE if it ends in "
-        "/sse) or stdio:COMMAND; None: tools are the clients'",
+        "where tool calls of /v1/responses are executed: demo (Python, and a browser over "
+        "--tool-documents), or MCP servers separated by commas, each as host:port (SSE), a URL (streamable "
+        "HTTP; SSE if it ends in /sse) or stdio:COMMAND. By default the client executes all tools",
         secret=True,  # a URL, or a command, may hold a key
     )
     tool_documents: str | None = option(
         None,
-        "what the browser of --tool-server demo reads: a folder of text, Markdown and HTML files, or a URL "
-        "with {query} of a search engine that answers in JSON, as SearXNG does",
+        "what the browser of --tool-server demo reads: a folder of text, Markdown and HTML files, or the "
+        "URL of a search engine with {query}, which must return JSON as SearXNG does",
         secret=True,
     )
-    tool_timeout_s: float = option(
-        30.0, "seconds that a call of a tool, or connecting to its server, may take"
-    )
-    max_tool_calls: int = option(32, "calls of tools that are run for one response, at most")
+    tool_timeout_s: float = option(30.0, "seconds that a tool call, or connecting to a tool server, may take")
+    max_tool_calls: int = option(32, "maximum number of tool calls executed for one response")
     health_timeout_s: float = option(
         20.0,
-        "seconds /health_generate waits for a sign of life, and the engine may take to answer before /health "
-        "and /ready call it stuck",
+        "seconds that /health_generate waits for output, and after which /health and /ready report an "
+        "engine that does not answer as stuck",
     )
     health_generates: bool = option(
-        False, "/health asks the model for a token, as /health_generate does; otherwise what /ready asks"
+        False,
+        "let /health generate a token, as /health_generate does; otherwise it checks the same as /ready",
     )
     enable_metrics: bool = option(True, "serve /metrics")
     metric_names: tuple[str, ...] = option(
         ("sglang", "vllm"),
-        "other servers under whose names, too, /metrics tells what it tells, so that their dashboards work: "
-        "sglang, vllm, or none",
+        "other servers under whose metric names /metrics also exports its values, so that their dashboards "
+        "work: sglang, vllm, or none",
     )
-    metrics_need_key: bool = option(False, "/metrics asks for the API key like everything else")
+    metrics_need_key: bool = option(False, "require the API key for /metrics too")
     access_log: bool = option(
-        False, "log one line for each HTTP request: client, path, status, duration, bytes, request id"
+        False, "log one line per HTTP request: client, path, status, duration, bytes, request id"
     )
     log_format: str = option(
-        "text", "lines of the log as text, or as a JSON object each", choices=("text", "json")
+        "text", "write log lines as text, or each as a JSON object", choices=("text", "json")
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "URL of a collector of OpenTelemetry traces over HTTP (OTLP), such as "
-        "http://localhost:4318/v1/traces; needs the extra ops. None: no traces",
+        "URL of an OpenTelemetry collector that receives traces over HTTP (OTLP), such as "
+        "http://localhost:4318/v1/traces; needs the extra `ops`. By default no traces are sent",
         secret=True,  # it may hold a key
     )
-    log_level: str = option("info", "the least important lines that are logged", choices=LOG_LEVELS)
-    log_file: str | None = option(None, "log to this file too; one that cannot be written is done without")
+    log_level: str = option("info", "lowest level that is logged", choices=LOG_LEVELS)
+    log_file: str | None = option(
+        None, "also write the log to this file; if it cannot be written, the server runs without it"
+    )
     drain_timeout_s: float = option(
-        30.0, "seconds requests in hand may take to finish when the server is told to end (SIGTERM, Ctrl-C)"
+        30.0, "seconds that running requests have to finish after SIGTERM or Ctrl-C"
     )
     lame_duck_s: float = option(
         0.0,
-        "seconds for which a server that is told to end still takes requests, while /health and /ready say "
-        "503, so that load balancers find out before connections are refused; a second signal ends this",
+        "seconds after SIGTERM during which the server still accepts requests while /health and /ready "
+        "return 503, so that load balancers can react before connections are refused. A second signal skips "
+        "the rest",
     )
     restart: bool = option(
         False,
-        "when a process dies, start the processes again instead of ending; HTTP workers are replaced anyway",
+        "restart the processes when one dies, instead of exiting. HTTP workers are always replaced",
     )
-    restart_limit: int = option(10, "failures in a row after which starting again is given up")
+    restart_limit: int = option(10, "number of failures in a row after which the server no longer restarts")
     ready_file: str | None = option(
-        None, "write a JSON object with the server's url and pid to this file once it is ready"
+        None, "write a JSON object with the server's url, port and pid to this file when the server is ready"
     )
-    end_with_stdin: bool = option(False, "end in order when stdin is closed, as with SIGTERM")
-    keep_alive_s: float = option(75.0, "seconds an idle HTTP connection is kept open")
+    end_with_stdin: bool = option(False, "shut down gracefully when stdin is closed, as on SIGTERM")
+    keep_alive_s: float = option(75.0, "seconds for which an idle HTTP connection is kept open")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ServerConfig:
@@ -282,11 +301,11 @@ class ServerConfig:
         if self.admin_api_key is not None and not self.admin_api_key.strip():
             raise BadRequest("is empty", where="admin_api_key")
         if self.admin_api_key is not None and self.admin_api_key == self.api_key:
-            raise BadRequest("must be another key than api_key", where="admin_api_key")
+            raise BadRequest("must differ from api_key", where="admin_api_key")
         if self.tool_server is not None and not self.tool_server.strip(", "):
             raise BadRequest("is empty", where="tool_server", hint="demo, or addresses of MCP servers")
         if self.tool_documents is not None and self.tool_server != "demo":
-            raise BadRequest("goes with --tool-server demo only", where="tool_documents")
+            raise BadRequest("needs --tool-server demo", where="tool_documents")
         if self.api_key is not None and self.api_key_file is not None:
-            raise BadRequest("give either this or api_key", where="api_key_file")
+            raise BadRequest("cannot be combined with api_key", where="api_key_file")
         return self

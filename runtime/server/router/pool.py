@@ -248,11 +248,11 @@ def make_workers(given: Sequence[str], role: str, config: RouterConfig) -> list[
     for one in given:
         if role == "prefill" and one.isdecimal() and made and not made[-1].bootstrap_given:
             if not 0 < int(one) < 65536:
-                raise BadRequest(f"{one} is no port", where=role)
+                raise BadRequest(f"{one} is not a port", where=role)
             made[-1].bootstrap_port, made[-1].bootstrap_given = int(one), True
         else:
             made.append(Worker(one, role, config))
     names = [one.name for one in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise BadRequest(f"{twice} is there twice", where=role)
+        raise BadRequest(f"{twice} occurs twice", where=role)
     return made

@@ -71,7 +71,7 @@ def test_a_bundled_name_is_not_mistaken_for_a_directory(
     assert find_checkpoint("pocket") == bundled
     assert find_checkpoint("./pocket") == (tmp_path / "pocket").resolve()
     bundled.rmdir()
-    with pytest.raises(ModelLoadError, match="no copy of the bundled"):
+    with pytest.raises(ModelLoadError, match="the bundled checkpoint is missing"):
         find_checkpoint("pocket")
 
 

@@ -107,7 +107,7 @@ def test_gpt_neox(tmp_path: Path) -> None:
     found = spec(tmp_path, NEOX)
     assert found.rope == RopeSpec(5000.0, dims=8)
     assert (found.parallel, found.gated, found.qkv_by_head, found.norm) == (True, False, True, "layer")
-    with pytest.raises(ModelLoadError, match=r"turns 3 of 16 .* even"):
+    with pytest.raises(ModelLoadError, match=r"rotates 3 of 16 .* even"):
         spec(tmp_path, {**NEOX, "rotary_pct": 0.2})
 
 
@@ -120,7 +120,7 @@ def test_phi3_with_two_sets_of_frequencies(tmp_path: Path) -> None:
     engine = EngineConfig(model=str(tmp_path), context_length=1000)
     located = engine.locate()[1]
     assert (located.max_position_embeddings, engine.context(located)) == (2048, 1000)
-    with pytest.raises(BadRequest, match="made for 128"):
+    with pytest.raises(BadRequest, match="at most 128"):
         EngineConfig(model=str(tmp_path), context_length=4000).locate()
     with pytest.raises(ModelLoadError, match="'long_factor' has 7 entries for 8 pairs"):
         spec(tmp_path, {**PHI3, "rope_scaling": {**LONG, "long_factor": [2.0] * 7}})

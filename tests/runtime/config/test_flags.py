@@ -53,7 +53,7 @@ def test_a_flag_overrules_the_environment_that_the_file_and_that_the_default(fil
 )  # fmt: skip
 def test_a_misspelt_variable_is_refused_with_the_one_that_was_meant(variable: str, meant: str) -> None:
     told = refusal([], {f"SGLANG_DSL_{variable}": "1"})
-    assert told == f"SGLANG_DSL_{variable}: no option has this variable (did you mean SGLANG_DSL_{meant}?)"
+    assert told == f"SGLANG_DSL_{variable}: there is no such option (did you mean SGLANG_DSL_{meant}?)"
 
 
 def test_a_variable_that_kubernetes_made_is_told_apart() -> None:
@@ -164,7 +164,7 @@ def test_what_is_wrong_is_named(arguments: list[str], environment: dict[str, str
         ("prot: 1", "unknown option 'prot' (did you mean 'port'?)"),
         ("port: ten", "port"),
         ("port: [1", "is not YAML"),
-        ("- port", "holds a list"),
+        ("- port", "contains a list"),
         ("max_total_tokens: 1\nmax-total-tokens: 2", "twice"),
         ("a: !!python/object/apply:os.system ['true']", "is not YAML"),
         ("\x00", "is not YAML"),

@@ -149,9 +149,9 @@ def test_the_chat_template_comes_along() -> None:
     ("values", "told"),
     [
         ({"model": "bert"}, "the vocabulary 'bert' is not supported; known: gpt2, llama"),
-        ({"pre": "tekken"}, "how the vocabulary 'tekken' cuts texts is not known; known: gpt-2, llama-bpe"),
-        ({"token_type": [1]}, r"holds \d+ tokens and 1 kinds"),
-        ({"model": "llama", "scores": [0.0]}, r"holds \d+ tokens and 1 scores"),
+        ({"pre": "tekken"}, "the pre-tokenizer 'tekken' is not supported; known: gpt-2, llama-bpe"),
+        ({"token_type": [1]}, r"has \d+ tokens but 1 token types"),
+        ({"model": "llama", "scores": [0.0]}, r"has \d+ tokens but 1 scores"),
     ],
 )
 def test_vocabularies_that_are_refused(values: dict[str, Any], told: str) -> None:

@@ -160,7 +160,7 @@ def test_rope_in_both_layouts(tmp_path: Path, scaling: dict[str, Any], right: Ro
             "not be below",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"full_attention": {"rope_type": "default"}}, "per kind of layer"),
+        ({"full_attention": {"rope_type": "default"}}, "rotary embeddings per layer type"),
         ([], "must be an object"),
     ],
 )
@@ -231,7 +231,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"UTF-8.*offset 7"):
         ModelSpec.from_dir(tmp_path)
     config.write_text("[1]")
-    with pytest.raises(ModelLoadError, match="must hold a JSON object"):
+    with pytest.raises(ModelLoadError, match="must contain a JSON object"):
         ModelSpec.from_dir(str(tmp_path))
     config.write_text("[" * 100_000)
     with pytest.raises(ModelLoadError, match=r"config\.json"):

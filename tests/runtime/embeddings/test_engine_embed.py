@@ -112,7 +112,7 @@ def test_dimensions_cut_and_scale_again(engine: Engine) -> None:
 
 
 def test_an_encoder_is_not_shared_by_several_processes(tiny: Callable[[str], Any]) -> None:
-    with pytest.raises(BadRequest, match="tp_size: an encoder is computed by one process"):
+    with pytest.raises(BadRequest, match="tp_size: not supported for encoders"):
         Engine(str(tiny("bert").path), tp_size=2)
 
 

@@ -234,7 +234,7 @@ def test_wishes_that_cannot_be_had(quantised: Any, tiny: Any) -> None:
     EngineConfig.of({"model": awq, "quantization": "w8a8_int8"}).locate()
     with pytest.raises(BadRequest, match="quantization: is 'fp8', but the checkpoint is quantised as 'awq'"):
         EngineConfig.of({"model": awq, "quantization": "fp8"}).locate()
-    with pytest.raises(BadRequest, match=r"is 'awq', but the checkpoint's weights are plain; known.*fp8"):
+    with pytest.raises(BadRequest, match=r"is 'awq', but the checkpoint is not quantised; possible.*fp8"):
         EngineConfig.of({"model": plain, "quantization": "awq"}).locate()
     with pytest.raises(BadRequest, match="kv_cache_dtype: must be one of auto, bfloat16, fp8_e4m3, fp8_e5m2"):
         EngineConfig.of({"model": plain, "kv_cache_dtype": "int4"})

@@ -135,7 +135,7 @@ def test_side_by_side_they_give_the_same(spec: RouterSpec, biased: bool) -> None
     ("router", "told"),
     [
         (RouterSpec(9), r"'num_experts_per_tok' \(9\) is more than the 8 experts"),
-        (RouterSpec(2, groups=3), "8 experts cannot stand in 3 equal groups"),
+        (RouterSpec(2, groups=3), "8 experts cannot be divided into 3 equal groups"),
         (RouterSpec(2, groups=2, groups_chosen=3), r"'topk_group' \(3\) is more than the 2 groups"),
         (RouterSpec(3, groups=4, groups_chosen=1), r"\(3\) is more than the experts of 1 groups"),
         (RouterSpec(1, groups=8, group_score="two best"), "groups of 1 expert are too small"),

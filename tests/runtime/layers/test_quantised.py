@@ -253,7 +253,7 @@ SCHEME = ("config_groups", "group_0", "weights")
         _refused("'bits' must be 4 or 8, got 2", "gptq", bits=2),
         _refused("'group_size' must be an integer of at least 1, got 0", "gptq", group_size=0),
         _refused("'checkpoint_format' 'marlin'", "gptq", checkpoint_format="marlin"),
-        _refused("names no scheme", "int8", config_groups={}),
+        _refused("defines no scheme", "int8", config_groups={}),
         _refused("several schemes", "int4", "config_groups", other={"weights": {"num_bits": 8}}),
         _refused("3 bits of type 'int' in the format 'pack-quantized'", "int4", *SCHEME, num_bits=3),
         _refused("4 bits of type 'float' in the", "int4", *SCHEME, type="float", format="nvfp4"),

@@ -348,7 +348,7 @@ def test_options() -> None:
     assert opened() is None
     for options, told in (
         ({"tool_server": " , "}, "is empty"),
-        ({"tool_documents": "."}, "--tool-server demo only"),
+        ({"tool_documents": "."}, "needs --tool-server demo"),
         ({"tool_server": "demo", "tool_documents": "/no/such"}, "there is no folder"),
         ({"tool_server": "stdio:'"}, "is no command"),
         ({"tool_timeout_s": 0}, "positive"),

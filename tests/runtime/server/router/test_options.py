@@ -25,12 +25,12 @@ def test_several_urls_after_one_flag_or_several_or_between_commas() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "worker: is needed, or --prefill and --decode"),
+        ([], "worker: is required, or --prefill and --decode"),
         (["--worker", "127.0.0.1:1"], "'127.0.0.1:1' is no URL of a server"),
         (["--worker", "http://h:port"], "is no URL of a server"),
-        (["--worker", A, A + "/"], f"{A} is there twice"),
-        (["--worker", A, "--prefill", B], "worker: goes without --prefill"),
-        (["--prefill", A], "decode: is needed"),
+        (["--worker", A, A + "/"], f"{A} occurs twice"),
+        (["--worker", A, "--prefill", B], "worker: cannot be combined with --prefill"),
+        (["--prefill", A], "decode: is required"),
         (["--worker", A, "--policy", "best"], "unknown router policy 'best'; known: cache_aware"),
         (["--worker", A, "--retries", "-1"], "retries: must be at least 0"),
         (["--worker", A, "--cooldown-s", "0"], "cooldown_s: must be a positive number"),
