@@ -84,7 +84,7 @@ class EncoderSpec:
 
     table_positions  rows of the table of positions; max_position_embeddings of them can be used
     token_types      how many kinds of segments it tells apart; below 2 it is told of none
-    labels           width of the classifier's answer; 0: there is no classifier, the answer is a vector
+    labels           width of the classifier's answer; 0: there is not a classifier, the answer is a vector
     score            what is done to the classifier's numbers: identity or sigmoid
     dtype            what the checkpoint says its weights are
     """

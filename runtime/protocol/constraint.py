@@ -42,7 +42,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
             if value not in known:
                 raise BadConstraint(f"must be one of {', '.join(known)}, got {value!r}", where=word)
             if self.kind not in JSON_KINDS:
-                raise BadConstraint(f"goes with {' or '.join(JSON_KINDS)}, not with {self.kind}", where=word)
+                raise BadConstraint(f"needs {' or '.join(JSON_KINDS)}, not {self.kind}", where=word)
         size = len(self.spec.encode("utf-8", "surrogatepass"))
         if not self.spec:
             raise BadConstraint("is empty", where=self.kind)

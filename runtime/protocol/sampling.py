@@ -195,7 +195,7 @@ def _constraint(values: dict[str, Any]) -> Constraint | None:
     if not found:
         if beside:
             where = f"sampling_params.{next(iter(beside))}"
-            raise BadRequest("goes with json_schema or structural_tag", where=where)
+            raise BadRequest("needs json_schema or structural_tag", where=where)
         return None
     if len(found) > 1:
         raise BadRequest(

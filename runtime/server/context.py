@@ -46,7 +46,7 @@ class ServerContext:
     info     what /server_info shows of the options the server was started with; no secrets
     tools    where calls are run that are not the client's; None: nowhere
     peers    the other HTTP workers
-    leaving  whether the server is about to end
+    leaving  whether the server is shutting down
     """
 
     manager: TokenizerManager

@@ -110,7 +110,7 @@ def asked(body: OutputFields) -> Asked:
     if len(found) > 1:
         names = " and ".join(place.partition(".")[0] for _, place, _ in found)
         raise BadRequest(
-            f"only one constraint can be kept at a time, got {names}", where=found[-1][1].partition(".")[0]
+            f"only one constraint can be used at a time, got {names}", where=found[-1][1].partition(".")[0]
         )
     beside = {word: value for word in JSON_WORDS if (value := getattr(body, word)) is not None}
     beside |= _whitespace(body)
@@ -118,12 +118,12 @@ def asked(body: OutputFields) -> Asked:
         remark("guided_decoding_backend has no effect")
     if not found:
         for word in beside:
-            raise BadRequest("goes with a JSON schema or a structural tag", where=word)
+            raise BadRequest("needs a JSON schema or a structural tag", where=word)
         return Asked({}, {})
     [(kind, place, spec)] = found
     if kind not in JSON_KINDS:
         for word in beside:
-            raise BadRequest(f"goes with a JSON schema or a structural tag, not with {place}", where=word)
+            raise BadRequest(f"needs a JSON schema or a structural tag, not {place}", where=word)
     return Asked({kind: spec, **beside}, {kind: place} if place != kind else {})
 
 
@@ -159,7 +159,7 @@ def _whitespace(body: OutputFields) -> dict[str, str]:
             continue
         if pattern not in _WHITESPACE:
             raise BadRequest(
-                f"is none of the patterns that are kept: {', '.join(map(repr, _WHITESPACE))}",
+                f"is not one of the supported patterns: {', '.join(map(repr, _WHITESPACE))}",
                 where=where,
                 hint='whitespace is "compact", "single" or "flexible"',
             )
@@ -169,7 +169,7 @@ def _whitespace(body: OutputFields) -> dict[str, str]:
     if body.whitespace is not None:
         kinds["whitespace"] = body.whitespace
     if len(set(kinds.values())) > 1:
-        raise BadRequest(f"{' and '.join(kinds)} ask for different things", where=next(iter(kinds)))
+        raise BadRequest(f"{' and '.join(kinds)} contradict each other", where=next(iter(kinds)))
     return {"whitespace": next(iter(kinds.values()))} if kinds else {}
 
 
@@ -185,14 +185,14 @@ def _structured(given: StructuredOutputs | None) -> Iterator[tuple[str, str, Any
         raise BadRequest(f"takes one of {', '.join(_STRUCTURED)}, json_object; {got}", where=where)
     if given.disable_additional_properties:
         raise BadRequest(
-            "is not taken",
+            "is not supported",
             where=f"{where}.disable_additional_properties",
-            hint="say additionalProperties: false in the schema",
+            hint="set additionalProperties: false in the schema",
         )
     [name] = found
     if name == "json_object":
         if not given.json_object:
-            raise BadRequest("is true, or left out", where=f"{where}.json_object")
+            raise BadRequest("must be true, or left out", where=f"{where}.json_object")
         yield "json_schema", f"{where}.json_object", ANY_OBJECT
     else:
         yield _STRUCTURED[name], f"{where}.{name}", getattr(given, name)
@@ -206,11 +206,11 @@ def _formatted(form: ResponseFormat) -> Iterator[tuple[str, str, Any]]:
     where = "response_format"
     for name in ("json_schema", "structures", "triggers", "format", "value"):
         if getattr(form, name) is not None and name not in _PARTS[form.type]:
-            raise BadRequest(f"does not go with type {form.type!r}", where=f"{where}.{name}")
+            raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"{where}.{name}")
     match form.type:
         case "regex":
             if not isinstance(form.value, str):
-                raise BadRequest("is a pattern", where=f"{where}.value")
+                raise BadRequest("must be a regular expression", where=f"{where}.value")
             yield "regex", f"{where}.value", form.value
         case "json_object" | "json" if form.value is not None:
             yield "json_schema", f"{where}.value", form.value

@@ -29,7 +29,7 @@ def ready(ctx: ServerContext, request: GenerateReqInput, names: FieldNames) -> G
             raise BadRequest(
                 f"{len(request)} prompts and samples in one request; at most {limit}",
                 where="n" if request.batch_size == 1 else "prompt",
-                hint="send several requests, or start the server with more max_batch_items",
+                hint="send several requests, or start the server with a larger max_batch_items",
             )
     return request
 

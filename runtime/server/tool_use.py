@@ -63,7 +63,7 @@ class ToolUse(NamedTuple):
             if schema is not None:
                 constraint = calls_or_json(detector, tools, parallel is not False, schema)
         elif own is not None and own != "json_schema":
-            raise BadRequest("does not go with a constraint of the reply", where="tool_choice")
+            raise BadRequest("cannot be combined with a constraint of the response", where="tool_choice")
         key = model.tool_parser if constraint is None or constraint.key is None else constraint.key
         earlier = sum(len(message.tool_calls) for message in messages)
         return ToolUse(tools, constraint, key, earlier, None if constraint is None else own)

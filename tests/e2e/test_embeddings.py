@@ -61,7 +61,7 @@ def test_an_encoder_behind_two_front_doors(start_server: Callable[..., Any], ber
     assert httpx.get(server.url + "/model_info", timeout=PATIENCE_S).json()["is_generation"] is False
     refused = httpx.post(server.url + "/generate", json={"text": "the fox"}, timeout=PATIENCE_S)
     assert refused.status_code == 400
-    assert "gives vectors" in refused.text
+    assert "computes vectors" in refused.text
     long = httpx.post(server.url + "/encode", json={"text": "fox " * 40}, timeout=PATIENCE_S)
     assert long.status_code == 400
     assert "32" in long.text

@@ -151,7 +151,7 @@ def test_what_is_kept_can_be_read_and_deleted(client: openai.OpenAI) -> None:
     kept = client.responses.retrieve(made.id)
     assert kept == made
     assert kept.metadata == {"for": "a test"}
-    with pytest.raises(openai.BadRequestError, match="in the background"):
+    with pytest.raises(openai.BadRequestError, match="background response"):
         client.responses.cancel(made.id)
     client.responses.delete(made.id)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.cancel):

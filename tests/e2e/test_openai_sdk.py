@@ -365,7 +365,7 @@ def test_the_best_of_several(client: openai.OpenAI) -> None:
 
 
 def test_a_suffix_needs_a_model_that_fills_in(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="fills in the middle") as caught:
+    with pytest.raises(openai.BadRequestError, match="fill-in-the-middle") as caught:
         client.completions.create(model="pocket", prompt="def f(", suffix="return x")
     assert caught.value.param == "suffix"
     assert "completion_template" in caught.value.message
@@ -418,7 +418,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"extra_body": {"regex": "("}}, "", ""),
     ({"extra_body": {"temprature": 1}}, "temprature", "did you mean 'temperature'"),
     ({"functions": [{"name": "f"}]}, "functions", "use tools"),
-    ({"modalities": ["audio", "text"]}, "modalities", "text only"),
+    ({"modalities": ["audio", "text"]}, "modalities", "only text"),
 ]
 
 

@@ -269,7 +269,7 @@ def test_a_server_that_will_end_says_so_first(start_server: Callable[..., Any]) 
     server.process.send_signal(signal.SIGTERM)
     until(lambda: httpx.get(f"{server.url}/ready", timeout=PATIENCE_S).status_code == 503)
     told = httpx.get(f"{server.url}/health", timeout=PATIENCE_S)  # on a new connection
-    assert (told.status_code, "about to end" in told.text) == (503, True)
+    assert (told.status_code, "shutting down" in told.text) == (503, True)
     assert generate(server.url, SHORT).status_code == 200
     assert server.end(signal.SIGTERM) == 0
 
@@ -379,7 +379,7 @@ def test_a_port_in_use_is_said_at_once(start_server: Callable[..., Any]) -> None
         port = taken.getsockname()[1]
         server = start_server("--port", str(port))
         assert server.end(0) == 2
-    assert f"error: 127.0.0.1:{port}: another process listens there" in server.log
+    assert f"error: 127.0.0.1:{port}: another process is listening there" in server.log
     assert len(server.log.splitlines()) == 1
 
 

@@ -164,7 +164,10 @@ def test_none_is_text(client: openai.OpenAI) -> None:
     ("words", "told"),
     [
         ({"tool_choice": "required"}, "Tools cannot be empty if tool choice is set to required."),
-        ({"tools": [WEATHER], "tool_choice": "required", "extra_body": {"regex": "a"}}, "does not go with"),
+        (
+            {"tools": [WEATHER], "tool_choice": "required", "extra_body": {"regex": "a"}},
+            "cannot be combined with",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": 5}}}]},
             "is no JSON schema",

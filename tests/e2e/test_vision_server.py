@@ -130,10 +130,10 @@ def test_generate_and_what_is_refused(server: Served, case: Case) -> None:
     right = [text_of(case, f"{name} {IMAGE}", [one]) for name, one in (("a", A), ("b", B))]
     assert [one["text"] for one in several] == right
     for data, message in (
-        ("http://169.254.169.254/latest", "fetches no pictures"),
-        ("file:///etc/hostname", "reads no files"),
-        ("bm8=", "no picture that can be read"),
-        (None, "1 places for pictures"),
+        ("http://169.254.169.254/latest", "does not fetch images"),
+        ("file:///etc/hostname", "does not read files"),
+        ("bm8=", "not an image that can be read"),
+        (None, "1 image placeholders"),
         ([data_url(A)] * 4, "at most 3|1 places"),
     ):
         answer = post(text=IMAGE, image_data=data)

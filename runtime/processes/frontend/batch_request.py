@@ -118,7 +118,7 @@ class BatchRequest:
             self._planned += samples * places * each * ENTRY_BYTES
         if self._planned > self._room.most:
             raise BadRequest(
-                f"the log-probabilities that are asked for take about {self._planned} bytes; at most "
+                f"the requested log-probabilities take about {self._planned} bytes; at most "
                 f"{self._room.most}",
                 where="top_logprobs_num",
                 hint="ask for fewer tokens, samples or log-probabilities; max_answer_bytes",

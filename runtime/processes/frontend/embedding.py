@@ -57,13 +57,13 @@ def prepare_embedding(preparer: Preparer, request: EmbeddingReqInput) -> Tokeniz
     Raises BadRequest and its kinds."""
     for name, why in _UNSERVED:
         if getattr(request, name) not in (None, [], [None]):
-            raise BadRequest(f"{name} is not served: {why}", where=name)
+            raise BadRequest(f"{name} is not supported: {why}", where=name)
     if request.dimensions is not None and request.dimensions < 1:
         raise BadRequest(f"must be at least 1, got {request.dimensions}", where="dimensions")
     if request.timeout_s is not None and not 0 < request.timeout_s < float("inf"):
         raise BadRequest(f"must be a positive number of seconds, got {request.timeout_s}", where="timeout_s")
     if not isinstance(request.rid, str) or not request.rid or RID_END in request.rid:
-        raise BadRequest(f"must be a text that is not empty, got {request.rid!r}", where="rid")
+        raise BadRequest(f"must be a non-empty string, got {request.rid!r}", where="rid")
     if request.lora_path is not None:
         check_name(request.lora_path)
         if not preparer.limits.adapters:
@@ -330,8 +330,8 @@ class EmbeddingFrontend:
         with self._lock:
             if len(self._waiting) + len(waiting.sent) > self._max_live:
                 raise QueueFull(
-                    f"The request queue is full. {len(self._waiting)} vectors are being waited for here, at "
-                    f"most {self._max_live}",
+                    f"The request queue is full. {len(self._waiting)} vectors are pending here, "
+                    f"at most {self._max_live}",
                     hint="try again later",
                 )
             self._waiting.update(dict.fromkeys(waiting.index, waiting))

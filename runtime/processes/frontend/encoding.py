@@ -43,7 +43,9 @@ class Shares:
         if count > share:
             raise BadRequest(f"{count} {self._what} in one request; at most {share}", hint=self._option)
         whose = "of one client " if own + count > share else ""
-        raise QueueFull(f"too many {self._what} {whose}are in hand", hint=f"try again later; {self._option}")
+        raise QueueFull(
+            f"too many {self._what} {whose}are being processed", hint=f"try again later; {self._option}"
+        )
 
     def give_back(self, name: str, count: int) -> None:
         with self._lock:

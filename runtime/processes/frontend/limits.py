@@ -42,9 +42,11 @@ class Limits:
         by_context, name = self.context <= self.slots, self._limit_name
         more = " and a new token" if new_tokens else ""
         raise PromptTooLong(
-            f"the {what} has {length} tokens; the {name} is {self.prompt} and must hold them{more}",
+            f"the {what} has {length} tokens; the {name} is {self.prompt} and must contain them{more}",
             where=what,
-            hint="shorten it" if by_context else "shorten it, or start the engine with more max_total_tokens",
+            hint="shorten it"
+            if by_context
+            else "shorten it, or start the engine with a larger max_total_tokens",
         )
 
     def fitting(self, ids: list[int], params: SamplingParams) -> tuple[list[int], SamplingParams]:
@@ -59,7 +61,7 @@ class Limits:
             return ids, params
         if not self.auto_truncate and wanted not in (SamplingParams().max_new_tokens, ROOM):
             raise PromptTooLong(
-                f"{len(ids) + wanted} tokens are asked for in all, {len(ids)} of the prompt and "
+                f"{len(ids) + wanted} tokens are requested in total, {len(ids)} in the prompt and "
                 f"{wanted} new ones; the {self._limit_name} is {limit}",
                 where="sampling_params.max_new_tokens",
                 hint=f"shorten the prompt, or ask for at most {room} new tokens",
@@ -74,7 +76,7 @@ class Limits:
         limit = self.prompt
         for name in ("choices", "session_params"):
             if getattr(request, name) is not None:
-                raise BadRequest(f"does not go with {name}", where=where)
+                raise BadRequest(f"cannot be combined with {name}", where=where)
         if most == -1:
             room = 1 if wanted in (SamplingParams().max_new_tokens, ROOM) else wanted
             most = max(1, limit - room)

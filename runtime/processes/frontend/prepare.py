@@ -221,21 +221,21 @@ class Preparer:
         usual = self._limits.bootstrap_port
         if usual is None:
             raise BadRequest(
-                "this engine computes prompts and outputs in one place",
+                "this engine computes both prompts and outputs",
                 where="bootstrap_room",
                 hint="start it with --disaggregation-mode prefill or decode",
             )
         if images:
             raise BadRequest(
-                "a prompt with pictures is computed by the engine that answers",
+                "a prompt with images must be computed by the engine that generates",
                 where="bootstrap_room",
                 hint="send it without bootstrap_host and bootstrap_room",
             )
         if request.session_params is not None:
-            raise BadRequest("a session's turns are computed by one engine", where="session_params")
+            raise BadRequest("the turns of a session must be computed by one engine", where="session_params")
         if request.return_hidden_states:
             raise BadRequest(
-                "prompt and output are computed by two engines, each with its own part of the states",
+                "prompt and output are computed by two engines, each of which has only part of the states",
                 where="return_hidden_states",
             )
         return Bootstrap(host, request.bootstrap_port or usual, room)
@@ -248,7 +248,7 @@ class Preparer:
             if budget < 0:
                 raise BadRequest(f"must be 0 or more, got {budget}", where="max_thinking_tokens")
             if asked is False:
-                raise BadRequest("goes with require_reasoning", where="max_thinking_tokens")
+                raise BadRequest("needs require_reasoning", where="max_thinking_tokens")
         if marks is None:
             if asked or budget is not None:
                 raise BadRequest(
@@ -261,13 +261,13 @@ class Preparer:
             return False  # it was not asked for, and nothing depends on it
         for name in SWITCHES:
             if asked and (request.template_kwargs or {}).get(name) is False:
-                raise BadRequest(f"is asked for, and {name} switches it off", where="require_reasoning")
+                raise BadRequest(f"is requested, but {name} disables it", where="require_reasoning")
         opened, closed = self._left_open(marks, ids)
         if closed and asked:
             raise BadRequest(
-                "the prompt has ended the reasoning already",
+                "the prompt already ends the reasoning",
                 where="require_reasoning",
-                hint="the chat template's variables may have switched it off",
+                hint="the chat template's variables may have disabled it",
             )
         if opened or closed or asked:
             return not closed
@@ -348,14 +348,16 @@ class Preparer:
             raise BadRequest(
                 f"must be from 0 to {most}, got {request.top_logprobs_num}",
                 where="top_logprobs_num",
-                hint="start the engine with more max_top_logprobs" if request.top_logprobs_num > 0 else None,
+                hint="start the engine with a larger max_top_logprobs"
+                if request.top_logprobs_num > 0
+                else None,
             )
         wanted = request.token_ids_logprob or ()
         if len(wanted) > self._limits.token_ids_logprob:
             raise BadRequest(
                 f"names {len(wanted)} ids; at most {self._limits.token_ids_logprob}",
                 where="token_ids_logprob",
-                hint="start the engine with more max_token_ids_logprob",
+                hint="start the engine with a larger max_token_ids_logprob",
             )
         for token in wanted:
             if not 0 <= token < self._limits.vocab_size:
@@ -376,12 +378,14 @@ class Preparer:
         if not options:
             raise BadRequest("is empty; there must be at least one option", where="choices")
         if request.constraint is not None:
-            raise BadRequest("a choice cannot have a constraint as well", where="constraint")
+            raise BadRequest("choices cannot be combined with a constraint", where="constraint")
         if request.session_params is not None:
-            raise BadRequest("a choice is scored and is no turn of a session", where="session_params")
+            raise BadRequest(
+                "choices are scored, so they cannot be a turn of a session", where="session_params"
+            )
         for name in ("require_reasoning", "max_thinking_tokens"):
             if getattr(request, name) not in (None, False):
-                raise BadRequest("a choice is scored: there is no reasoning before it", where=name)
+                raise BadRequest("choices are scored: there is no reasoning before them", where=name)
         for index, option in enumerate(options):
             if not option:
                 raise BadRequest("is empty", where=f"choices[{index}]")

@@ -96,9 +96,9 @@ class PromptReader:
                 where="prompt",
             )
         if request.messages is None and (request.tools or request.template_kwargs):
-            raise BadRequest(f"goes with messages, not with {given[0]}", where="tools / template_kwargs")
+            raise BadRequest(f"needs messages, not {given[0]}", where="tools / template_kwargs")
         if request.suffix is not None and request.text is None:
-            raise BadRequest(f"goes with text, not with {given[0]}", where="suffix")
+            raise BadRequest(f"needs text, not {given[0]}", where="suffix")
         if request.image_data:
             self._check_images(request)
         if request.input_ids is not None:
@@ -140,8 +140,7 @@ class PromptReader:
     def _check_size(self, size: int, most: int, where: str = "prompt") -> None:
         if size > most:
             raise PromptTooLong(
-                f"the {where} has {size} characters; the {self._limit} tokens that there is room for hold at "
-                f"most {most}",
+                f"the {where} has {size} characters; the {self._limit} available tokens hold at most {most}",
                 where=where,
                 hint="shorten it",
             )
@@ -174,12 +173,12 @@ class PromptReader:
     def _check_images(self, request: SingleGenerateReq) -> None:
         if self._pictures is None:
             raise BadRequest(
-                "image_data is not served: this model takes text only",
+                "image_data is not supported: this model accepts only text",
                 where="image_data",
-                hint="leave it out, or use a model that takes pictures",
+                hint="leave it out, or use a model that accepts images",
             )
         if request.messages is not None:
-            raise BadRequest("goes with text or input_ids; messages have image parts", where="image_data")
+            raise BadRequest("needs text or input_ids; in messages, use image parts", where="image_data")
 
     def _placed(
         self, ids: list[int], images: Sequence[ImageData] | None
@@ -196,14 +195,14 @@ class PromptReader:
         made, found = placed(ids, reader.spec.image_id, reader.read(images, room))
         if sum(len(one.pixels) for one in found) > MOST_PIXELS:
             raise BadRequest(
-                f"the pictures have more than {MOST_PIXELS} bytes together once they are resized",
+                f"the resized images have more than {MOST_PIXELS} bytes in total",
                 where="images",
                 hint="send fewer, or smaller ones",
             )
         if self._truncates and len(made) >= self._limit:
             raise PromptTooLong(
-                f"the prompt with its pictures has {len(made)} tokens, there is room for {self._limit}, and "
-                "what has pictures is not shortened",
+                f"the prompt with its images has {len(made)} tokens, but there is room for {self._limit}; "
+                "prompts with images are not truncated",
                 where="prompt",
                 hint="shorten it",
             )
@@ -287,7 +286,7 @@ class PromptReader:
         why = "several templates fit" if fitting else "the tokenizer has the tokens of no known template"
         names = [template.name for template in fitting] or list(completion_template_registry)
         raise BadRequest(
-            f"it is not known how this model fills in the middle: {why}",
+            f"it is not known how this model does fill-in-the-middle: {why}",
             where="suffix",
             hint=f"start the engine with completion_template= one of {', '.join(names)}",
         )

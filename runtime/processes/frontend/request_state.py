@@ -45,7 +45,7 @@ class AnswerRoom:
         self._taken += size
         if self.most is not None and self._taken > self.most:
             raise BadRequest(
-                f"the answer's log-probabilities and hidden states take more than {self.most} bytes",
+                f"the log-probabilities and hidden states of the response take more than {self.most} bytes",
                 where="top_logprobs_num / return_hidden_states",
                 hint="ask for fewer tokens, samples or log-probabilities; max_answer_bytes",
             )

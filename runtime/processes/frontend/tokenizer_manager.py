@@ -378,7 +378,7 @@ class TokenizerManager:
                 raise BadRequest(f"a request with the id {request.rid!r} is still running", where="rid")
             if len(self._states) + len(state.index) > self._max_live:
                 raise QueueFull(
-                    f"The request queue is full. {len(self._states)} requests are being waited for here, "
+                    f"The request queue is full. {len(self._states)} requests are pending here, "
                     f"at most {self._max_live}",
                     hint="try again later",
                 )
@@ -445,7 +445,7 @@ class TokenizerManager:
     def _check_generates(self) -> None:
         if self._model is not None and not self._model.is_generation:
             raise BadRequest(
-                f"{self._model.served_name} gives vectors, it does not generate", where="model",
+                f"{self._model.served_name} computes vectors and does not generate", where="model",
                 hint="use the embedding endpoints",
             )  # fmt: skip
 

@@ -42,7 +42,7 @@ class MemoryRelease:
         """Raise NotReady where nothing can be computed, or soon cannot."""
         if self._released or self._waiting is not None:
             parts = " and ".join(self.released) or "memory"
-            raise NotReady(f"the model sleeps: its {parts} was given back", hint="POST /wake_up")
+            raise NotReady(f"the model is asleep: its {parts} was given back", hint="POST /wake_up")
 
     def check_weights(self) -> None:
         """Raise BadRequest where they are not there to be changed."""

@@ -176,7 +176,7 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
     except socket.gaierror as error:
         raise BadRequest(f"cannot be resolved: {error.strerror}", where=f"host {config.host}") from error
     except UnicodeError as error:  # a part that is empty or too long
-        raise BadRequest("cannot be resolved: no name of a host", where=f"host {config.host}") from error
+        raise BadRequest("cannot be resolved: not a valid host name", where=f"host {config.host}") from error
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -187,7 +187,7 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
         made.close()
         taken = error.errno == errno.EADDRINUSE
         raise BadRequest(
-            "another process listens there" if taken else f"cannot listen there: {error.strerror}",
+            "another process is listening there" if taken else f"cannot listen there: {error.strerror}",
             where=place,
             hint="choose another port, or 0 for any free one" if taken else None,
         ) from error
@@ -241,7 +241,7 @@ def _make_folder(base: str | None) -> Path:
         return Path(tempfile.mkdtemp(prefix="sglang-dsl-", dir=base))
     except OSError as error:
         raise InternalFault(
-            f"no folder for the sockets: {error.strerror or error}",
+            f"no directory for the sockets: {error.strerror or error}",
             where=base or tempfile.gettempdir(),
             hint="TMPDIR",
         ) from error

@@ -125,7 +125,7 @@ def _refuse_unserved(one: GenerateReqInput) -> None:
     for name, why in _UNSERVED:
         value = getattr(one, name)
         if value is not None and value is not False and value not in ([], [None]):
-            raise BadRequest(f"{name} is not served: {why}", where=name)
+            raise BadRequest(f"{name} is not supported: {why}", where=name)
     if one.routed_dp_rank not in (None, 0):
         raise BadRequest(
             f"there is one engine, of rank 0; got {one.routed_dp_rank!r}", where="routed_dp_rank"
@@ -136,9 +136,9 @@ def _check_bootstrap(made: SingleGenerateReq) -> None:
     host, port, room = made.bootstrap_host, made.bootstrap_port, made.bootstrap_room
     if (host is None) != (room is None):
         given, missing = ("bootstrap_room", "host") if host is None else ("bootstrap_host", "room")
-        raise BadRequest(f"goes with bootstrap_{missing}", where=given)
+        raise BadRequest(f"needs bootstrap_{missing}", where=given)
     if port is not None and host is None:
-        raise BadRequest("goes with bootstrap_host and bootstrap_room", where="bootstrap_port")
+        raise BadRequest("needs bootstrap_host and bootstrap_room", where="bootstrap_port")
     if port is not None and not 0 < port < 1 << 16:
         raise BadRequest(f"must be in 1 to 65535, got {port}", where="bootstrap_port")
     if room is not None and not 0 <= room < 1 << 63:

@@ -30,7 +30,7 @@ def messages_of(
     for index, one in enumerate(given):
         where = f"messages[{index}]"
         if not isinstance(one, Mapping):
-            raise BadRequest(f"a message is an object, got {json_type(one)}", where=where)
+            raise BadRequest(f"a message must be an object, got {json_type(one)}", where=where)
         match one.get("role"):
             case "user":
                 made += _user(one.get("content"), where)
@@ -93,7 +93,9 @@ def _assistant(content: Any, where: str) -> Message:
 
 def _listed(content: Any, where: str) -> list[Any]:
     if not isinstance(content, list):
-        raise BadRequest(f"is a text or a list of blocks, got {json_type(content)}", where=f"{where}.content")
+        raise BadRequest(
+            f"must be a string or a list of blocks, got {json_type(content)}", where=f"{where}.content"
+        )
     return content
 
 
@@ -102,7 +104,7 @@ def _blocks(content: Any, where: str) -> list[tuple[dict[str, Any], str]]:
     for index, block in enumerate(content):
         if not isinstance(block, dict):
             raise BadRequest(
-                f"a block is an object, got {json_type(block)}", where=f"{where}.content[{index}]"
+                f"a block must be an object, got {json_type(block)}", where=f"{where}.content[{index}]"
             )
     return [(block, f"{where}.content[{index}]") for index, block in enumerate(content)]
 
@@ -118,7 +120,7 @@ def _result(block: Mapping[str, Any], where: str) -> str:
             return _joined(content, f"{where}.content")
         case _:
             raise BadRequest(
-                f"is a text or a list of blocks, got {json_type(content)}", where=f"{where}.content"
+                f"must be a string or a list of blocks, got {json_type(content)}", where=f"{where}.content"
             )
 
 
@@ -129,7 +131,7 @@ def _joined(blocks: Sequence[Any], where: str) -> str:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case _:
-                raise BadRequest("only text blocks are taken here", where=f"{where}[{index}]")
+                raise BadRequest("only text blocks are supported here", where=f"{where}[{index}]")
     return "\n\n".join(texts)
 
 
@@ -140,12 +142,12 @@ def _url(source: Any, where: str) -> str:
         case {"type": "base64", "media_type": str(media), "data": str(data)}:
             return f"data:{media};base64,{data}"
         case _:
-            raise BadRequest("is a url or base64 data with its media_type", where=f"{where}.source")
+            raise BadRequest("must be a url or base64 data with its media_type", where=f"{where}.source")
 
 
 def _unknown(block: Mapping[str, Any], where: str) -> BadRequest:
     return BadRequest(
-        f"a block of type {block.get('type')!r:.80} is not taken here, or lacks a field", where=where
+        f"a block of type {block.get('type')!r:.80} is not supported here, or a field is missing", where=where
     )
 
 
@@ -156,7 +158,9 @@ def tools_of(
     whether several calls may come. Raises BadRequest, NotSupported."""
     kind = "auto" if choice is None else choice.get("type")
     if kind not in ("auto", "any", "tool", "none"):
-        raise BadRequest(f'type is "auto", "any", "tool" or "none", got {kind!r:.80}', where="tool_choice")
+        raise BadRequest(
+            f'type must be "auto", "any", "tool" or "none", got {kind!r:.80}', where="tool_choice"
+        )
     if not tools:
         if kind in ("any", "tool"):
             raise BadRequest("tools are needed for this tool_choice", where="tools")
@@ -177,6 +181,6 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             function = {"name": name, "description": tool.get("description") or "", "parameters": schema}
             return {"type": "function", "function": function}
         case {"type": str(kind)} if kind != "custom":
-            raise NotSupported(f"the built-in tool {kind!r:.80} is not there", where=where)
+            raise NotSupported(f"the built-in tool {kind!r:.80} is not available", where=where)
         case _:
-            raise BadRequest('is {"name", "description", "input_schema"}', where=where)
+            raise BadRequest('must be {"name", "description", "input_schema"}', where=where)

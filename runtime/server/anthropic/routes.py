@@ -227,9 +227,9 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
                 raise BadRequest(f"must be at least 1, got {budget}", where="thinking.budget_tokens")
             if ctx.manager.reasoning is None:
                 raise NotSupported(
-                    "it is not known how this model marks its thoughts",
+                    "it is not known how this model marks its reasoning",
                     where="thinking",
-                    hint="leave it out, or name the mark that ends them: serve --reasoning-end TEXT",
+                    hint="leave it out, or start the server with --reasoning-end TEXT",
                 )
             made, on = {"require_reasoning": True, "max_thinking_tokens": budget}, True
         case {"type": "disabled"} if len(given) == 1:
@@ -238,7 +238,7 @@ def _thinking(ctx: ServerContext, given: dict[str, Any] | None) -> tuple[dict[st
             return {}, {}
         case _:
             raise BadRequest(
-                'is {"type": "enabled", "budget_tokens": N} or {"type": "disabled"}', where="thinking"
+                'must be {"type": "enabled", "budget_tokens": N} or {"type": "disabled"}', where="thinking"
             )
     # Only a checkpoint's own template may know the switch; the others would refuse any variable.
     own = ctx.model.template_source == "checkpoint jinja"
@@ -254,7 +254,9 @@ def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict
             raise NotSupported(f"{name[:80]!r} is not supported", where="output_config")
     given = config.get("format")
     if given is not None and older is not None:
-        raise BadRequest("says the same as output_config.format; send one of them", where="output_format")
+        raise BadRequest(
+            "cannot be combined with output_config.format, which means the same", where="output_format"
+        )
     match older if given is None else given:
         case None:
             return {}
@@ -262,7 +264,7 @@ def _format(config: dict[str, Any] | None, older: dict[str, Any] | None) -> dict
             return {"json_schema": schema}
         case _:
             where = "output_config.format" if older is None else "output_format"
-            raise BadRequest('is {"type": "json_schema", "schema": {...}}', where=where)
+            raise BadRequest('must be {"type": "json_schema", "schema": {...}}', where=where)
 
 
 def _said(given: Mapping[Any, Any]) -> dict[str, Any]:

@@ -48,10 +48,10 @@ class KeyCheck:
         for_admin = self._ring.orders_need_admin and self._is_order(method, path)
         if found is None and (self._ring.secured or for_admin):
             if given:
-                raise Unauthorized("the API key is not the right one", where="authorization")
+                raise Unauthorized("the API key is invalid", where="authorization")
             what = "the admin key" if for_admin else "an API key"
             hint = "send Authorization: Bearer <key>"
-            raise Unauthorized(f"{what} is needed", where="authorization", hint=hint)
+            raise Unauthorized(f"{what} is required", where="authorization", hint=hint)
         return found
 
     def sees_all(self, key: Key | None) -> bool:
@@ -67,13 +67,15 @@ class KeyCheck:
             return
         if self._ring.orders_need_admin and (key is None or not key.is_admin):
             raise Forbidden(
-                "only the admin key may do this", where=path, hint="start the server with --admin-api-key"
+                "only the admin key is allowed to do this",
+                where=path,
+                hint="start the server with --admin-api-key",
             )
         if key is None and not is_json(headers.get("content-type")):
             raise WrongMediaType(
-                "this changes the server: it takes POST with the header Content-Type: application/json alone",
+                "this changes the server: POST with the header Content-Type: application/json is required",
                 where="content-type",
-                hint="or start the server with --admin-api-key and send that",
+                hint="or start the server with --admin-api-key and send that key",
             )
 
     def _is_order(self, method: str, path: str) -> bool:
@@ -105,9 +107,9 @@ class OriginCheck:
             foreign = origin is not None and not _same_place(origin, headers.get("host", ""))
         if foreign:
             raise ForeignOrigin(
-                f"a page of {origin or 'another origin'!r:.200} may not ask this server",
+                f"web pages of {origin or 'another origin'!r:.200} are not allowed to call this server",
                 where="origin",
-                hint="start the server with its origin among cors_origins (--allow-origin)",
+                hint="to allow it, start the server with its origin in cors_origins (--allow-origin)",
             )
 
 
@@ -135,9 +137,9 @@ class HostCheck:
         # Without a dot it is a name of the local network, which no page has.
         if "." in full and name not in self._names and not _is_local(name) and not _is_address(name):
             raise ForeignOrigin(
-                f"this server is not known as {given!r:.200}",
+                f"the host name {given!r:.200} is not allowed",
                 where="host",
-                hint="use its address, or start it with this name among allowed_hosts (--allow-host)",
+                hint="use its IP address, or start it with this name in allowed_hosts (--allow-host)",
             )
 
 

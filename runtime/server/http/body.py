@@ -59,10 +59,10 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
                 parts.append(part)
     except TimeoutError:
         raise BodyTimeout(
-            f"{size} bytes of the body came within {config.body_timeout_s:g} s, and not its end"
+            f"{size} bytes of the body arrived within {config.body_timeout_s:g} s, but not its end"
         ) from None
     except ClientDisconnect:
-        raise Aborted("the client went away while sending its request") from None
+        raise Aborted("the client disconnected while sending its request") from None
     return b"".join(parts)
 
 
@@ -101,7 +101,7 @@ def check_media_type(header: str | None, encoding: str | None = None) -> None:
         )
     hint = "send the header Content-Type: application/json"
     if header is None:
-        raise WrongMediaType("the request has a body and no content type", where="content-type", hint=hint)
+        raise WrongMediaType("the request has a body but no content type", where="content-type", hint=hint)
     media, _, parameters = header.partition(";")
     if not is_json(header):
         raise WrongMediaType(f"is {media.strip()!r}; the body must be JSON", where="content-type", hint=hint)
@@ -314,12 +314,12 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(made) < len(pairs):
         last = {name: at for at, (name, _) in enumerate(pairs)}
         twin = next(name for at, (name, _) in enumerate(pairs) if last[name] != at)
-        raise InvalidJson(f"the key {twin[:80]!r} stands twice in one object", where=twin[:80])
+        raise InvalidJson(f"the key {twin[:80]!r} occurs twice in one object", where=twin[:80])
     return made
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise InvalidJson(f"the body is not valid JSON: {name} is no JSON number", where="body")
+    raise InvalidJson(f"the body is not valid JSON: {name} is not a JSON number", where="body")
 
 
 def _whole_number(digits: str) -> int:

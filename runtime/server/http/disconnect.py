@@ -30,7 +30,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Aborted("the client went away")
+        raise Aborted("the client disconnected")
     finally:
         for one in (task, gone):
             one.cancel()

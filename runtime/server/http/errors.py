@@ -142,6 +142,6 @@ def from_http(error: HTTPException) -> RuntimeFault:
             hint = f"it takes {allowed}"
             if allowed == "POST":
                 hint = "send POST, with the header Content-Type: application/json"
-            return MethodNotAllowed("this path does not take the method", hint=hint)
+            return MethodNotAllowed("this path does not support the method", hint=hint)
         case _:
             return BadRequest(error.detail)

@@ -154,7 +154,7 @@ def _lines(file: str) -> dict[str, _Line]:
         line = "" if place is None else f" (line {place.line + 1})"
         raise BadRequest(f"is not YAML{line}", where=file) from None
     if not isinstance(found, dict) or not found:
-        raise BadRequest("must hold `name: {key: ..., requests_per_minute: ...}` lines", where=file)
+        raise BadRequest("must contain `name: {key: ..., requests_per_minute: ...}` lines", where=file)
     try:
         lines = msgspec.convert(found, dict[str, _Line], strict=True)
     except msgspec.ValidationError as error:
@@ -166,7 +166,7 @@ def _lines(file: str) -> dict[str, _Line]:
 
 def _check(name: str, line: _Line, file: str) -> None:
     if not name or len(name) > 100 or not name.isprintable():
-        raise BadRequest(f"{name!r:.120} is no name of a key: 1 to 100 letters", where=file)
+        raise BadRequest(f"{name!r:.120} is not a valid name of a key: use 1 to 100 letters", where=file)
     for field in Limits.__struct_fields__:
         value = getattr(line, field)
         if value is not None and value < 1:

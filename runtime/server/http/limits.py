@@ -126,7 +126,8 @@ class Gate:
             CLIENT.set(client)
             if self._active > self._limit and path not in UNLIMITED:
                 raise Overloaded(
-                    f"{self._limit} requests are being answered", hint="try again; max_concurrent_requests"
+                    f"too many concurrent requests; at most {self._limit} are allowed",
+                    hint="try again; max_concurrent_requests",
                 )
             if path in self._orders or scope["method"] not in WORK:
                 await self._app(scope, receive, sent)

@@ -107,7 +107,7 @@ class Quota(Client):
     def _refuse(self, what: str, wait_s: float) -> None:
         self.refused += 1
         self._tell("refused", 1)
-        fault = RateLimited(f"the key {self.key_name!r} may use {what}", hint="try again later")
+        fault = RateLimited(f"the key {self.key_name!r} is limited to {what}", hint="try again later")
         fault.retry_after_s = wait_s
         raise fault
 

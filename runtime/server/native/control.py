@@ -50,9 +50,9 @@ NOT_HERE: dict[str, str] = {
             "/update_weights_from_distributed", "/update_weights_from_tensor",
             "/init_weights_update_group", "/destroy_weights_update_group", "/get_weights_by_name",
         ),
-        "the weights of a running server come from files alone: /update_weights_from_disk",
+        "weights can only be loaded from files: /update_weights_from_disk",
     ),
-    **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such switch"),
+    **dict.fromkeys(("/freeze_gc", "/slow_down"), "this server has no such setting"),
 }  # fmt: skip
 """Paths that other servers of this kind answer, and why this one does not. The OpenAPI document, which lists
 what the server does, leaves them out."""
@@ -276,14 +276,16 @@ class Control:
     async def abort(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, Abort)
         if CLIENT.get().is_tenant and (asked.abort_all or asked.prefix):
-            raise Forbidden("only the admin key may cancel requests of others", where="abort_all / prefix")
+            raise Forbidden(
+                "only the admin key is allowed to cancel the requests of others", where="abort_all / prefix"
+            )
         manager = self._ctx.manager
         if asked.abort_all:
             manager.abort(None)
             return json_response(Done(True))
         rids = [asked.rid] if isinstance(asked.rid, str) else asked.rid or []
         if not rids or not all(rids):
-            raise BadRequest("an id is needed, or abort_all", where="rid")
+            raise BadRequest("rid or abort_all is required", where="rid")
         if CLIENT.get().is_tenant:
             own = msgspec.json.encode(_OwnAbort(rids, CLIENT.get().name)).decode()
             self._abort_for_client(own)
@@ -394,7 +396,7 @@ class Control:
     async def update_weights(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, UpdateWeights)
         if not asked.flush_cache:
-            raise BadRequest("KV of other weights is of no use: it must be true", where="flush_cache")
+            raise BadRequest("must be true: KV of other weights cannot be reused", where="flush_cache")
         if asked.load_format not in (None, "auto", "safetensors"):
             raise BadRequest(f"must be auto, got {asked.load_format!r}", where="load_format")
         order = UpdateWeightsReq(model_path=asked.model_path, abort_all=asked.abort_all_requests)

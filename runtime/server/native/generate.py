@@ -139,7 +139,7 @@ class Native:
     async def classify(self, request: Request) -> Response:
         if not self._ctx.model.architecture.endswith("ForSequenceClassification"):
             raise BadRequest(
-                f"{self._ctx.served_name} is no classifier", where="model", hint="/encode gives vectors"
+                f"{self._ctx.served_name} is not a classifier", where="model", hint="/encode returns vectors"
             )
         return await self.encode(request)
 
@@ -262,7 +262,7 @@ def check_items(made: GenerateReqInput | EmbeddingReqInput, ctx: ServerContext) 
         raise BadRequest(
             f"{len(made)} prompts and samples in one request; at most {limit}",
             where="text",
-            hint="send several requests, or start the server with more max_batch_items",
+            hint="send several requests, or start the server with a larger max_batch_items",
         )
 
 

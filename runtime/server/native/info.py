@@ -155,12 +155,12 @@ class Info:
         if (fault := self._ctx.manager.fault) is not None:
             return fault
         if self._ctx.leaving():
-            return NotReady("the server is about to end", hint="ask another one")
+            return NotReady("the server is shutting down", hint="use another server")
         if self._stuck:
             patience = self._ctx.config.health_timeout_s
             return EngineDead(f"the engine has been stuck for {patience:g} s", hint="health_timeout_s")
         if self._released:
-            return NotReady("the model sleeps", hint="POST /wake_up")
+            return NotReady("the model is asleep", hint="POST /wake_up")
         if self._paused:
             return NotReady(f"generation is paused ({self._paused})", hint="POST /continue_generation")
         return None
@@ -212,7 +212,7 @@ class Info:
                     probe.cancel()
                     await asyncio.gather(probe, return_exceptions=True)
         except TimeoutError:
-            raise DeadlineExceeded(f"the engine gave no sign of life within {patience:g} s") from None
+            raise DeadlineExceeded(f"the engine did not respond within {patience:g} s") from None
 
     async def _probe(self, patience: float) -> None:
         rid = f"{HEALTH_PREFIX}_{uuid.uuid4().hex}"
@@ -301,7 +301,7 @@ class Info:
 
     async def metrics(self, request: Request) -> Response:
         if not self._ctx.config.enable_metrics:
-            raise NotFound("metrics are switched off", where="/metrics", hint="enable_metrics")
+            raise NotFound("metrics are disabled", where="/metrics", hint="enable_metrics")
         try:
             state = await self._state(min(SCRAPE_S, self._ctx.config.control_timeout_s))
         except (DeadlineExceeded, EngineDead):

@@ -161,7 +161,7 @@ class _Routes:
         for name in ("template", "context"):
             if getattr(body, name):
                 raise BadRequest(
-                    "is not taken: the model's own template is used, and messages are for conversations",
+                    "is not supported: the model's own template is used; send messages for a conversation",
                     where=name,
                 )
         return await self._answer(request, body, None if not body.prompt else _text_of(self._ctx, body))
@@ -272,7 +272,7 @@ def _text_of(ctx: ServerContext, body: OllamaGenerate) -> tuple[GenerateReqInput
     if body.suffix or body.raw or ctx.model.template_source == "none":
         for name in ("system", "images"):
             if getattr(body, name):
-                raise BadRequest("goes with a prompt that the chat template renders", where=name)
+                raise BadRequest("needs a prompt that the chat template renders", where=name)
         made = _request(ctx, body, sampling, text=body.prompt, suffix=body.suffix or None)
         return made, ToolUse()
     system = [Message("system", body.system)] if body.system else []

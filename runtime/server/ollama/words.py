@@ -122,7 +122,7 @@ def sampling_of(ctx: ServerContext, body: OllamaRequest) -> dict[str, Any]:
         case {**schema}:
             made["json_schema"] = schema
         case _:
-            raise BadRequest('is "json" or a JSON schema', where="format")
+            raise BadRequest('must be "json" or a JSON schema', where="format")
     return made
 
 
@@ -159,10 +159,10 @@ def _message(one: Mapping[str, Any], where: str) -> Message:
     if role not in _ROLES:
         raise BadRequest(f"must be one of {', '.join(_ROLES)}; got {role!r:.80}", where=f"{where}.role")
     if not isinstance(content, str):
-        raise BadRequest(f"is a text, got {json_type(content)}", where=f"{where}.content")
+        raise BadRequest(f"must be a string, got {json_type(content)}", where=f"{where}.content")
     called = one.get("tool_calls") or []
     if not isinstance(called, list):
-        raise BadRequest(f"is a list, got {json_type(called)}", where=f"{where}.tool_calls")
+        raise BadRequest(f"must be a list, got {json_type(called)}", where=f"{where}.tool_calls")
     calls = tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(called))
     if calls and role != "assistant":
         raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
@@ -181,7 +181,7 @@ def content_of(text: str, images: Any, where: str) -> str | list[dict[str, Any]]
     if not images:
         return text
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
-        raise BadRequest("is a list of images in base64", where=where)
+        raise BadRequest("must be a list of images in base64", where=where)
     kinds = {"iVBOR": "png", "R0lG": "gif", "UklG": "webp"}
     parts: list[dict[str, Any]] = []
     for image in images:
@@ -198,11 +198,11 @@ def _call(call: Any, where: str) -> ToolCall:
             told = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
             return ToolCall(name, told, identity if isinstance(identity, str) else None)
         case _:
-            raise BadRequest('is {"function": {"name", "arguments"}}', where=where)
+            raise BadRequest('must be {"function": {"name", "arguments"}}', where=where)
 
 
 def _text(one: Mapping[str, Any], name: str, where: str) -> str | None:
     value = one.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadRequest(f"is a text, got {json_type(value)}", where=f"{where}.{name}")
+        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{where}.{name}")
     return value

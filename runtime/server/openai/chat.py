@@ -200,7 +200,7 @@ def _check_ids(body: ChatRequest) -> None:
     """Fields that shape a prompt have nothing to shape where it is given as ids. Raises BadRequest."""
     for name in ("chat_template_kwargs", "continue_final_message", "allow_control_tokens"):
         if getattr(body, name):
-            raise BadRequest("goes with messages, not with input_ids", where=name)
+            raise BadRequest("needs messages, not input_ids", where=name)
 
 
 def _check(ctx: ServerContext, body: ChatRequest) -> None:
@@ -208,10 +208,12 @@ def _check(ctx: ServerContext, body: ChatRequest) -> None:
         if not says_nothing(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
     if body.modalities and body.modalities != ["text"]:
-        raise NotSupported('this model writes text only; leave it out or send ["text"]', where="modalities")
+        raise NotSupported(
+            'this model generates only text; leave it out or send ["text"]', where="modalities"
+        )
     if body.top_logprobs is not None:
         if not body.logprobs and body.top_logprobs:
-            raise BadRequest("goes with logprobs: true only", where="top_logprobs")
+            raise BadRequest("needs logprobs: true", where="top_logprobs")
         if not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"

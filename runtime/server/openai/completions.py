@@ -143,11 +143,13 @@ class _Job:
         if body.best_of is not None and body.best_of < body.samples:
             raise BadRequest(f"must be at least n ({body.samples}), got {body.best_of}", where="best_of")
         if body.drawn > body.samples and body.stream:
-            raise BadRequest("cannot be streamed: the best are known at the end", where="best_of")
+            raise BadRequest(
+                "cannot be streamed: the best completions are known only at the end", where="best_of"
+            )
         if body.logprobs is not None and not 0 <= body.logprobs <= MAX_LOGPROBS:
             raise BadRequest(f"must be from 0 to {MAX_LOGPROBS}, got {body.logprobs}", where="logprobs")
         if body.echo and body.suffix:
-            raise BadRequest("cannot go with suffix", where="echo")
+            raise BadRequest("cannot be combined with suffix", where="echo")
 
     def _texts(self, prompt: dict[str, Any]) -> list[str]:
         """The prompts' texts, for echo."""

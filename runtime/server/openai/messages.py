@@ -31,15 +31,15 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[Message]:
 
 def _message(one: Any, where: str) -> Message:
     if not isinstance(one, Mapping):
-        raise BadRequest(f"a message is an object, got {json_type(one)}", where=where)
+        raise BadRequest(f"a message must be an object, got {json_type(one)}", where=where)
     one = known_fields(one, _FIELDS, where)
     role = one.get("role")
     if role not in ROLES:
         raise BadRequest(f"must be one of {', '.join(ROLES)}; got {role!r:.80}", where=f"{where}.role")
     for name in ("audio", "function_call"):
         if one.get(name):
-            raise BadRequest("is not taken; use tool_calls" if name == "function_call" else "is not taken",
-                             where=f"{where}.{name}")  # fmt: skip
+            instead = "; use tool_calls" if name == "function_call" else ""
+            raise BadRequest(f"is not supported{instead}", where=f"{where}.{name}")
     calls = _calls(one.get("tool_calls"), f"{where}.tool_calls")
     if calls and role != "assistant":
         raise BadRequest("only an assistant's message has tool calls", where=f"{where}.tool_calls")
@@ -72,14 +72,14 @@ def _content(one: Mapping[str, Any], may_be_missing: bool, where: str) -> str | 
             for index, part in enumerate(content):
                 if not isinstance(part, dict):
                     raise BadRequest(
-                        f"a part is an object, got {json_type(part)}",
+                        f"a part must be an object, got {json_type(part)}",
                         where=f"{where}.content[{index}]",
                         hint='such as {"type": "text", "text": "..."}',
                     )
             return [_refusal_as_text(part) for part in content]
         case _:
             raise BadRequest(
-                f"is a text or a list of parts, got {json_type(content)}", where=f"{where}.content"
+                f"must be a string or a list of parts, got {json_type(content)}", where=f"{where}.content"
             )
 
 
@@ -93,19 +93,19 @@ def _calls(given: Any, where: str) -> tuple[ToolCall, ...]:
     if given is None:
         return ()
     if not isinstance(given, list):
-        raise BadRequest(f"is a list, got {json_type(given)}", where=where)
+        raise BadRequest(f"must be a list, got {json_type(given)}", where=where)
     made: list[ToolCall] = []
     for index, call in enumerate(given):
         match call:
             case {"function": {"name": str(name), **rest}, **outer}:
                 arguments = rest.get("arguments", "{}")
                 if not isinstance(arguments, str):
-                    raise BadRequest("is JSON as a text", where=f"{where}[{index}].function.arguments")
+                    raise BadRequest("must be a string of JSON", where=f"{where}[{index}].function.arguments")
                 identity = outer.get("id")
                 made.append(ToolCall(name, arguments, identity if isinstance(identity, str) else None))
             case _:
                 raise BadRequest(
-                    'is {"id", "type": "function", "function": {"name", "arguments"}}',
+                    'must be {"id", "type": "function", "function": {"name", "arguments"}}',
                     where=f"{where}[{index}]",
                 )
     return tuple(made)
@@ -167,12 +167,12 @@ def _choice(choice: Any) -> _Choice:
 def _allowed(given: Mapping[Any, Any]) -> _Choice:
     mode, tools = given.get("mode", "auto"), given.get("tools")
     if mode not in ("auto", "required"):
-        raise BadRequest(f'mode is "auto" or "required", got {mode!r:.80}', where="tool_choice")
+        raise BadRequest(f'mode must be "auto" or "required", got {mode!r:.80}', where="tool_choice")
     if not isinstance(tools, list) or not tools:
-        raise BadRequest("tools is a list of at least one allowed tool", where="tool_choice")
+        raise BadRequest("tools must be a list of at least one allowed tool", where="tool_choice")
     named = [_choice(tool) if isinstance(tool, Mapping) else _Choice("") for tool in tools]
     if any(one.kind != "named" for one in named):
-        raise BadRequest("an allowed tool is a function by its name", where="tool_choice")
+        raise BadRequest("an allowed tool must be a function with its name", where="tool_choice")
     return _Choice(mode, tuple(name for one in named for name in one.names or ()))
 
 
@@ -184,17 +184,18 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             parameters = tool["function"].get("parameters")
             if parameters is not None and not isinstance(parameters, dict):
                 raise BadRequest(
-                    f"is a JSON schema, got {json_type(parameters)}", where=f"{where}.function.parameters"
+                    f"must be a JSON schema, got {json_type(parameters)}",
+                    where=f"{where}.function.parameters",
                 )
             return {**tool, "type": "function"}
         case _:
             raise BadRequest(
-                'is {"type": "function", "function": {"name", "description", "parameters"}}', where=where
+                'must be {"type": "function", "function": {"name", "description", "parameters"}}', where=where
             )
 
 
 def _optional_text(one: Mapping[str, Any], name: str, where: str) -> str | None:
     value = one.get(name)
     if value is not None and not isinstance(value, str):
-        raise BadRequest(f"is a text, got {json_type(value)}", where=f"{where}.{name}")
+        raise BadRequest(f"must be a string, got {json_type(value)}", where=f"{where}.{name}")
     return value

@@ -140,7 +140,7 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
         if not says_nothing(getattr(body, name)):
             raise NotSupported(f"{name} is not supported: {why}", where=name)
     if body.stream_options is not None and not body.stream:
-        raise BadRequest("goes with stream: true only", where="stream_options")
+        raise BadRequest("needs stream: true", where="stream_options")
     if body.samples < 1:
         raise BadRequest(f"must be at least 1, got {body.n}", where="n")
     sampling = {**ctx.model.default_sampling, "max_new_tokens": max_tokens, **sampling_of(ctx, body)}
@@ -151,7 +151,9 @@ def fields_of(ctx: ServerContext, body: Generating, max_tokens: int) -> dict[str
     if body.lora_path == "":
         del fields["lora_path"]
     elif adapter is not None and body.lora_path not in (None, adapter):
-        raise BadRequest(f"is {body.lora_path!r}, and the model asks for {adapter!r}", where="lora_path")
+        raise BadRequest(
+            f"is {body.lora_path!r}, but the model's name selects {adapter!r}", where="lora_path"
+        )
     if adapter is not None:
         fields["lora_path"] = adapter
     return {"sampling_params": sampling, **fields}
@@ -170,7 +172,7 @@ def _prompt_facts(body: Generating) -> dict[str, Any]:
     if body.prompt_logprobs is None:
         return made
     if body.stream:
-        raise BadRequest("are not given in streams", where="prompt_logprobs", hint="leave out stream")
+        raise BadRequest("are not available in streams", where="prompt_logprobs", hint="leave out stream")
     if body.prompt_logprobs < 0:
         raise BadRequest(f"must be at least 0, got {body.prompt_logprobs}", where="prompt_logprobs")
     made |= {"return_logprob": True, "return_text_in_logprobs": True, "logprob_start_len": 0}
@@ -210,7 +212,9 @@ def prompts_of(given: str | list[Any], where: str) -> dict[str, Any]:
         case [*items] if all(isinstance(item, list) for item in items):
             return {"input_ids": items}
         case _:
-            raise BadRequest("is a text, a list of texts, ids, or a list of lists of ids", where=where)
+            raise BadRequest(
+                "must be a string, a list of strings, ids, or a list of lists of ids", where=where
+            )
 
 
 def place_of(index: int, prompts: int, samples: int) -> int:

@@ -92,7 +92,7 @@ def request_fields_of(body: Sampled) -> dict[str, Any]:
     if body.custom_logit_processor:
         made["custom_logit_processor"] = body.custom_logit_processor
     if body.rid and body.request_id and body.rid != body.request_id:
-        raise BadRequest("is not the same as rid, which names the request, too", where="request_id")
+        raise BadRequest("must be the same as rid, which also names the request", where="request_id")
     if body.rid == "":
         made["rid"] = ""  # refused as such
     if body.named is not None:
@@ -100,7 +100,7 @@ def request_fields_of(body: Sampled) -> dict[str, Any]:
     budgets = {body.max_thinking_tokens, body.thinking_token_budget} - {None}
     if len(budgets) > 1:
         raise BadRequest(
-            "is not the same as max_thinking_tokens, which means it, too", where="thinking_token_budget"
+            "must be the same as max_thinking_tokens, which means the same", where="thinking_token_budget"
         )
     if budgets:
         made["max_thinking_tokens"] = budgets.pop()
@@ -132,7 +132,7 @@ def _token_rules(ctx: ServerContext, body: Sampled) -> dict[str, Any]:
         return {}
     name = "allowed_token_ids" if body.allowed_token_ids else "bad_words"
     if body.custom_logit_processor or body.custom_params:
-        raise BadRequest("cannot go with a logit processor of the request's own", where=name)
+        raise BadRequest("cannot be combined with custom_logit_processor", where=name)
     return {"custom_logit_processor": TOKEN_RULES, "custom_params": rules}
 
 
@@ -147,7 +147,10 @@ def _check_ids(ctx: ServerContext, ids: list[int]) -> None:
 def _spellings(ctx: ServerContext, word: str) -> list[list[int]]:
     """The ids of a text at the beginning and after a blank."""
     if not word.strip() or len(word) > MAX_BAD_WORD:
-        raise BadRequest(f"takes texts of 1 to {MAX_BAD_WORD} characters, not only blanks", where="bad_words")
+        raise BadRequest(
+            f"must contain strings of 1 to {MAX_BAD_WORD} characters that are not only whitespace",
+            where="bad_words",
+        )
     encode = ctx.manager.tokenizer.encode_plain
     found = {tuple(encode(text)) for text in (word.lstrip(), f" {word.lstrip()}", word)}
     return sorted(list(ids) for ids in found if ids)

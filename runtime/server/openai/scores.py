@@ -191,15 +191,17 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
     labels = body.label_token_ids or []
     for name in ("text_1", "text_2", "queries", "documents", "data_1", "data_2", "instruction", "instruct"):
         if getattr(body, name):
-            raise BadRequest("does not go with items", where=name)
+            raise BadRequest("cannot be combined with items", where=name)
     if not ctx.model.is_generation:
-        raise NotSupported("labels are scored by models that generate; send text_1, text_2", where="items")
+        raise NotSupported(
+            "only models that generate can score labels; send text_1 and text_2", where="items"
+        )
     if not labels or len(set(labels)) < len(labels):
-        raise BadRequest("is a list of ids, each once, not empty", where="label_token_ids")
+        raise BadRequest("must be a non-empty list of ids without duplicates", where="label_token_ids")
     if not 0 < body.temperature < math.inf:
         raise BadRequest(f"must be a positive number, got {body.temperature}", where="temperature")
     if body.temperature != 1 and not body.apply_softmax:
-        raise BadRequest("goes with apply_softmax: true only", where="temperature")
+        raise BadRequest("needs apply_softmax: true", where="temperature")
     with mapped_errors(
         {"token_ids_logprob": "label_token_ids", "text": "items", "input_ids": "items", "rid": "request_id"}
     ):
@@ -245,7 +247,7 @@ def _prompts(body: ScoreRequest) -> dict[str, Any]:
         raise BadRequest("is missing", where="query")
     kind = str if isinstance(query, str) else list
     if not all(isinstance(item, kind) for item in given):
-        raise BadRequest("query and items are either all texts or all ids", where="items")
+        raise BadRequest("query and items must be either all strings or all ids", where="items")
     wholes = [item + query if body.item_first else query + item for item in given]
     return {"text" if kind is str else "input_ids": wholes}
 
@@ -269,7 +271,7 @@ async def _pairs(ctx: ServerContext, body: ScoreRequest) -> PairScores:
     """Raises BadRequest and its kinds, NotSupported."""
     for name in ("query", "label_token_ids", "apply_softmax", "item_first"):
         if getattr(body, name):
-            raise BadRequest("goes with items", where=name)
+            raise BadRequest("needs items", where=name)
     one, first = _side(body, "text_1", "queries", "data_1")
     two, second = _side(body, "text_2", "documents", "data_2")
     if len(first) not in (1, len(second)):
@@ -331,13 +333,14 @@ async def _scored(
     adapter = check_model(ctx, body.model)
     _check_number(ctx, len(pairs), where)
     if body.instruct and body.instruction:
-        raise BadRequest("is given as instruction, too", where="instruct")
+        raise BadRequest("cannot be combined with instruction", where="instruct")
     with mapped_errors({"text": where, "messages": where, "rid": "request_id"}):
         if ctx.model.is_generation:
             return await _judged(ctx, body, pairs, adapter)
         if body.instruct or body.instruction:
             raise BadRequest(
-                "is for models that generate", where="instruct" if body.instruct else "instruction"
+                "is only supported by models that generate",
+                where="instruct" if body.instruct else "instruction",
             )
         if ctx.model.architecture.endswith("ForSequenceClassification"):
             return await _crossed(ctx, body, pairs, adapter)
@@ -352,9 +355,9 @@ async def _crossed(
     vectors, tokens = await _embedded(ctx, body, texts, adapter, is_cross_encoder_request=True)
     if any(len(vector) != 1 for vector in vectors):
         raise NotSupported(
-            f"this classifier has {len(vectors[0])} labels, and a score needs one",
+            f"this classifier has {len(vectors[0])} labels, but a score needs exactly one",
             where="model",
-            hint="/classify gives all of them",
+            hint="/classify returns all of them",
         )
     return [vector[0] for vector in vectors], tokens
 
@@ -437,7 +440,7 @@ async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
 def _named(body: Scoring) -> dict[str, Any]:
     """Fields of a request that are the same for all its items."""
     if body.rid and body.request_id and body.rid != body.request_id:
-        raise BadRequest("is not the same as rid, which names the request, too", where="request_id")
+        raise BadRequest("must be the same as rid, which also names the request", where="request_id")
     made = {name: value for name in ("priority", "timeout_s") if (value := getattr(body, name)) is not None}
     named = body.rid or body.request_id
     return {**made, "rid": named} if named else made
@@ -449,5 +452,5 @@ def _check_number(ctx: ServerContext, number: int, where: str) -> None:
         raise BadRequest(
             f"{number} texts in one request; at most {limit}",
             where=where,
-            hint="send several requests, or start the server with more max_batch_items",
+            hint="send several requests, or start the server with a larger max_batch_items",
         )

@@ -110,7 +110,9 @@ def _first(deployment: Deployment, seconds: float, signals: Signals) -> list[Mem
             return members
         deployment.check()
         if time.monotonic() > deadline:
-            raise EngineDead(f"no replica was ready within {seconds:g} s", hint="load_timeout_s, or room")
+            raise EngineDead(
+                f"no replica was ready within {seconds:g} s", hint="raise load_timeout_s, or add resources"
+            )
         time.sleep(TICK_S)
     return []
 

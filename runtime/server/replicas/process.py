@@ -81,7 +81,7 @@ class ServerProcess:
             async with httpx.AsyncClient(timeout=seconds, trust_env=False) as client:
                 answer = await client.get(self.url + path, headers=headers)
         except httpx.HTTPError as error:
-            raise EngineDead(f"{path} gives no answer: {str(error) or type(error).__name__}") from error
+            raise EngineDead(f"{path} did not answer: {str(error) or type(error).__name__}") from error
         if not answer.is_success:
             waits = answer.status_code == NotReady.status and f'"{NotReady.code}"' in answer.text
             raise (NotReady if waits else EngineDead)(

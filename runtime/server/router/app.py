@@ -269,13 +269,13 @@ class Router:
         for pool in self.pools:
             told = [answers[one] for one in pool.workers]
             if not any(isinstance(one, Response) and one.status_code == 200 for one in told):
-                fault = NoWorker(f"no {pool.role} server generates", hint="GET /workers")
+                fault = NoWorker(f"no {pool.role} server can generate", hint="GET /workers")
                 return json_response(error_body(fault), 503, {"retry-after": str(RETRY_AFTER_S)})
         return PlainTextResponse("healthy\n")
 
     async def _metrics(self, request: Request) -> Response:
         if not self.config.enable_metrics:
-            raise NotFound("metrics are switched off", where="/metrics", hint="enable_metrics")
+            raise NotFound("metrics are disabled", where="/metrics", hint="enable_metrics")
         body, kind = self.metrics.render()
         return Response(body, headers={"content-type": kind})
 

@@ -149,7 +149,7 @@ class _Connection:
             if isinstance(event, h11.Response):
                 return event
             if not isinstance(event, h11.InformationalResponse):
-                raise BrokenOff("it ended without an answer")
+                raise BrokenOff("the connection ended without a response")
 
     async def piece(self) -> bytes | None:
         """The next of the body; None at its end."""
@@ -161,7 +161,7 @@ class _Connection:
             elif isinstance(event, h11.EndOfMessage):
                 return None
             else:
-                raise BrokenOff("it ended in the middle of the answer")
+                raise BrokenOff("the connection ended in the middle of the response")
 
     def recycle(self) -> bool:
         """Get ready for another request. False when it is of no use any more."""

@@ -38,7 +38,7 @@ def decoded(worker: Worker, body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except msgspec.DecodeError:
-        raise WorkerFailed("answered with what is no JSON", where=worker.name) from None
+        raise WorkerFailed("did not answer with JSON", where=worker.name) from None
 
 
 class _Merge:

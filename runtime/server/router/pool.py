@@ -231,7 +231,9 @@ def checked_url(url: str, role: str) -> str:
     except ValueError:  # a port that is no number
         good = False
     if not good or parts.query or parts.fragment or parts.username is not None:
-        raise BadRequest(f"{url!r:.200} is no URL of a server", where=role, hint="http://127.0.0.1:30000")
+        raise BadRequest(
+            f"{url!r:.200} is not the URL of a server", where=role, hint="http://127.0.0.1:30000"
+        )
     return url.rstrip("/")
 
 

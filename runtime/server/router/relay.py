@@ -116,7 +116,7 @@ async def check(worker: Worker, response: Response, *, keyed: bool) -> None:
     """Raise Refusal for an answer that another worker may do better; WorkerFailed when the worker turns the
     router's own key down, which is not the client's business."""
     if keyed and response.status in (401, 403):
-        raise WorkerFailed("does not take the router's key (worker_api_key)", where=worker.name)
+        raise WorkerFailed("does not accept the router's key (worker_api_key)", where=worker.name)
     if response.status in (502, 503):
         raise await refusal_of(worker, response)
     if response.status == 504:

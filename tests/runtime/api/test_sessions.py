@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said(engine: Engine, session: str) -> None:
         turn(engine, session, "x", [1] * 61)
     with pytest.raises(BadRequest, match="no session 'nowhere'"):
         turn(engine, "nowhere", "x", [1])
-    with pytest.raises(BadRequest, match="no turn of a session"):
+    with pytest.raises(BadRequest, match="cannot be a turn of a session"):
         engine.generate("a", choices=["b", "c"], session_params={"id": session})
 
 

@@ -98,7 +98,7 @@ def test_the_same_comes_out_afterwards(running: Engine, tags: Any) -> None:
     before = texts(running)
     running.release_memory_occupation(tags)
     running.release_memory_occupation(tags)  # it is already
-    with pytest.raises(NotReady, match="the model sleeps"):
+    with pytest.raises(NotReady, match="the model is asleep"):
         texts(running)
     running.resume_memory_occupation(tags)
     running.resume_memory_occupation()
@@ -209,7 +209,7 @@ def test_the_routes(checkpoint: Path) -> None:
                 for streams in (False, True):
                     refused = client.post("/generate", json={**body, "text": "x", "stream": streams})
                     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1"), refused.text
-                    assert "sleeps" in refused.json()["error"]["message"]
+                    assert "asleep" in refused.json()["error"]["message"]
                 ready = client.get("/ready")
                 assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
                 assert client.get("/health_generate").status_code == 200

@@ -155,7 +155,7 @@ def test_an_encoder_generates_nothing(engine: Engine) -> None:
         lambda: engine.generate(["the", "fox"]),
         lambda: asyncio.run(engine.submit(GenerateReqInput(text="the"))),
     ):
-        with pytest.raises(BadRequest, match="gives vectors"):
+        with pytest.raises(BadRequest, match="computes vectors"):
             ask()
     state = engine.state()
     assert state["num_queue_reqs"] == 0

@@ -100,7 +100,7 @@ def test_an_encoder_says_that_it_does_not_generate_and_is_healthy(ask: Client) -
     ):
         answer = ask("POST", path, body)
         assert answer.status_code == 400, (path, answer.text)
-        assert "gives vectors" in answer.text
+        assert "computes vectors" in answer.text
     assert ask("GET", "/health_generate").status_code == 200
     assert ask("GET", "/model_info").json()["is_generation"] is False
     assert ask("GET", "/server_info").status_code == 200

@@ -35,7 +35,7 @@ REFUSED: dict[str, Mapping[str, str]] = {
     "/v1/responses": job._REFUSED,
     "/generate": dict(single._UNSERVED),
     "/api/generate": dict.fromkeys(("template", "context"), "the model's own template is used"),
-    "structured_outputs": {"disable_additional_properties": "say additionalProperties: false in the schema"},
+    "structured_outputs": {"disable_additional_properties": "set additionalProperties: false in the schema"},
 }
 """Fields that the document has, and the routes refuse all the same where they say something."""
 NO_EFFECT: dict[str, Collection[str]] = {

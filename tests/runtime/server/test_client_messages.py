@@ -174,10 +174,10 @@ def test_choices_of_tools(choice: Any, names: str, word: str) -> None:
         ({"type": "function"}, "allowed_tools"),
         (tool_named("c"), "Tool 'c' not found"),
         ({"type": "allowed_tools", "mode": "required", "tools": [tool_named("c")]}, "Tool 'c' not found"),
-        ({"type": "allowed_tools", "mode": "maybe", "tools": [A]}, "mode is"),
+        ({"type": "allowed_tools", "mode": "maybe", "tools": [A]}, "mode must be"),
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, "at least one"),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, "allowed_tools"),
-        ({"type": "allowed_tools", "mode": "auto", "tools": ["a"]}, "by its name"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": ["a"]}, "with its name"),
     ],
 )
 def test_choices_of_tools_that_are_wrong(choice: Any, told: str) -> None:

@@ -174,7 +174,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "/v1/messages",
         {**CHAT, "output_format": {"type": "json"}},
         "",
-        "output_format: is {",
+        "output_format: must be {",
     ),
     (
         "/generate",
@@ -233,7 +233,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "/generate",
         {"text": "x", "sampling_params": {"whitespace": "compact"}},
         "sampling_params.whitespace",
-        "goes with",
+        "needs json_schema",
     ),
     (
         "/generate",
@@ -241,16 +241,16 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "whitespace",
         "compact, single, flexible",
     ),
-    ("/v1/completions", {**TEXT, "whitespace": "compact"}, "whitespace", "goes with"),
-    ("/v1/completions", {**TEXT, "schema_format": "annotation"}, "schema_format", "goes with"),
+    ("/v1/completions", {**TEXT, "whitespace": "compact"}, "whitespace", "needs a JSON schema"),
+    ("/v1/completions", {**TEXT, "schema_format": "annotation"}, "schema_format", "needs a JSON schema"),
     ("/v1/completions", {**TEXT, "schema_format": "off", "json_schema": {}}, "schema_format", "'off'"),
-    ("/v1/completions", {**TEXT, "whitespace": "compact", "regex": "a"}, "whitespace", "not with regex"),
+    ("/v1/completions", {**TEXT, "whitespace": "compact", "regex": "a"}, "whitespace", "not regex"),
     ("/v1/completions", {**TEXT, "choices": []}, "choices", "none of them empty"),
     (
         "/v1/chat/completions",
         {**CHAT, "response_format": {"type": "json_object", "json_schema": {"name": "x"}}},
         "response_format.json_schema",
-        "does not go with type 'json_object'",
+        "cannot be combined with type 'json_object'",
     ),
     (
         "/v1/chat/completions",
@@ -269,7 +269,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "/v1/responses",
         {"input": "x", "text": {"format": {"type": "json_object", "schema": {}}}},
         "text.format.schema",
-        "does not go with",
+        "cannot be combined with",
     ),
 ]
 

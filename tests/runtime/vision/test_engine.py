@@ -162,9 +162,9 @@ def test_constrained_outputs(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("fields", "where", "message"),
     [
-        ({"text": "no place", "image_data": data_url(A)}, "images", "0 places.*1 pictures"),
-        ({"text": f"{IMAGE}{IMAGE}", "image_data": data_url(A)}, "images", "2 places.*1 pictures"),
-        ({"text": IMAGE}, "images", "1 places.*0 pictures"),
+        ({"text": "no place", "image_data": data_url(A)}, "images", "0 image placeholders.*1 images"),
+        ({"text": f"{IMAGE}{IMAGE}", "image_data": data_url(A)}, "images", "2 image placeholders.*1 images"),
+        ({"text": IMAGE}, "images", "1 image placeholders.*0 images"),
         ({"text": IMAGE * 4, "image_data": [data_url(A)] * 4}, "images", "at most 3"),
         ({"input_ids": [PAD, 1]}, "images", "1 places"),
         ({"text": IMAGE, "image_data": {"url": data_url(A), "detail": "fine"}}, "images\\[0\\]", "detail"),

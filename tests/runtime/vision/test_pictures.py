@@ -112,10 +112,10 @@ def test_what_is_too_large_in_any_way() -> None:
     refused(url, "more than 500 bytes", max_image_bytes=500)
     refused(url, "more than 59999 pixels", max_image_pixels=59_999)
     assert reader(max_image_pixels=60_000).read([ImageData(url)], ROOM)
-    refused(data_url(picture(900, 4)), "longer than wide")
-    with pytest.raises(BadRequest, match="at most 2 are taken"):
+    refused(data_url(picture(900, 4)), "too long and narrow")
+    with pytest.raises(BadRequest, match="at most 2 are allowed"):
         reader(max_images=2).read([ImageData(url)] * 3, ROOM)
-    with pytest.raises(BadRequest, match=r"tokens more than there is room for") as caught:
+    with pytest.raises(BadRequest, match=r"exceed the available tokens by") as caught:
         reader().read([ImageData(url)] * 3, 170)
     assert caught.value.where == "images[2]"
 
@@ -123,16 +123,16 @@ def test_what_is_too_large_in_any_way() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("data:image/png,abc", "no data URL in base64"),
+        ("data:image/png,abc", "not a data URL in base64"),
         ("data:image/png;base64,!!!", "not valid base64"),
         ("a.png", "not valid base64"),
         ("é", "not valid base64"),
-        (base64.b64encode(b"nothing that is known").decode(), "no picture that can be read"),
-        (base64.b64encode(png(picture(56, 56))[:300]).decode(), "no picture that can be read"),
-        (base64.b64encode(b"II*\x00" + bytes(64)).decode(), "no picture that can be read"),
-        ("file:///etc/hostname", "reads no files"),
-        ("https://example.org/a.png", "fetches no pictures"),
-        ("http://127.0.0.1/a.png", "fetches no pictures"),
+        (base64.b64encode(b"nothing that is known").decode(), "not an image that can be read"),
+        (base64.b64encode(png(picture(56, 56))[:300]).decode(), "not an image that can be read"),
+        (base64.b64encode(b"II*\x00" + bytes(64)).decode(), "not an image that can be read"),
+        ("file:///etc/hostname", "does not read files"),
+        ("https://example.org/a.png", "does not fetch images"),
+        ("http://127.0.0.1/a.png", "does not fetch images"),
     ],
 )
 def test_what_is_none(url: str, message: str) -> None:
@@ -175,8 +175,8 @@ def test_files_of_one_folder(tmp_path: Path) -> None:
         "pipe.png",
         "a\0.png",
     ):
-        refused(f"file://{folder}/{name}", "no picture that requests may name", **options)
-    refused(f"file://elsewhere{folder}/inner/a%20b.png", "reads no files", **options)
+        refused(f"file://{folder}/{name}", "not an image that requests may name", **options)
+    refused(f"file://elsewhere{folder}/inner/a%20b.png", "does not read files", **options)
     refused(str(secret), "not valid base64", **options)
 
 
@@ -260,15 +260,15 @@ def test_hosts_that_are_allowed_by_name(host: Host) -> None:
     (moved,) = reader(**options).read([ImageData(f"{base}/moved")], ROOM)
     assert one == moved
     refused(f"{base}/gone", "answered 404$", **options)  # and nothing of what it said
-    refused(f"{base}/round", "again and again", **options)
+    refused(f"{base}/round", "redirects too many times", **options)
     refused(f"{base}/a.png", "more than 100 bytes", max_image_bytes=100, **options)
     refused(f"http://127.0.0.1:{free_port()}/a.png", "cannot be fetched", **options)
 
 
 def test_redirects_lead_nowhere_else(host: Host) -> None:
     options = {"allowed_media_domains": ("127.0.0.1",)}
-    refused(f"http://127.0.0.1:{host.port}/inside", "fetches no pictures", **options)
-    refused(f"http://127.0.0.1:{host.port}/file", "no http", **options)
+    refused(f"http://127.0.0.1:{host.port}/inside", "does not fetch images", **options)
+    refused(f"http://127.0.0.1:{host.port}/file", "not an http", **options)
     assert [path for path, _ in host.asked] == ["/inside", "/file"]
 
 

@@ -61,9 +61,9 @@ class PictureReader:
         """Raise BadRequest for too many."""
         if count > self._options.max_images:
             raise BadRequest(
-                f"the request has {count} pictures; at most {self._options.max_images} are taken",
+                f"the request has {count} images; at most {self._options.max_images} are allowed",
                 where="images",
-                hint="start the engine with more max_images",
+                hint="start the engine with a larger max_images",
             )
 
     def read(self, images: Sequence[ImageData], room: int) -> list[Picture]:
@@ -74,17 +74,19 @@ class PictureReader:
             where = f"images[{index}]"
             if one.detail not in DETAILS:
                 raise BadRequest(
-                    f"detail is one of {', '.join(DETAILS)}, got {one.detail!r:.40}", where=where
+                    f"detail must be one of {', '.join(DETAILS)}, got {one.detail!r:.40}", where=where
                 )
             if one.max_dynamic_patch is not None:
-                raise BadRequest("this model cuts no pictures into tiles: max_dynamic_patch", where=where)
+                raise BadRequest(
+                    "this model does not split images into tiles: leave out max_dynamic_patch", where=where
+                )
             found.append(self._read(one, where))
             room -= found[-1].tokens
             if room < 0:
                 raise BadRequest(
-                    f"the pictures up to this one have {-room} tokens more than there is room for",
+                    f"the images up to this one exceed the available tokens by {-room}",
                     where=where,
-                    hint='send smaller ones, or with detail "low"',
+                    hint='send smaller images, or use detail "low"',
                 )
         return found
 
@@ -119,7 +121,8 @@ class PictureReader:
             raise self._too_many_pixels(where) from None
         except Exception as error:
             raise BadRequest(
-                f"is no picture that can be read ({', '.join(FORMATS)}): {type(error).__name__}", where=where
+                f"is not an image that can be read ({', '.join(FORMATS)}): {type(error).__name__}",
+                where=where,
             ) from error
         digest = hashlib.sha256(f"{height} {width} ".encode() + pixels).digest()
         return Picture(pixels, height, width, *spec.grid(height, width), digest)
@@ -129,15 +132,15 @@ class PictureReader:
             raise self._too_many_pixels(where)
         if max(width, height) > STRETCHED * min(width, height):
             raise BadRequest(
-                f"the picture has {width} x {height} pixels: more than {STRETCHED} times longer than wide",
+                f"the image has {width} x {height} pixels: too long and narrow (at most {STRETCHED}:1)",
                 where=where,
             )
 
     def _too_many_pixels(self, where: str) -> BadRequest:
         return BadRequest(
-            f"the picture has more than {self._options.max_image_pixels} pixels",
+            f"the image has more than {self._options.max_image_pixels} pixels",
             where=where,
-            hint="make it smaller, or start the engine with more max_image_pixels",
+            hint="make it smaller, or start the engine with a larger max_image_pixels",
         )
 
 

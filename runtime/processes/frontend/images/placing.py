@@ -15,9 +15,9 @@ def check_places(ids: Sequence[int], image_id: int, count: int) -> None:
     places = sum([token == image_id for token in ids])
     if places != count:
         raise BadRequest(
-            f"the prompt has {places} places for pictures, and {count} pictures came with it",
+            f"the prompt has {places} image placeholders, but {count} images were sent",
             where="images",
-            hint="each has one placeholder in the text; a chat template writes it for each image part",
+            hint="each image needs one placeholder; a chat template writes it for each image part",
         )
 
 

@@ -52,7 +52,7 @@ class Sources:
         if scheme == "data":
             found = _DATA.match(url)
             if found is None:
-                raise BadRequest("is no data URL in base64", where=where, hint=_SHAPES)
+                raise BadRequest("is not a data URL in base64", where=where, hint=_SHAPES)
             return self._decoded(url[found.end() :], where)
         return self._decoded(url, where)
 
@@ -68,11 +68,11 @@ class Sources:
         parts = urlsplit(url)
         if self._folder is None or parts.netloc not in ("", "localhost"):
             raise BadRequest(
-                "this engine reads no files for requests",
+                "this engine does not read files for requests",
                 where=where,
-                hint="send the picture as a data URL, or start it with --allowed-local-media-path",
+                hint="send the image as a data URL, or start it with --allowed-local-media-path",
             )
-        wrong = BadRequest("is no picture that requests may name", where=where)
+        wrong = BadRequest("is not an image that requests may name", where=where)
         try:
             # Links are followed before it is looked where that leads.
             path = Path(unquote(parts.path)).resolve(strict=True)
@@ -98,11 +98,11 @@ class Sources:
                 return thread.submit(_within, self._timeout_s, self._fetch(url, where)).result()
             except TimeoutError:
                 raise BadRequest(
-                    f"the picture was not fetched within {self._timeout_s:g} s", where=where
+                    f"the image was not fetched within {self._timeout_s:g} s", where=where
                 ) from None
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise BadRequest(
-                    f"the picture cannot be fetched: {type(error).__name__}", where=where
+                    f"the image cannot be fetched: {type(error).__name__}", where=where
                 ) from error
 
     async def _fetch(self, url: str, where: str) -> bytes:
@@ -115,7 +115,7 @@ class Sources:
                         url = urljoin(url, response.headers["location"])
                         continue
                     if response.status_code != 200:
-                        raise BadRequest(f"the picture's host answered {response.status_code}", where=where)
+                        raise BadRequest(f"the image's host answered {response.status_code}", where=where)
                     data = bytearray()
                     async for piece in response.aiter_raw():
                         data += piece
@@ -124,7 +124,7 @@ class Sources:
                     return bytes(data)
                 finally:
                     await response.aclose()
-        raise BadRequest("the picture's host redirects again and again", where=where)
+        raise BadRequest("the image's host redirects too many times", where=where)
 
     async def _request(self, client: httpx.AsyncClient, url: str, where: str) -> httpx.Request:
         """To the address that was looked at, as the host that was named."""
@@ -132,9 +132,9 @@ class Sources:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError:
-            raise BadRequest("is no address", where=where) from None
+            raise BadRequest("is not a URL", where=where) from None
         if parts.scheme not in ("http", "https") or not host:
-            raise BadRequest("is no http(s) address", where=where)
+            raise BadRequest("is not an http(s) URL", where=where)
         address = await self._address(host, port, where)
         shown = f"[{address}]" if ":" in address else address
         target = httpx.URL(url).copy_with(host=shown, username="", password="")
@@ -151,24 +151,22 @@ class Sources:
         named = host.lower() in self._hosts
         if not named and "*" not in self._hosts:
             raise BadRequest(
-                "this engine fetches no pictures from there",
+                "this engine does not fetch images from there",
                 where=where,
-                hint="send the picture as a data URL, or start it with --allowed-media-domains",
+                hint="send the image as a data URL, or start it with --allowed-media-domains",
             )
         try:
             loop = asyncio.get_running_loop()
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
-            raise BadRequest("the picture's host is not known", where=where) from None
+            raise BadRequest("the image's host cannot be resolved", where=where) from None
         address = str(found[0][4][0])
         if not named and not _public(address):
-            raise BadRequest("the picture's host has no public address", where=where)
+            raise BadRequest("the image's host has no public address", where=where)
         return address
 
     def _too_large(self, where: str) -> BadRequest:
-        return BadRequest(
-            f"the picture has more than {self._most} bytes", where=where, hint="make it smaller"
-        )
+        return BadRequest(f"the image has more than {self._most} bytes", where=where, hint="make it smaller")
 
 
 def _within(seconds: float, work: Coroutine[Any, Any, bytes]) -> bytes:

@@ -30,7 +30,7 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
     for index, item in enumerate(given):
         where = f"input[{index}]"
         if not isinstance(item, Mapping):
-            raise BadRequest(f"an item is an object, got {json_type(item)}", where=where)
+            raise BadRequest(f"an item must be an object, got {json_type(item)}", where=where)
         match item:
             case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
                 call = ToolCall(name, arguments, item.get("call_id") or item.get("id"))
@@ -52,7 +52,7 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
             case _:
                 kind = item.get("type")
                 raise NotSupported(
-                    f"an item of type {kind!r:.80} is not taken, or lacks a field", where=where
+                    f"an item of type {kind!r:.80} is not supported, or a field is missing", where=where
                 )
     return made
 
@@ -102,7 +102,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadRequest(f"is a text or a list of parts, got {json_type(content)}", where=where)
+        raise BadRequest(f"must be a string or a list of parts, got {json_type(content)}", where=where)
     parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         match part:
@@ -113,7 +113,7 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]]:
             case {"type": str()}:
                 parts.append(dict(part))  # images and sound: what of them is taken, the frontend says
             case _:
-                raise BadRequest("is no part of a message", where=f"{where}[{index}]")
+                raise BadRequest("is not a part of a message", where=f"{where}[{index}]")
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
     return parts

@@ -50,7 +50,7 @@ _REFUSED = {
     "conversation": "use previous_response_id, or send the items",
     "prompt": "stored prompts are not kept here",
     "moderation": "there is no moderation",
-    "context_management": "nothing is left out of a conversation",
+    "context_management": "conversations are not truncated",
 }
 _INCLUDED = {
     "message.output_text.logprobs", "code_interpreter_call.outputs", "reasoning.encrypted_content"
@@ -107,11 +107,11 @@ class Job:
             if not says_nothing(getattr(body, name)):
                 raise NotSupported(f"{name} is not supported: {why}", where=name)
         if body.background and body.stream:
-            raise NotSupported("a response in the background is not streamed", where="background")
+            raise NotSupported("a background response cannot be streamed", where="background")
         if body.background and body.store is False:
-            raise BadRequest("a response in the background must be stored", where="store")
+            raise BadRequest("a background response must be stored", where="store")
         if body.truncation == "auto":
-            raise NotSupported("nothing is left out of a conversation", where="truncation")
+            raise NotSupported("conversations are not truncated", where="truncation")
         if body.top_logprobs is not None and not 0 <= body.top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(
                 f"must be from 0 to {MAX_TOP_LOGPROBS}, got {body.top_logprobs}", where="top_logprobs"
@@ -133,7 +133,7 @@ class Job:
         said = sampling_of(self._ctx, body)
         form = _constraint(body.text.format if body.text is not None else None)
         if form and asked(body).sampling:
-            raise BadRequest("only one constraint can be kept at a time", where="text.format")
+            raise BadRequest("only one constraint can be used at a time", where="text.format")
         sampling |= said | form
         fields: dict[str, Any] = {"require_reasoning": None, **request_fields_of(body)}
         tools = tools_of(self._offer.functions, choice)
@@ -347,7 +347,7 @@ def _constraint(form: TextFormat | None) -> dict[str, Any]:
     )
     for name in ("schema", "structures", "triggers", "format"):
         if getattr(form, name) is not None and name not in own:
-            raise BadRequest(f"does not go with type {form.type!r}", where=f"text.format.{name}")
+            raise BadRequest(f"cannot be combined with type {form.type!r}", where=f"text.format.{name}")
     match form.type:
         case "text":
             return {}

@@ -143,14 +143,14 @@ def _served(server: ToolServer | None, given: Mapping[str, Any], where: str) -> 
             raise NotSupported('is {"type": "auto"}: none is kept', where=f"{where}.container")
         space = _namespace(server, name, repr(kind), where)
         return [ServerTool(name, tool, item) for tool in space.tools]
-    raise NotSupported(f"the tool {kind!r} is not there; {_known(server)}", where=where)
+    raise NotSupported(f"the tool {kind!r} is not available; {_known(server)}", where=where)
 
 
 def _namespace(server: ToolServer | None, name: str, told: str, where: str) -> ToolNamespace:
     found = None if server is None else server.get_tool_description(name)
     if found is None:
         hint = "tool servers are given with the server's option --tool-server"
-        raise NotSupported(f"the tool {told} is not there; {_known(server)}", where=where, hint=hint)
+        raise NotSupported(f"the tool {told} is not available; {_known(server)}", where=where, hint=hint)
     return found
 
 
@@ -166,7 +166,7 @@ def _nothing_else(given: Mapping[str, Any], known: Sequence[str], where: str) ->
             continue
         if name in ("server_url", "connector_id", "authorization", "headers", "tunnel_id"):
             raise NotSupported(
-                "only tool servers that this server was started with are called, by server_label",
+                "only tool servers configured at startup can be used, by server_label",
                 where=f"{where}.{name}",
             )
         raise NotSupported("is not supported", where=f"{where}.{name}")
@@ -181,7 +181,7 @@ def _allowed(space: ToolNamespace, given: Any, where: str) -> list[Tool]:
         case [*names]:
             pass
         case _:
-            raise NotSupported("is a list of names", where=where)
+            raise NotSupported("must be a list of names", where=where)
     known = {tool.name: tool for tool in space.tools}
     for name in names:
         if not isinstance(name, str) or name not in known:

@@ -102,7 +102,9 @@ class _Routes:
         identity = request.path_params["response_id"]
         kept = await self._own(identity)
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            raise NotSupported("a kept response is not streamed", where="stream", hint="ask without stream")
+            raise NotSupported(
+                "a stored response cannot be streamed", where="stream", hint="leave out stream"
+            )
         return json_response(kept.response)
 
     async def input_items(self, request: Request) -> Response:
@@ -111,15 +113,15 @@ class _Routes:
         asked = request.query_params
         order, limit = asked.get("order", "desc"), asked.get("limit", "20")
         if order not in ("asc", "desc"):
-            raise BadRequest('is "asc" or "desc"', where="order")
+            raise BadRequest('must be "asc" or "desc"', where="order")
         if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_ITEMS):
-            raise BadRequest(f"is a number from 1 to {MAX_ITEMS}", where="limit")
+            raise BadRequest(f"must be a number from 1 to {MAX_ITEMS}", where="limit")
         if order == "desc":
             items.reverse()
         if (after := asked.get("after")) is not None:
             places = [index for index, item in enumerate(items) if item["id"] == after]
             if not places:
-                raise BadRequest("is no item of this response", where="after")
+                raise BadRequest("is not an item of this response", where="after")
             items = items[places[0] + 1 :]
         shown = items[: int(limit)]
         first, last = (shown[0]["id"], shown[-1]["id"]) if shown else (None, None)
@@ -141,7 +143,7 @@ class _Routes:
         if found is None:
             raise no_response(identity)
         if not found.background:
-            raise BadRequest("only a response in the background can be cancelled", where="response_id")
+            raise BadRequest("only a background response can be cancelled", where="response_id")
         return json_response(found)
 
     async def _find(self, identity: str) -> Kept | None:

@@ -214,4 +214,4 @@ def check_metadata(given: dict[str, str] | None) -> None:
 
 
 def no_response(identity: str, where: str = "response_id") -> NotFound:
-    return NotFound(f"no response {identity[:80]!r} is kept", where=where)
+    return NotFound(f"no response {identity[:80]!r} is stored", where=where)

@@ -113,7 +113,7 @@ def test_what_it_may_be(small):
         small.matcher({}, schema_format="off")
     with pytest.raises(BadConstraint, match="must be one of assertion, annotation"):
         Constraint("json_schema", "{}", schema_format="off").verify()  # type: ignore[arg-type]
-    with pytest.raises(BadConstraint, match="not with regex"):
+    with pytest.raises(BadConstraint, match="not regex"):
         Constraint("regex", "a", schema_format="annotation").verify()
 
 
@@ -122,5 +122,5 @@ def test_a_request_says_it():
     constraint = SamplingParams.from_user(words)[1]
     assert constraint is not None
     assert (constraint.schema_format, constraint.whitespace) == ("annotation", "compact")
-    with pytest.raises(BadRequest, match="goes with json_schema"):
+    with pytest.raises(BadRequest, match="needs json_schema"):
         SamplingParams.from_user({"schema_format": "annotation"})

@@ -240,7 +240,7 @@ def test_what_can_never_fit_is_refused_by_its_size(
     preparer: Preparer, fields: dict[str, Any], where: str
 ) -> None:
     """Said in characters: nobody has counted its tokens."""
-    with pytest.raises(PromptTooLong, match=r"characters; the 64 tokens") as caught:
+    with pytest.raises(PromptTooLong, match=r"characters; the 64 available tokens") as caught:
         preparer.prepare(GenerateReqInput(**fields))
     assert caught.value.where == where
 

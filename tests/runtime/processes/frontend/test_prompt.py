@@ -101,7 +101,7 @@ def test_an_unknown_completion_template_lists_the_known_ones() -> None:
 def test_a_suffix_goes_with_text() -> None:
     made = Preparer(KNOWN, get_chat_template("chatml"), LIMITS)
     for fields in ({"input_ids": [1]}, {"messages": [Message("user", "U")]}):
-        with pytest.raises(BadRequest, match="goes with text") as caught:
+        with pytest.raises(BadRequest, match="needs text") as caught:
             made.prepare(GenerateReqInput(suffix="b", **fields))  # type: ignore[arg-type]
         assert caught.value.where == "suffix"
     with pytest.raises(BadRequest, match="str"):

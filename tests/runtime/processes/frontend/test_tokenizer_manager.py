@@ -530,7 +530,7 @@ def test_encoders_do_not_generate(tokenizer: Tokenizer, sent: Sent) -> None:
     manager = TokenizerManager(Preparer(tokenizer, None, Limits(VOCAB, 64, 64)), sent, model=info)
     for wrong in (lambda: manager.generate(GenerateReqInput(text="a")),
                   lambda: manager.batch(GenerateReqInput(text=["a"]))):  # fmt: skip
-        with pytest.raises(BadRequest, match="bert gives vectors"):
+        with pytest.raises(BadRequest, match="bert computes vectors"):
             wrong()
     assert manager.model is info
     assert not sent.items
@@ -774,7 +774,7 @@ def test_limits_name_both_numbers(tokenizer: Tokenizer) -> None:
     preparer = Preparer(tokenizer, None, Limits(VOCAB, 64, 1000))
     with pytest.raises(PromptTooLong, match=r"70 tokens; the context length is 64"):
         preparer.prepare(GenerateReqInput(input_ids=[5] * 70))
-    with pytest.raises(PromptTooLong, match=r"110 tokens .*10 of the prompt and 100 new.* is 64"):
+    with pytest.raises(PromptTooLong, match=r"110 tokens .*10 in the prompt and 100 new.* is 64"):
         preparer.prepare(GenerateReqInput(input_ids=[5] * 10, sampling_params={"max_new_tokens": 100}))
     cutting = Preparer(tokenizer, None, Limits(VOCAB, 64, 1000, auto_truncate=True))
     for size, params in itertools.product((10, 63, 64, 70), (SamplingParams(max_new_tokens=100), None)):

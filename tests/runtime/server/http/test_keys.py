@@ -137,8 +137,8 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "must hold"),
-        ("- a", "must hold"),
+        ("", "must contain"),
+        ("- a", "must contain"),
         ("a: {key: secret", "is not YAML"),
         ("a: {}", "either key or sha256"),
         ("a: {key: b, sha256: c}", "either key or sha256"),
@@ -147,7 +147,7 @@ def test_the_file_is_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture
         ("a: {key: b, requests_per_minute: 0}", "at least 1"),
         ("a: {key: b, requests: 1}", "requests"),
         ("a: {key: b}\nb: {key: b}", "same key"),
-        ("'': {key: b}", "no name"),
+        ("'': {key: b}", "not a valid name"),
     ],
 )
 def test_a_file_that_is_wrong(tmp_path: Path, text: str, says: str) -> None:

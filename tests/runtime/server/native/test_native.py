@@ -456,7 +456,7 @@ def test_vectors_are_asked_for_properly(client: httpx.Client) -> None:
         assert answer.status_code == 400, answer.text
     answer = client.post("/classify", json={"text": "a"})
     assert answer.status_code == 400
-    assert "no classifier" in answer.json()["error"]["message"]
+    assert "not a classifier" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("incremental", [False, True])

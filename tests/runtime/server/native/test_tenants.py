@@ -209,7 +209,7 @@ def test_an_answer_has_a_size(
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "top_logprobs_num"
     assert "max_answer_bytes" in answer.text
-    assert "are asked for" in answer.text
+    assert "the requested log-probabilities" in answer.text
     # What may end early begins, and ends where it is too much.
     bias = {str(token): -100.0 for token in pipeline.manager.tokenizer.eos}
     params = {"max_new_tokens": 200, "logit_bias": bias}

@@ -268,9 +268,9 @@ def test_choices(client: openai.OpenAI) -> None:
     [
         ([{**WEATHER, "server_label": "x"}], "tools[0].server_label", "of tool servers: weather, other"),
         ([{"type": "mcp"}], "tools[0].server_label", "is missing"),
-        ([{"type": "web_search"}], "tools[0]", "'web_search' is not there"),
-        ([{"type": "file_search"}], "tools[0]", "'file_search' is not there"),
-        ([{**WEATHER, "server_url": "http://x/mcp"}], "tools[0].server_url", "started with"),
+        ([{"type": "web_search"}], "tools[0]", "'web_search' is not available"),
+        ([{"type": "file_search"}], "tools[0]", "'file_search' is not available"),
+        ([{**WEATHER, "server_url": "http://x/mcp"}], "tools[0].server_url", "configured at startup"),
         ([{**WEATHER, "require_approval": "always"}], "tools[0].require_approval", "not supported"),
         ([{**WEATHER, "allowed_tools": ["f"]}], "tools[0].allowed_tools", "it has get_weather"),
         ([WEATHER, WEATHER], "tools[1]", "two tools are called 'get_weather'"),

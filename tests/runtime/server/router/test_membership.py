@@ -27,7 +27,7 @@ def test_workers_come_and_go() -> None:
             assert len(old.got) == got
             assert old.url not in (await here.client.get("/metrics")).text.partition("worker_active")[2]
             assert came.got
-            with pytest.raises(BadRequest, match="no URL"):
+            with pytest.raises(BadRequest, match="not the URL"):
                 await here.router.become(pool, ["nowhere"])
 
     play(work())

@@ -26,8 +26,8 @@ def test_several_urls_after_one_flag_or_several_or_between_commas() -> None:
     ("arguments", "says"),
     [
         ([], "worker: is required, or --prefill and --decode"),
-        (["--worker", "127.0.0.1:1"], "'127.0.0.1:1' is no URL of a server"),
-        (["--worker", "http://h:port"], "is no URL of a server"),
+        (["--worker", "127.0.0.1:1"], "'127.0.0.1:1' is not the URL of a server"),
+        (["--worker", "http://h:port"], "is not the URL of a server"),
         (["--worker", A, A + "/"], f"{A} occurs twice"),
         (["--worker", A, "--prefill", B], "worker: cannot be combined with --prefill"),
         (["--prefill", A], "decode: is required"),

@@ -328,12 +328,12 @@ def test_keys() -> None:
             assert here.workers[0].got[-1].headers["authorization"] == "Bearer client's"
 
         async def turns_down(worker: Played, call: Call) -> None:
-            await call.answer({"error": {"message": "the API key is not the right one"}}, 401)
+            await call.answer({"error": {"message": "the API key is invalid"}}, 401)
 
         async with scene(Played("a", turns_down), worker_api_key="theirs", retries=0) as here:
             answer = await here.post(text="one")
             assert answer.status_code == 502
-            assert "does not take the router's key" in answer.text
+            assert "does not accept the router's key" in answer.text
         async with scene(Played("a", turns_down)) as here:
             assert (await here.post(text="one")).status_code == 401
 
