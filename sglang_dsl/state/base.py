@@ -177,7 +177,8 @@ class Group(Displayed, Generic[S]):
 
     def __repr__(self) -> str:
         running = sum(state.core.snapshot().running for state in self._states)
-        return f"{type(self).__name__}({len(self._states)} forks{f', {running} running' if running else ''})"
+        forks = f"{len(self._states)} fork{'' if len(self._states) == 1 else 's'}"
+        return f"{type(self).__name__}({forks}{f', {running} running' if running else ''})"
 
     def __len__(self) -> int:
         return len(self._states)

@@ -107,7 +107,7 @@ class Live:
         page = self._shown._page(0)
         self._html.value = page.html
         # What does not know widgets shows the page as it stands.
-        data = {"text/plain": repr(self._shown), **page.bundle(), **self._box._repr_mimebundle_()}
+        data = {**self._box._repr_mimebundle_(), "text/plain": repr(self._shown), **page.bundle()}
         shows: Any = display.display
         self._handle = shows(data, raw=True, display_id=True)
         threading.Thread(target=self._follow, name="a live view", daemon=True).start()

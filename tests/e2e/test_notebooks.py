@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -126,3 +128,78 @@ def test_states_and_errors_where_nobody_looks_on(tmp_path: Path) -> None:
     assert not any("sglang_dsl/" in line for line in lines)
     assert any("outer(Broken())" in line for line in lines)
     assert any("at Cell In[1]:5" in line for line in lines)  # and no file that nobody has
+
+
+STREAM = """
+import asyncio, pathlib
+import sglang_dsl as sgl
+from sglang_dsl import MockBackend, gen
+
+class Gated(MockBackend):
+    "Says a piece for each file that there is."
+    async def stream(self, call):
+        async for delta in super().stream(call):
+            while not pathlib.Path(str(self.said)).exists():
+                await asyncio.sleep(0.02)
+            self.said += 1
+            yield delta
+
+@sgl.function
+def forked(s):
+    forks = s.fork(1)
+    forks += sgl.user("<b>") + sgl.assistant(gen("x"))
+    groups.append(forks)
+    forks.join()
+
+groups, backend = [], Gated(["one two "], split=4)
+backend.said = 0
+state = forked.stream(backend=backend)
+while not groups:
+    await asyncio.sleep(0.02)
+display(groups[0])
+"""
+"""What is shown is a group of forks of a running state."""
+
+
+def test_what_runs_is_shown_live_where_somebody_looks_on(tmp_path: Path) -> None:
+    """By the messages that a front end is sent."""
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
+    told: list[Any] = []
+
+    def hears(kind: str, holds: Callable[[Any], bool]) -> Any:
+        """Wait for a message of the kernel."""
+        while True:
+            message = client.get_iopub_msg(timeout=PATIENCE_S)
+            told.append(message)
+            if message["msg_type"] == kind and holds(message["content"]):
+                return message["content"]
+
+    def page(content: Any) -> str:
+        return str(content["data"].get("state", {}).get("value", ""))
+
+    try:
+        client.execute(STREAM, allow_stdin=True)
+        shown = hears("display_data", lambda content: True)
+        assert "<mark" not in shown["data"]["text/html"]  # nothing was said yet
+        assert "ProgramStateGroup(1 fork, 1 running)" in shown["data"]["text/plain"]
+        assert "application/vnd.jupyter.widget-view+json" in shown["data"]
+        hears("status", lambda content: content["execution_state"] == "idle")  # the cell does not wait
+        (tmp_path / "0").touch()
+        assert "&lt;b&gt;" in page(hears("comm_msg", lambda content: ">one </mark>" in page(content)))
+        for number in (1, 2):  # the last delta says why it ends
+            (tmp_path / str(number)).touch()
+        end = hears("update_display_data", lambda content: True)
+        assert end["transient"] == shown["transient"]
+        assert ">one two </mark>" in end["data"]["text/html"]
+        assert "gen x" in end["data"]["text/vnd.mermaid"]
+        assert "application/vnd.jupyter.widget-view+json" not in end["data"]
+        assert not [one for one in told if one["msg_type"] == "error"], told
+        # Without widgets the cell waits for the whole.
+        client.execute("import sys; sys.modules['ipywidgets'] = None", allow_stdin=True)
+        again = STREAM.replace("display(groups[0])", "groups[0]")
+        client.execute(again, allow_stdin=True)
+        whole = hears("execute_result", lambda content: True)
+        assert ">one two </mark>" in whole["data"]["text/html"]
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
