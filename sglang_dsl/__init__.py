@@ -1,4 +1,4 @@
-"""sglang_dsl: a language for programs that talk to language models.
+"""sglang_dsl: a language for programs that call language models.
 
     from sglang_dsl import Engine, assistant, function, gen, set_default_backend, user
 
@@ -10,7 +10,8 @@
     set_default_backend(Engine("pocket"))
     print(qa(question="What is the capital of France?")["answer"])
 
-Only the public names; the backends, and all that needs more than the standard library, are loaded when used.
+This module holds only the public names. Backends, and everything that needs more than the standard library,
+are loaded on first use.
 """
 
 from __future__ import annotations
@@ -224,12 +225,12 @@ def __getattr__(name: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """%load_ext sglang_dsl: the magics %sgl and %%sgl."""
+    """%load_ext sglang_dsl: adds the magics %sgl and %%sgl."""
     importlib.import_module(f"{__name__}.console.front.ipython").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """%unload_ext sglang_dsl: they go, and their session ends."""
+    """%unload_ext sglang_dsl: removes the magics and ends their session."""
     importlib.import_module(f"{__name__}.console.front.ipython").unload(shell)
 
 

@@ -5,7 +5,7 @@ decides nothing.
 demo                                  a multi-call program on the bundled checkpoint
 run FILE:FUNCTION [name=value ...]    run a program and show its state
 trace FILE:FUNCTION [name=value ...]  print the program as a tree, without running it
-chat                                  a conversation in the terminal; --regex, --json-schema, --ebnf and
+chat                                  a chat in the terminal; --regex, --json-schema, --ebnf and
                                       --structural-tag say what every answer must match
 view FILE.jsonl ...                   show runs that were written with `run --write-run` in the browser
 doctor                                what is installed, what works, what to install
@@ -69,8 +69,8 @@ def parser() -> argparse.ArgumentParser:
     verbs.add_parser("demo", help="a multi-call program on the bundled checkpoint")
     run = verbs.add_parser("run", help="run a program and show its state")
     trace = verbs.add_parser("trace", help="print a program as a tree, without running it")
-    chat = verbs.add_parser("chat", help="a conversation in the terminal")
-    repl = verbs.add_parser("repl", help="a Python prompt with s on a backend; the same as no verb at all")
+    chat = verbs.add_parser("chat", help="a chat in the terminal")
+    repl = verbs.add_parser("repl", help="a Python prompt with a state s on a backend (the default command)")
     doctor = verbs.add_parser("doctor", help="what is installed, what works, what to install")
     doctor.add_argument("--quick", action="store_true", help="load no model")
     view = verbs.add_parser("view", help="show run files in the browser: tree, timeline, tokens, cache")
@@ -85,13 +85,13 @@ def parser() -> argparse.ArgumentParser:
     for verb in (run, chat, repl):
         add_backend_flags(verb)
         verb.add_argument(
-            "--max-tokens", type=int, default=None, metavar="N", help="tokens per generation at most"
+            "--max-tokens", type=int, default=None, metavar="N", help="most tokens per generation"
         )
         verb.add_argument(
-            "--temperature", type=float, default=None, metavar="T", help="0: the likeliest token, always"
+            "--temperature", type=float, default=None, metavar="T", help="0: always the most likely token"
         )
     run.add_argument("--write-run", default=None, metavar="FILE", help="write all calls to a file for `view`")
-    run.add_argument("--stream", action="store_true", help="print the text as it comes")
+    run.add_argument("--stream", action="store_true", help="print the text while it is generated")
     trace.add_argument("--json", action="store_true", help="print the program as JSON")
     trace.add_argument(
         "--form",
@@ -125,10 +125,10 @@ def load(place: str) -> SglFunction:
     """The program at FILE:FUNCTION. Raises BadProgram saying what is missing."""
     file, colon, name = place.rpartition(":")
     if not colon or not file or not name:
-        raise BadProgram(f"{place!r} names no program; write FILE:FUNCTION")
+        raise BadProgram(f"{place!r} is not a program; write FILE:FUNCTION")
     path = Path(file)
     if not path.is_file():
-        what = "is no file" if path.exists() else "does not exist"
+        what = "is not a file" if path.exists() else "does not exist"
         raise BadProgram(f"the file {file!r} {what}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:

@@ -1,7 +1,7 @@
-"""The words users write. Each returns frozen nodes; none of them talks to a backend, except the two that say
-so.
+"""The functions that programs are written with. Each returns frozen nodes. None of them talks to a backend,
+except flush_cache and get_server_info.
 
-A wrong word (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram here, at
+A wrong argument (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram at
 once.
 """
 
@@ -65,23 +65,23 @@ _LATE: Registry[Any] = Registry(
 
 @exposed
 def image(source: object, *, detail: str | None = None) -> Media:
-    """A picture: a path, an http(s) or data address, bytes, a PIL image, or an array of uint8 pixels (height
-    x width x channels). `detail`: how finely a model should look, where it takes that. Raises BadProgram."""
+    """An image: a path, an http(s) or data URL, bytes, a PIL image, or an array of uint8 pixels (height x
+    width x channels). `detail`: how closely the model should look, if it supports that. Raises BadProgram."""
     return _media("image", source, {"detail": detail})
 
 
 @exposed
 def video(path: object, num_frames: int | None = None) -> Media:
-    """A video: a path, an address, or bytes. `num_frames`: how many of its frames a model should look at,
-    where it takes that. Raises BadProgram."""
+    """A video: a path, a URL, or bytes. `num_frames`: how many of its frames the model should look at, if it
+    supports that. Raises BadProgram."""
     if num_frames is not None and (type(num_frames) is not int or num_frames < 1):
-        raise BadProgram(f"num_frames takes a number of at least 1, got {num_frames!r}")
+        raise BadProgram(f"num_frames must be at least 1, got {num_frames!r}")
     return _media("video", path, {"num_frames": num_frames})
 
 
 @exposed
 def audio(source: object) -> Media:
-    """A sound: a path, an address, bytes, or (array of samples, sample rate in Hz). Raises BadProgram."""
+    """Audio: a path, a URL, bytes, or (array of samples, sample rate in Hz). Raises BadProgram."""
     return _media("audio", source, {})
 
 
@@ -91,10 +91,15 @@ def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
 
 @exposed
 def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
-    """`expr` with its generations taken apart: a variable x then holds the answer, x_reasoning_content the
-    thoughts before it, also in streams. `model_type`: how the model marks them ("qwen3", "deepseek-r1", ...;
-    "auto": by whatever known mark the text shows). Finished turns go to the model without the thoughts, or as
-    its chat template writes them. Raises BadProgram."""
+    """Separate the reasoning from the answer in the generations of `expr`. The variable x then holds the
+    answer, and x_reasoning_content the thoughts before it. This also works in streams.
+
+    model_type  how the model marks its thoughts: "qwen3", "deepseek-r1", ...; "auto" recognizes the known
+                markers
+
+    In later prompts, finished turns contain no thoughts, or what the chat template writes of them. Raises
+    BadProgram.
+    """
     try:
         _PARTS.load("reasoning_type")(model_type)
     except UnknownName as error:
@@ -109,12 +114,12 @@ def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
         case Node():
             return expr
         case _:
-            raise BadProgram(f"separate_reasoning takes gen(...) or what holds one, got {expr!r:.80}")
+            raise BadProgram(f"separate_reasoning takes gen(...) or text that contains one, got {expr!r:.80}")
 
 
 def turn(role: str, expr: Node | str | None = None) -> Seq:
-    """A whole turn of `role`. Without text it is empty: a system turn then stands for the template's
-    default."""
+    """A whole turn of `role`. Without text it is empty; an empty system turn stands for the template's
+    default system prompt."""
     return _turn(role, expr, caller())
 
 
@@ -156,35 +161,37 @@ def user(expr: Node | str | None = None) -> Seq:
 
 
 def assistant(expr: Node | str | None = None) -> Seq:
-    """An assistant turn; usually holds a gen."""
+    """An assistant turn. It usually contains a gen."""
     return _turn("assistant", expr, caller())
 
 
 def developer(expr: Node | str | None = None) -> Seq:
-    """A developer turn: instructions, for models that know this role."""
+    """A developer turn: instructions, for models that support this role."""
     return _turn("developer", expr, caller())
 
 
 def tool(expr: Node | str | None = None) -> Seq:
-    """A tool's turn: what it answered."""
+    """A tool turn: the result of a call."""
     return _turn("tool", expr, caller())
 
 
 @exposed
 def tools(given: object) -> Tools:
-    """What the model may call from here on, in place of what was offered before: one tool or a list of them.
+    """Set the tools that the model may call from here on: one tool or a list of them. Replaces the tools
+    offered before.
 
-    a typed function     its name, docstring and parameters' types; plain ones run in a thread, async ones are
-                         awaited; what it returns goes to the model, text as it is, other values as JSON
-    Tool(name, ...)      a JSON schema, and what runs it
-    a type, a dict       pydantic's model, a dataclass, ...; a JSON schema as chat APIs take it: nothing runs
-                         these, a call of one is left to the program
-    a tool server        MCPToolServer and its like: all tools it has; or its address as text, which is asked
-                         for them here, and waits
+    a typed function  described by its name, docstring and parameter types. Ordinary functions run in a
+                      thread, async ones are awaited. A result that is text goes to the model as it is, other
+                      values as JSON
+    Tool(name, ...)   a JSON schema, and the function that runs it
+    a type, a dict    a pydantic model, a dataclass, ..., or a JSON schema as chat APIs take it. Nothing runs
+                      these; the program handles their calls
+    a tool server     all tools of an MCPToolServer or a similar object, or of the server at an address given
+                      as text. The server is asked for its tools here, which waits
 
-    Generations then see them; their calls are run in `with s.tool_loop()`, else they are told by
-    s.tool_calls(name). Raises BadProgram, MissingExtra (functions and types need pydantic), and what a tool
-    server raises."""
+    Inside `with s.tool_loop()` the model's calls are run. Elsewhere s.tool_calls(name) returns them. Raises
+    BadProgram, MissingExtra (functions and types need pydantic), and errors of a tool server.
+    """
     runners = _PARTS.load("runners_of")(given)
     said = tuple(json.dumps(one.said, ensure_ascii=False) for one in runners.values())
     return Tools(said, own=runners, src=caller())
@@ -192,56 +199,56 @@ def tools(given: object) -> Tools:
 
 @exposed
 def role(name: str, expr: Node | str | None = None) -> Seq:
-    """A turn of any role; the chat template, or the API, says which there are. Raises BadProgram."""
+    """A turn with any role that the chat template, or the API, supports. Raises BadProgram."""
     lower.no_nodes("a role's name", name)
     if name in ("", RAW_ROLE):
-        raise BadProgram(f"a role's name is text, other than {RAW_ROLE!r}; got {name!r}")
+        raise BadProgram(f"a role's name must be a string other than {RAW_ROLE!r}; got {name!r}")
     return turn(name, expr)
 
 
 def role_begin(name: str) -> RoleBegin:
-    """Opens a turn of any role; role_end(name) closes it."""
+    """Open a turn with any role; role_end(name) closes it."""
     return RoleBegin(name, src=caller())
 
 
 def role_end(name: str) -> RoleEnd:
-    """Closes the turn of this role."""
+    """Close the turn of this role."""
     return RoleEnd(name, src=caller())
 
 
 def system_begin() -> RoleBegin:
-    """Opens a turn of the system; system_end() closes it."""
+    """Open a system turn; system_end() closes it."""
     return RoleBegin("system", src=caller())
 
 
 def system_end() -> RoleEnd:
-    """Closes the turn that system_begin() opened."""
+    """Close the turn that system_begin() opened."""
     return RoleEnd("system", src=caller())
 
 
 def user_begin() -> RoleBegin:
-    """Opens a turn of the user; user_end() closes it."""
+    """Open a user turn; user_end() closes it."""
     return RoleBegin("user", src=caller())
 
 
 def user_end() -> RoleEnd:
-    """Closes the turn that user_begin() opened."""
+    """Close the turn that user_begin() opened."""
     return RoleEnd("user", src=caller())
 
 
 def assistant_begin() -> RoleBegin:
-    """Opens a turn of the assistant; assistant_end() closes it."""
+    """Open an assistant turn; assistant_end() closes it. If you leave it open, the model continues it."""
     return RoleBegin("assistant", src=caller())
 
 
 def assistant_end() -> RoleEnd:
-    """Closes the turn that assistant_begin() opened."""
+    """Close the turn that assistant_begin() opened."""
     return RoleEnd("assistant", src=caller())
 
 
 @exposed
 def set_default_backend(backend: Any) -> None:
-    """The backend of every program that is not given one; None takes it away."""
+    """Set the backend of every program that is not given one. None removes it."""
     global_config.default_backend = None if backend is None else as_backend(backend)
 
 
@@ -254,8 +261,8 @@ def _backend_or_default(backend: Any) -> Any:
 
 @exposed
 def flush_cache(backend: Any = None) -> bool:
-    """Drop the backend's cached prefixes; False where it has none, they are in use, or there is no backend.
-    Asks the backend and waits."""
+    """Drop the prefixes that the backend has cached, and wait for it. Returns False if the backend has no
+    cache, if the prefixes are in use, or if there is no backend."""
     if backend is None and global_config.default_backend is None:
         return False
     chosen = _backend_or_default(backend)
@@ -264,7 +271,7 @@ def flush_cache(backend: Any = None) -> bool:
 
 @exposed
 def get_server_info(backend: Any = None) -> dict[str, Any]:
-    """What the backend says of itself. Asks the backend and waits."""
+    """What the backend reports about itself, as a dict. Waits for the answer."""
     chosen = _backend_or_default(backend)
     return dict(_PARTS.load("loop")().run(chosen.info(), global_config.timeout_s))
 

@@ -1,4 +1,4 @@
-"""Budgets: how much a program, or a branch of one, may use. Knows no backends and no programs."""
+"""Budgets: how much a program, or one of its branches, may use. Knows no backends and no programs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ Price = Callable[[Mapping[str, Any]], float]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits; None = none. A call reserves what it may use, its max_tokens included, and waits where that
-    does not fit beside those under way. Alone, its max_tokens are clamped to what is left (the meta's
-    clamped_max_tokens tells); when nothing is left it is refused with BudgetExceeded. A prompt's length is
-    an estimate until its call is answered, and a choice cannot be clamped: the last call may go over these.
+    """Limits for a run, or for one branch. None means no limit.
 
     tokens   prompt tokens that were not cached, and completion tokens
     calls    generations and choices
-    seconds  since the program (or branch) began; calls under way are cut short at its end
-    cost     in the unit of `price`, which says what a call cost from its meta (prompt_tokens, cached_tokens,
+    seconds  since the program (or branch) began; calls that are running at the end are aborted
+    cost     in the unit of `price`
+    price    a function that computes what a call cost from its metadata (prompt_tokens, cached_tokens,
              completion_tokens, ...)
+
+    A call reserves what it may use, including its max_tokens. If that does not fit next to the running calls,
+    it waits. If no other call is running, its max_tokens are reduced to what is left (reported as
+    `clamped_max_tokens` in the metadata). If nothing is left, it raises BudgetExceeded.
+
+    The length of a prompt is an estimate until the call is answered, and a choice cannot be reduced. The last
+    call may therefore exceed the limits.
     """
 
     tokens: int | None = None
@@ -41,13 +46,14 @@ class Budget:
             if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise BadProgram(f"a budget's {name} is a number of at least 0, got {value!r}")
+                raise BadProgram(f"a budget's {name} must be at least 0, got {value!r}")
         if self.cost is not None and self.price is None:
-            raise BadProgram("a budget's cost needs price, a function from a call's meta to what it cost")
+            raise BadProgram("a budget's cost needs price, a function from a call's metadata to its cost")
 
 
 def price_per_million(prompt: float, completion: float, cached: float | None = None) -> Price:
-    """A price list: what a million tokens of each kind cost. `cached` None: as much as `prompt`."""
+    """A price list for Budget and plan: the cost of a million tokens of each kind. If `cached` is None,
+    cached tokens cost as much as `prompt` tokens."""
 
     def price(meta: Mapping[str, Any]) -> float:
         said, found, made = (

@@ -1,22 +1,20 @@
-"""How select picks: pure functions over log-probabilities. Knows no backend, no prompt, no tokens.
+"""How select picks an option: pure functions over log-probabilities. Knows no backend, no prompt, no tokens.
 
 Four methods rank the options:
 
-    token_length_normalized                 mean log-probability of an option's tokens
-    greedy_token_selection                  token by token, keeping the options with the likeliest next token
-    unconditional_likelihood_normalized     mean of (log-probability - the same without the prompt): options
-    that are
-                                            likely anyway gain nothing (Brown et al. 2020, arXiv:2005.14165,
-                                            2.4)
+token_length_normalized              mean log-probability of an option's tokens
+greedy_token_selection               token by token, keeping the options with the most likely next token
+unconditional_likelihood_normalized  mean of (log-probability - the same without the prompt), so that options
+                                     which are likely anyway gain nothing (Brown et al. 2020,
+                                     arXiv:2005.14165, 2.4)
+exact_string_likelihood              log-probability that the model writes exactly this option: the sum over
+                                     its tokens, without the share of longer options that start with it
 
-    exact_string_likelihood                 log-probability that the model writes this option and none of
-                                            those that go on from it: the sum over its tokens, less what the
-                                            longer options that begin with it take
+A log-probability of exactly 0.0 is a certain token and counts like any other. If options tie, the one with
+the lowest index wins.
 
-A log-probability of exactly 0.0 is a certain token and counts like any other. Ties go to the lowest index.
-
-A program may bring a method of its own: a ChoicesSamplingMethod, or any callable that takes the same keyword
-arguments. The four above can be called so, too.
+A program may pass a method of its own: a ChoicesSamplingMethod, or any callable with the same keyword
+arguments. The four methods above can be called the same way.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`scores`: the method's figure for each option, higher is better. `probabilities`: their softmax at
-    temperature 1, adding up to 1. `meta`: what a method of one's own says besides."""
+    """`scores`: the method's score for each option, higher is better. `probabilities`: their softmax at
+    temperature 1, adding up to 1. `meta`: additional metadata of a custom method."""
 
     index: int
     scores: tuple[float, ...]
@@ -52,19 +50,19 @@ Triples = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ChoicesDecision:
-    """The option taken, and what it was taken by: what a method gives that is called."""
+    """The result of a choices method: the option taken, and its metadata."""
 
     decision: str
     meta_info: dict[str, Any] = field(default_factory=dict)
 
 
 class ChoicesSamplingMethod(ABC):
-    """Base of one's own methods: select(choices_method=MyMethod()). It is called where all programs wait, so
-    it should compute and not wait itself."""
+    """Base class for your own methods: select(choices_method=MyMethod()). It is called on a thread that all
+    programs share, so it should compute and never wait."""
 
     @property
     def requires_unconditional_logprobs(self) -> bool:
-        """Whether the options are to be scored without the prompt, too."""
+        """Whether the options should also be scored without the prompt."""
         return False
 
     @abstractmethod
@@ -77,20 +75,27 @@ class ChoicesSamplingMethod(ABC):
         output_token_logprobs: list[Triples],
         unconditional_token_logprobs: list[Triples] | None = None,
     ) -> ChoicesDecision:
-        """Take one of `choices`. normalized_prompt_logprobs: the mean log-probability of each option's
-        tokens. input_token_logprobs, unconditional_token_logprobs: of each option its tokens, behind the
-        prompt and without it. output_token_logprobs: of each option those generated behind it; none are."""
+        """Pick one of `choices`.
+
+        normalized_prompt_logprobs    the mean log-probability of each option's tokens
+        input_token_logprobs          the tokens of each option, after the prompt
+        unconditional_token_logprobs  the tokens of each option, without the prompt
+        output_token_logprobs         the tokens generated after each option; always empty
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a select decided: s.choice(name).
+    """The result of a select, returned by s.choice(name).
 
-    logprobs       per option the log-probabilities of its tokens after what all options share; -inf where the
-                   backend does not score (see `measured`)
-    scores         per option the method's figure, higher is better
+    text, index    the option taken, and its position among the options
+    options        all options
+    logprobs       for each option, the log-probabilities of its tokens after what all options share; -inf if
+                   the backend does not score (see `measured`)
+    scores         for each option, the method's score; higher is better
     probabilities  softmax of the scores, adding up to 1
-    measured       False where the backend only says which option it took; probabilities are 0 and 1 then
+    method         the name of the method
+    measured       False if the backend only reports which option it took; probabilities are then 0 and 1
     """
 
     text: str
@@ -104,13 +109,13 @@ class Choice:
 
     @property
     def probability(self) -> float:
-        """Of the option taken."""
+        """The probability of the option taken."""
         return self.probabilities[self.index]
 
     @property
     def margin(self) -> float:
-        """How much likelier the option taken is than the likeliest other; below 0 where another is likelier,
-        which drawing with a temperature can give. 1.0 for a single option."""
+        """The probability of the option taken, minus that of the most likely other option. Negative if
+        another one is more likely, which can happen when a temperature is used. 1.0 for a single option."""
         others = [p for index, p in enumerate(self.probabilities) if index != self.index]
         return self.probability - max(others, default=0.0)
 
@@ -132,7 +137,7 @@ class Choice:
 
     @classmethod
     def of(cls, meta: Mapping[str, Any]) -> Choice:
-        """From a select's meta. Raises KeyError for another node's."""
+        """From a select's metadata. Raises KeyError for that of another node."""
         options, index = tuple(meta["choices"]), int(meta["index"])
         return cls(
             options[index],
@@ -148,8 +153,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceMethod(ChoicesSamplingMethod):
-    """A way to pick. `scores` gives each option's figure; `pick` the index of the best option. `sampled`:
-    whether drawing with a temperature makes sense for it."""
+    """A method of select. `scores` returns the score of each option, `pick` the index of the best one.
+    `sampled`: whether it can be used with a temperature."""
 
     name: str
     scores: Callable[[Sequence[ChoiceScore]], list[float]]
@@ -160,7 +165,7 @@ class ChoiceMethod(ChoicesSamplingMethod):
     def decide(
         self, scored: Sequence[ChoiceScore], temperature: float = 0.0, seed: int | None = None
     ) -> Decision:
-        """Pick one option. Raises ValueError for no options, or options without a scored token."""
+        """Pick one option. Raises ValueError if there are no options, or if an option has no scored token."""
         _check(scored)
         figures = self.scores(scored)
         if temperature > 0:
@@ -182,11 +187,12 @@ class ChoiceMethod(ChoicesSamplingMethod):
         output_token_logprobs: Sequence[Triples] | None = None,
         unconditional_token_logprobs: Sequence[Triples] | None = None,
     ) -> ChoicesDecision:
-        """Take one of `choices` by the log-probabilities of their tokens. Means that are given count for what
-        they say. Raises ValueError where there is not one entry for each option, or a token has none."""
+        """Pick one of `choices` by the log-probabilities of their tokens. If means are given, they are used
+        as they are. Raises ValueError unless there is one entry for each option and every token has a
+        log-probability."""
         for given in (normalized_prompt_logprobs, input_token_logprobs, unconditional_token_logprobs):
             if given is not None and len(given) != len(choices):
-                raise ValueError(f"{len(given)} entries for {len(choices)} options; give one for each")
+                raise ValueError(f"{len(given)} entries for {len(choices)} options; pass one for each")
         without = unconditional_token_logprobs
         scored = [
             ChoiceScore(
@@ -206,15 +212,15 @@ class ChoiceMethod(ChoicesSamplingMethod):
 
 @dataclass(frozen=True, slots=True)
 class OwnMethod(ChoiceMethod):
-    """A method that a program brought, among the others. Its figures are the means, whatever it goes by."""
+    """A method passed by a program. Its reported scores are the means, whatever it decides by."""
 
     method: Callable[..., ChoicesDecision] | None = None
 
     def decide(
         self, scored: Sequence[ChoiceScore], temperature: float = 0.0, seed: int | None = None
     ) -> Decision:
-        """Ask it. Raises ValueError for no options or unscored ones, BadProgram where it fails or takes none
-        of them."""
+        """Call it. Raises ValueError if there are no options or unscored ones, BadProgram if the method fails
+        or returns none of them."""
         assert self.method is not None
         _check(scored)
         figures = length_normalized(scored)
@@ -234,14 +240,14 @@ class OwnMethod(ChoiceMethod):
         taken = getattr(made, "decision", None)
         if taken not in choices:
             raise BadProgram(
-                f"the choices_method {self.name} took {taken!r:.80}, which is none of the options"
+                f"the choices_method {self.name} returned {taken!r:.80}, which is not one of the options"
             )
         meta = dict(getattr(made, "meta_info", None) or {})
         return Decision(choices.index(taken), tuple(figures), tuple(softmax(figures, 1.0)), meta)
 
 
 def as_method(given: object) -> ChoiceMethod:
-    """The method that a program named or brought. Raises ValueError for what is none."""
+    """The method that a program named or passed. Raises ValueError for anything else."""
     if isinstance(given, ChoiceMethod):
         return given
     if given is None:
@@ -279,9 +285,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 def report(method: ChoiceMethod, scored: Sequence[ChoiceScore], decision: Decision) -> dict[str, Any]:
-    """What a select's meta says of its options: Choice.of() reads it back, and programs written for sglang
-    find what they look for (input_token_logprobs and the like: [log-probability, id, text] of each token; ids
-    and texts are None where the backend does not say them)."""
+    """The options' part of a select's metadata. Choice.of() reads it back, and programs written for sglang
+    find the fields they expect (input_token_logprobs and similar: [log-probability, id, text] of each token;
+    ids and texts are None if the backend does not report them)."""
     tokens = [_triples(score.logprobs, score) for score in scored]
     meta: dict[str, Any] = {
         "index": decision.index,
@@ -316,7 +322,7 @@ def _triples(logprobs: Sequence[float | None], score: ChoiceScore) -> list[list[
 
 
 def best(figures: Sequence[float]) -> int:
-    """Index of the highest figure, the lowest such index."""
+    """Index of the highest figure; the lowest such index."""
     return max(range(len(figures)), key=lambda index: (figures[index], -index))
 
 
@@ -331,7 +337,7 @@ def softmax(figures: Sequence[float], temperature: float) -> list[float]:
 
 
 def draw(probabilities: Sequence[float], at: float) -> int:
-    """The option whose share of [0, 1) holds `at`."""
+    """The option whose share of [0, 1) contains `at`."""
     total = 0.0
     for index, probability in enumerate(probabilities):
         total += probability
@@ -351,7 +357,7 @@ def _best_mean(scored: Sequence[ChoiceScore]) -> int:
 
 def pick_greedily(scored: Sequence[ChoiceScore]) -> int:
     """Column by column, keep the options with the highest figure until one is left. An option that has ended
-    goes on with its own mean, so that it is neither favoured nor dropped for being short."""
+    continues with its own mean, so that being short is neither an advantage nor a disadvantage."""
     alive = list(range(len(scored)))
     for column in range(max(len(score.logprobs) for score in scored)):
         figures = [
@@ -366,7 +372,7 @@ def pick_greedily(scored: Sequence[ChoiceScore]) -> int:
 
 
 def prior_normalized(scored: Sequence[ChoiceScore]) -> list[float]:
-    """Raises ValueError where an option was not scored without the prompt."""
+    """Raises ValueError if an option was not scored without the prompt."""
     figures: list[float] = []
     for index, score in enumerate(scored):
         if score.unconditional is None or len(score.unconditional) != len(score.logprobs):
@@ -378,13 +384,14 @@ def prior_normalized(scored: Sequence[ChoiceScore]) -> list[float]:
 
 
 def gain(logprob: float, prior: float) -> float:
-    """How much likelier the prompt made a token. An impossible token stays impossible, whatever its prior."""
+    """How much more likely the prompt made a token. An impossible token stays impossible, whatever its
+    prior."""
     return logprob if math.isinf(logprob) else logprob - prior
 
 
 def exact_strings(scored: Sequence[ChoiceScore]) -> list[float]:
-    """Where an option begins another, the other's probability is part of its own and is taken off. Without
-    texts (a backend's scores by themselves) nothing is."""
+    """If an option is a prefix of another, its probability includes the other's, which is subtracted. Without
+    texts (a backend's scores alone) nothing is subtracted."""
     sums = [sum(score.logprobs) for score in scored]
     figures: list[float] = []
     for index, score in enumerate(scored):
@@ -407,19 +414,24 @@ def _less(whole: float, parts: Sequence[float]) -> float:
 
 
 token_length_normalized = ChoiceMethod("token_length_normalized", length_normalized, _best_mean)
+"""Compares the mean log-probability of the options' tokens. The default."""
 greedy_token_selection = ChoiceMethod(
     "greedy_token_selection", length_normalized, pick_greedily, sampled=False
 )
+"""Goes token by token and keeps the options with the most likely next token. Takes no temperature."""
 unconditional_likelihood_normalized = ChoiceMethod(
     "unconditional_likelihood_normalized",
     prior_normalized,
     lambda scored: best(prior_normalized(scored)),
     unconditional=True,
 )
+"""Compares how much more likely the prompt makes the options: the mean of (log-probability - the same without
+the prompt)."""
 
 exact_string_likelihood = ChoiceMethod(
     "exact_string_likelihood", exact_strings, lambda scored: best(exact_strings(scored))
 )
+"""Compares the probabilities that the model writes exactly this option."""
 
 METHODS: dict[str, ChoiceMethod] = {
     method.name: method

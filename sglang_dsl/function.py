@@ -1,7 +1,9 @@
-"""@function: a Python function that writes to `s` becomes a program: run, run_batch, stream, bind, trace.
+"""@function: turns a Python function that writes to `s` into a program with run, run_batch, stream, bind
+and trace.
 
-Defaults < caller's program < this program < this call. Words of sampling that are also names of the
-function's own parameters are the function's. Knows no backend in particular.
+Options of a call go over those of this program, which go over the calling program's, which go over the
+defaults. If an option of run has the same name as a parameter of the function, the argument goes to the
+function. Knows no backend in particular.
 """
 
 from __future__ import annotations
@@ -89,22 +91,22 @@ class Options:
     num_api_spec_tokens: int | None = None
 
     def with_words(self, words: Mapping[str, Any]) -> Options:
-        """These options with run's words over them. Raises BadProgram."""
+        """These options, with keyword arguments of run over them. Raises BadProgram."""
         said = lower.sampling({word: value for word, value in words.items() if word in lower.WORDS})
         timeout = words.get("timeout", self.timeout)
         if timeout is not None and not timeout > 0:
-            raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
+            raise BadProgram(f"timeout must be a positive number of seconds, got {timeout!r}")
         backend = words.get("backend")
         budget = words.get("budget", self.budget)
         if budget is not None and not isinstance(budget, Budget):
             raise BadProgram(f"budget takes a Budget(...), got {budget!r}")
         ahead = words.get("num_api_spec_tokens", self.num_api_spec_tokens)
         if ahead is not None and not (type(ahead) is int and ahead >= 1):
-            raise BadProgram(f"num_api_spec_tokens takes a number of at least 1, or None; got {ahead!r}")
+            raise BadProgram(f"num_api_spec_tokens must be at least 1, or None; got {ahead!r}")
         folder = words.get("cache_dir", self.cache_dir)
         cache = words.get("cache", "rw" if "cache_dir" in words and folder is not None else self.cache)
         if cache not in MODES:
-            raise BadProgram(f"cache is one of {', '.join(map(repr, MODES))}; got {cache!r}")
+            raise BadProgram(f"cache must be one of {', '.join(map(repr, MODES))}; got {cache!r}")
         if cache != "off" and folder is None:
             raise BadProgram("cache needs cache_dir, the folder of the record")
         return Options(
@@ -151,8 +153,11 @@ _PARTS: Registry[Any] = Registry(
 
 @public
 class SglFunction(Signature[P, R]):
-    """A program, of a function that takes P besides the state and returns R. Calling it runs it. Works as a
-    method too: the state is the first parameter after `self`."""
+    """A program, made from a function by @function. Calling it runs it.
+
+    It also works as a method: the state is then the first parameter after `self`. P are the function's
+    parameters without the state, R is its return type.
+    """
 
     def __init__(
         self,
@@ -187,16 +192,16 @@ class SglFunction(Signature[P, R]):
 
     @property
     def name(self) -> str:
-        """The function's qualified name, as errors, seeds and records have it."""
+        """The function's qualified name, as used in errors, seeds and records."""
         return str(getattr(self._func, "__qualname__", repr(self._func)).replace("<locals>.", ""))
 
     @property
     def func(self) -> Callable[..., Any]:
-        """The function itself."""
+        """The original function."""
         return self._func
 
     def write(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function itself on a state."""
+        """Call the original function on a state."""
         return self._func(*self._owner, state, *args, **kwargs)
 
     def _copy(self, **changes: Any) -> SglFunction[..., R]:
@@ -230,40 +235,41 @@ class SglFunction(Signature[P, R]):
     # -- arguments -------------------------------------------------------------------------------------------
 
     def bind(self, **arguments: Any) -> SglFunction[..., R]:
-        """This program with some arguments given; those of a call go over them. Raises BadProgram for a name
-        the function does not take."""
+        """A copy of this program with some arguments filled in. Arguments of a call override them. Raises
+        BadProgram for a name that the function does not take."""
         parameters = self.signature.parameters
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
             unknown = [name for name in arguments if name not in parameters]
             if unknown:
                 known = ", ".join(parameters) or "none"
-                raise BadProgram(f"{self.name} takes no argument {', '.join(unknown)}; known: {known}")
+                raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}")
         return self._copy(bound=self._bound | arguments)
 
-    def options(self, **words: Unpack[RunWords]) -> SglFunction[P, R]:
-        """This program with other defaults: run's words (backend, timeout, temperature, ...). Raises
-        BadProgram."""
-        if unknown := sorted(set(words) - RUN_WORDS):
-            raise BadProgram(f"{', '.join(unknown)}: unknown; known: {', '.join(sorted(RUN_WORDS))}")
-        options = self._options.with_words(cast("dict[str, Any]", words))
+    def options(self, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]:
+        """A copy of this program with other defaults for the keyword arguments of run (backend, timeout,
+        temperature, ...). Raises BadProgram."""
+        if unknown := sorted(set(kwargs) - RUN_WORDS):
+            raise BadProgram(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(RUN_WORDS))}")
+        options = self._options.with_words(cast("dict[str, Any]", kwargs))
         return cast("SglFunction[P, R]", self._copy(options=options))
 
     def _split(self, kwargs: dict[str, Any]) -> tuple[Options, dict[str, Any]]:
-        """Words of run, and the function's own arguments. A name that is both is the function's."""
+        """Keyword arguments of run, and the function's own. A name that is both is the function's."""
         own = self.signature.parameters
         words = {k: v for k, v in kwargs.items() if k in RUN_WORDS and k not in own}
         rest = {k: v for k, v in kwargs.items() if k not in words}
         return self._with_words(words) if words else self._options, rest
 
     def _with_words(self, words: Mapping[str, Any]) -> Options:
-        """This program's options with run's words over them. Raises BadProgram."""
+        """This program's options, with keyword arguments of run over them. Raises BadProgram."""
         options = self._options.with_words(words)
         if self.is_async and not options.use_thread:
             raise BadProgram(f"{self.name} is async: use_thread=False would block its event loop")
         return options
 
     def fill(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Call arguments with the bound ones filled in. Raises TypeError, as the function itself would."""
+        """The arguments of a call, together with the bound ones. Raises TypeError, as the function itself
+        would."""
         if not self._bound:
             return args, kwargs
         given = self.signature.bind_partial(*args, **kwargs).arguments
@@ -278,8 +284,8 @@ class SglFunction(Signature[P, R]):
         return filled.args, filled.kwargs
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises TypeError where the function does not take these arguments. That follows from their number
-        and names alone, so that it is found out once."""
+        """Raises TypeError if the function does not take these arguments. This depends only on their
+        number and names, so each shape is checked once."""
         shape = (len(args), tuple(kwargs))
         if shape not in self._taken:
             self.signature.bind(*args, **kwargs)
@@ -290,47 +296,52 @@ class SglFunction(Signature[P, R]):
 
     @calls_as_it_runs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as run; for an async function the same as arun, to be awaited. Inside a program that is
-        being traced, traces."""
+        """The same as run(). For an async function, the same as arun(), to be awaited. Inside a program
+        that is being traced, this traces."""
         return self.arun(*args, **kwargs) if self.is_async else self.run(*args, **kwargs)
 
     @runs
     def run(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """Run the program. Takes the function's arguments, and: backend, stream, timeout (seconds per call of
-        the backend), and gen's sampling words as defaults for all of its generations.
+        """Run the program. Takes the function's arguments and these keyword arguments:
 
-        budget: what the run may use, with all it calls. cache, cache_dir: "rw" records its calls in a folder
-        and replays those that are there already, "ro" only replays. seed: each call gets one of its own,
-        derived from it, the program, the branch and the step.
+        backend           where to run; default: the program's backend, or the default backend
+        stream            return at once, so that the text can be read while it is generated
+        timeout           seconds that each call of the backend may take
+        budget            a Budget for this run and all programs it calls
+        cache, cache_dir  "rw" records the calls in a folder and replays those already in it; "ro" only
+                          replays
+        seed              each call gets a seed derived from this one, the program, the branch and the step
+        use_thread        False: every addition waits until it is done, and errors are raised there
+        temperature, ...  gen's sampling parameters, as defaults for all generations
 
-        Returns when the function has returned, which may be before its generations are done: reading waits.
-        use_thread=False: each addition waits until it is done, and what goes wrong is raised there.
-        With stream=True returns at once; the function runs beside the caller. What the function itself raises
-        is raised here, in a stream where it is read. A stream is stopped, function and generations, when
-        nobody can read it any more, its state and all iterators over it being garbage, and at the end of
-        `with program.stream(...) as s:`.
+        Returns when the function has returned. Its generations may still be running then; reading a
+        variable waits for it. An exception of the function itself is raised here.
+
+        With stream=True, run returns at once, the function runs in the background, and its exceptions are
+        raised where the stream is read. The stream, both function and generations, is stopped at the end
+        of `with program.stream(...) as s:`, or when its state and all iterators over it are gone.
         """
         options, rest = self._split(kwargs)
         return self._launch(options, args, rest)
 
     @runs
     def stream(self, *args: Any, **kwargs: Any) -> ProgramState:
-        """run with stream=True."""
+        """The same as run() with stream=True."""
         options, rest = self._split(kwargs)
         return self._launch(replace(options, stream=True), args, rest)
 
     @runs_async
     async def arun(self, *args: Any, **kwargs: Any) -> AsyncProgramState:
-        """run() for async code, of any event loop: the body of an async function runs on that loop, that of
-        an ordinary function beside it. Cancelling cancels the program."""
+        """run() for async code, on any event loop. An async function runs on that loop, an ordinary
+        function in a thread. Cancelling this cancels the program."""
         options, rest = self._split(kwargs)
         state = await _PARTS.load("launch_async")(self, options, args, rest)
         return cast("AsyncProgramState", state)
 
     @streams_async
     def astream(self, *args: Any, **kwargs: Any) -> Starting:
-        """arun with stream=True: returns at once, the body runs beside the caller. To be awaited, or
-        `async with program.astream(...) as s:`, which stops it at its end."""
+        """arun() with stream=True: returns at once, and the function runs in the background. Await it, or
+        use `async with program.astream(...) as s:`, which stops the program at the end of the block."""
         options, rest = self._split(kwargs)
         made = _PARTS.load("launch_async")(self, replace(options, stream=True), args, rest)
         return cast("Starting", _PARTS.load("Starting")(made))
@@ -350,25 +361,33 @@ class SglFunction(Signature[P, R]):
         ordered: bool = True,
         resume: str | os.PathLike[str] | None = None,
         engine: Any = "local",
-        **words: Any,
+        **kwargs: Any,
     ) -> Any:
-        """Run the program for each item (a dict of arguments, or a tuple or list of them), many at once.
-        Items come from any iterable; the rows of a pandas DataFrame and of a datasets.Dataset are items, each
-        made when its turn comes.
+        """Run the program once for each item: a dict of arguments, or a tuple or list of them. Many items
+        run at the same time.
 
-        Gives a list of finished states in input order; with generator_style an iterator of them, which reads
-        the items as it goes. on_error="return" puts a failed item's exception in its place; "raise" raises
-        the first one in order and cancels the rest. num_threads: how many items may be under way at once.
-        ordered=False: results come as they end; a state's `index` is its item's place. resume: a folder in
-        which calls are recorded, so that a batch that was interrupted goes on where it was: what was answered
-        is not asked again (the same as cache="rw", cache_dir=...). engine="ray", or RayData(...): in worker
-        processes, on one machine or a cluster; all items are read at once, and the states can only be read.
-        Other words as for run.
+        Items come from any iterable. The rows of a pandas DataFrame or a datasets.Dataset are items, too,
+        each created when its turn comes.
+
+        num_threads      how many items may run at once
+        progress_bar     whether to show a progress bar
+        generator_style  return an iterator, which reads the items as it goes, instead of a list
+        on_error         "raise" raises the first exception, in order, and cancels the rest; "return" puts a
+                         failed item's exception in its place
+        ordered          False: results come in the order in which they finish; a state's `index` is the
+                         position of its item
+        resume           a folder in which calls are recorded, so that an interrupted batch can continue
+                         without asking again for what was answered (the same as cache="rw", cache_dir=...)
+        engine           "ray" or RayData(...) runs the items in worker processes, on one machine or a
+                         cluster; all items are read at once, and the returned states can only be read
+
+        Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
+        items.
         """
         if resume is not None:
-            words |= {"cache": "rw", "cache_dir": resume}
+            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, words)
+        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
         if engine != "local":
             return _PARTS.load("run_batch_on")(
                 engine,
@@ -403,14 +422,15 @@ class SglFunction(Signature[P, R]):
         on_error: str = "raise",
         ordered: bool = True,
         resume: str | os.PathLike[str] | None = None,
-        **words: Any,
+        **kwargs: Any,
     ) -> AsyncIterator[Any]:
-        """run_batch for async code: an async iterator of finished states, of any iterable, async ones too.
-        Items are taken as there is room for them; leaving the loop early cancels what is under way."""
+        """run_batch() for async code: an async iterator of finished states. Items may come from any
+        iterable, including async ones, and are read as there is room for them. Leaving the loop early
+        cancels what is still running."""
         if resume is not None:
-            words |= {"cache": "rw", "cache_dir": resume}
+            kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
-        options = self._batch_options(batch_kwargs, num_threads, on_error, words)
+        options = self._batch_options(batch_kwargs, num_threads, on_error, kwargs)
         made = _PARTS.load("run_batch_async")(
             self,
             options,
@@ -427,11 +447,11 @@ class SglFunction(Signature[P, R]):
     ) -> Options:
         """Raises BadProgram, TypeError."""
         if on_error not in ("raise", "return"):
-            raise BadProgram(f'on_error is "raise" or "return", got {on_error!r}')
+            raise BadProgram(f'on_error must be "raise" or "return", got {on_error!r}')
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
-            raise BadProgram(f'num_threads is "auto" or a number of at least 1, got {num_threads!r}')
+            raise BadProgram(f'num_threads must be "auto" or at least 1, got {num_threads!r}')
         if unknown := sorted(set(words) - RUN_WORDS):
-            raise TypeError(f"run_batch got unexpected words: {', '.join(unknown)}")
+            raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}")
         if isinstance(items, str | Mapping):
             raise BadProgram("run_batch takes a list of items, one per run")
         options = self._with_words(words)
@@ -442,9 +462,10 @@ class SglFunction(Signature[P, R]):
     # -- compiling -------------------------------------------------------------------------------------------
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
-        """Follow the function once without a backend. Arguments not given stand as "{name}". Raises
-        BadProgram where the function needs a real value to go on. A backend that is set (run's word, or the
-        default one) compiles the constraints of its generations meanwhile."""
+        """Follow the function once, without a backend, and return it as a Program. An argument that is not
+        given is represented by the text "{name}". If a backend is passed or a default backend is set, it
+        compiles the constraints in the meantime. Raises BadProgram if the function needs a real value to
+        continue."""
         options, rest = self._split(kwargs)
         traced = cast("Program", _PARTS.load("trace")(self, options, args, rest))
         self._traced = traced
@@ -453,40 +474,45 @@ class SglFunction(Signature[P, R]):
     compile = trace
 
     def plan(self, *args: Any, price: Price | None = None, **kwargs: Any) -> Plan:
-        """What a run with these arguments would ask its backend for, without asking: calls, prompt tokens
-        (how many of them are shared), completion tokens at most, and their price by `price`
-        (price_per_million(...)). Follows the function as trace does. Tokens are counted by the backend's
-        tokenizer where it has one, else estimated as characters / 4. Prints as a tree."""
+        """What a run with these arguments would request, without requesting it: calls, prompt tokens (and
+        how many of them are shared), at most how many completion tokens, and their cost by `price`
+        (price_per_million(...)).
+
+        Follows the function as trace() does. Tokens are counted by the backend's tokenizer if it has one,
+        and otherwise estimated as characters / 4. Prints as a tree.
+        """
         options, rest = self._split(kwargs)
         return cast("Plan", _PARTS.load("plan")(self, options, args, rest, price))
 
     def cache(self, backend: Any = None, **arguments: Any) -> bool:
-        """Put the text that all runs begin with into the backend's prefix cache: what the function says
-        before its first generation or the first argument that is neither given here nor bound. The function
-        is followed up to there and no further. False where it begins with nothing constant. Raises NoBackend
-        and what the backend raises."""
+        """Put the text that all runs start with into the backend's prefix cache.
+
+        This is the text before the first generation, or before the first argument that is neither passed
+        here nor bound. The function is followed up to that point. Returns False if it does not start with
+        constant text. Raises NoBackend, and errors of the backend.
+        """
         options, rest = self._split(arguments if backend is None else {**arguments, "backend": backend})
         return cast("bool", _PARTS.load("cache")(self, options, (), rest))
 
 
 @overload
-def function(func: Callable[Concatenate[Any, P], R], /, **words: Unpack[RunWords]) -> SglFunction[P, R]: ...
+def function(func: Callable[Concatenate[Any, P], R], /, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]: ...
 
 
 @overload
-def function(func: Callable[..., Any], /, **words: Unpack[RunWords]) -> SglFunction: ...
+def function(func: Callable[..., Any], /, **kwargs: Unpack[RunWords]) -> SglFunction: ...
 
 
 @overload
-def function(**words: Unpack[RunWords]) -> Decorator: ...
+def function(**kwargs: Unpack[RunWords]) -> Decorator: ...
 
 
 @exposed
-def function(func: Callable[..., Any] | None = None, /, **words: Any) -> Any:
-    """Make a program of a function: @function, or @function(temperature=0, ...) with run's words as its
-    defaults."""
+def function(func: Callable[..., Any] | None = None, /, **kwargs: Any) -> Any:
+    """Make a program from a function: @function, or @function(temperature=0, ...) with keyword arguments
+    of run() as its defaults."""
     if func is not None:
-        if words:
-            return SglFunction(func).options(**words)
+        if kwargs:
+            return SglFunction(func).options(**kwargs)
         return SglFunction(func)
-    return lambda inner: SglFunction(inner).options(**words)
+    return lambda inner: SglFunction(inner).options(**kwargs)

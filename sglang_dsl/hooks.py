@@ -24,15 +24,18 @@ log = logging.getLogger(__name__)
 class CallEvent:
     """One call of a backend.
 
-    phase     "begin", "end" (meta is set) or "error" (error is set)
-    number    the same in both events of a call, unique in this process
-    kind      gen, select or tool; `name` is its variable, or the tool's name
-    branch    () for the program itself, (2,) for its third fork, ...; index: the item's place in a batch
-    step      how many calls its branch had made before
-    seconds   from begin to end, monotonic; first_token_s: to the first piece of a stream
-    replayed  whether the answer came from a record
-    run       which run of a program it belongs to, a number unique in this process
-    request   gives what was asked, as a record keeps it; reply, of an "end": what was answered
+    phase          "begin", "end" (meta is set) or "error" (error is set)
+    number         the same in both events of a call, unique in this process
+    kind, name     gen, select or tool; and the name of its variable, or of the tool
+    branch         () for the program itself, (2,) for its third fork, ...
+    index          the position of the item in a batch
+    step           how many calls its branch had made before
+    seconds        from begin to end, monotonic
+    first_token_s  seconds to the first piece of a stream
+    replayed       whether the answer came from a record
+    run            the run of a program it belongs to: a number, unique in this process
+    request        returns what was requested, in the format of a record
+    reply          for an "end": the answer
     """
 
     phase: Literal["begin", "end", "error"]

@@ -1,7 +1,8 @@
-"""Regular expressions people need often, as text. Knows nothing else.
+"""Regular expressions that are often needed, as text. Knows nothing else.
 
-Numbers allow trailing blanks: a model that wants to go on ("24 hours") then ends the number with the blank
-instead of being forced to add digits. dtype=int and dtype=float stop at that blank, so the value has none.
+Numbers allow trailing whitespace. A model that wants to continue ("24 hours") can then end the number with a
+space instead of being forced to add digits. dtype=int and dtype=float stop at that space, so the value has
+none.
 """
 
 from __future__ import annotations

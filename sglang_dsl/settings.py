@@ -1,4 +1,4 @@
-"""Settings: the process-wide defaults, in one small object. Knows no backend class."""
+"""Settings: defaults for the whole process. Knows no backend class."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from sglang_dsl.ir import Sampling
 
 @dataclass(slots=True)
 class Settings:
-    """default_backend: anything `backend=` takes, or None. sampling: the lowest defaults, under every
-    program's.
+    """Defaults for the whole process. `global_config` is the only instance.
 
-    verbosity: from 2 on, a program waits for its end and prints its whole text.
-    enable_precache_with_tracing: for programs that set it. What the prompts of a batch share is computed once
-    either way: the backend finds it, and no item is run an extra time for it.
-
-    timeout_s: seconds one call of a backend may take, None = no limit. max_threads: how many ordinary (not
-    async) program bodies may run at once in the background, per depth of nesting.
+    default_backend               anything that `backend=` takes, or None
+    sampling                      sampling parameters with the lowest priority, below those of every program
+    timeout_s                     seconds that one call of a backend may take; None: no limit
+    max_threads                   how many functions of ordinary (not async) programs may run at once in the
+                                  background, for each level of nesting
+    verbosity                     from 2 on, a program waits for its end and prints its whole text
+    enable_precache_with_tracing  has no effect; kept for programs that set it. The shared prompt of a batch
+                                  is computed once in any case
     """
 
     default_backend: Any = None
@@ -31,7 +32,7 @@ class Settings:
 
     @property
     def skip_special_tokens_in_output(self) -> bool:
-        """Whether special tokens stay out of generated text: `sampling`'s skip_special_tokens."""
+        """Whether special tokens are left out of generated text: skip_special_tokens of `sampling`."""
         return self.sampling.skip_special_tokens is not False
 
     @skip_special_tokens_in_output.setter
@@ -41,18 +42,20 @@ class Settings:
 
     @property
     def spaces_between_special_tokens_in_out(self) -> bool:
-        """False: the tokenizers of today put none, and no text is changed on top of that."""
+        """Always False. Current tokenizers add no spaces there, and the text is not changed afterwards."""
         return False
 
     @spaces_between_special_tokens_in_out.setter
     def spaces_between_special_tokens_in_out(self, value: bool) -> None:
         """Raises BadProgram for what is not offered."""
         if value:
-            raise BadProgram("spaces between special tokens are not offered: texts are as the tokenizer says")
+            raise BadProgram(
+                "spaces between special tokens are not supported; texts are as the tokenizer returns them"
+            )
 
     @property
     def enable_parallel_encoding(self) -> bool:
-        """False: what joined forks said is read again in its place, never glued together as it was cached."""
+        """Always False. The text of joined forks is computed again in its place in the parent."""
         return False
 
     @enable_parallel_encoding.setter
@@ -60,9 +63,10 @@ class Settings:
         """Raises BadProgram for what is not offered."""
         if value:
             raise BadProgram(
-                "parallel encoding is not offered: a join adds the text of its forks, and the backend reads "
-                "it in its place"
+                "parallel encoding is not supported; a join adds the text of its forks, and the backend "
+                "computes it in its place"
             )
 
 
 global_config = Settings()
+"""The defaults of this process: a Settings object. Assign to its attributes."""

@@ -20,12 +20,12 @@ NS = 1e9
 
 
 def instrument(tracer_provider: Any = None) -> Callable[[], None]:
-    """Begin to make spans; gives the function that ends it. `tracer_provider` None: the process's own. Raises
-    MissingExtra where opentelemetry is not installed.
+    """Start to make spans. Returns a function that stops it. `tracer_provider` None: the process's own.
+    Raises MissingExtra if opentelemetry is not installed.
 
-    Calls made inside a span of the program's own are its children. Below a call of the engine in this process
-    stand queue, prefill and decode; a call of a server carries its `traceparent`, so that the server's spans
-    belong to it. No prompt and no generated text is put into spans.
+    Calls made inside a span of the program are children of that span. A call of the engine in this process
+    has the children queue, prefill and decode. A call of a server carries its `traceparent`, so that the
+    server's spans belong to it. Spans contain no prompt and no generated text.
     """
     try:
         trace: Any = importlib.import_module("opentelemetry.trace")

@@ -32,7 +32,7 @@ CONNECT_S, READ_S = 10.0, 60.0
 
 def read_jsonl(filename: str | os.PathLike[str]) -> list[Any]:
     """The values of a file of JSON lines. Empty lines, and lines that begin with "#", are passed over. Raises
-    ValueError with the line's number for a line that is no JSON."""
+    ValueError with the line's number for a line that is not JSON."""
     values = []
     with open(filename, encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
@@ -41,7 +41,7 @@ def read_jsonl(filename: str | os.PathLike[str]) -> list[Any]:
             try:
                 values.append(json.loads(line))
             except ValueError as error:
-                raise ValueError(f"{filename}:{number} is no JSON: {error}") from error
+                raise ValueError(f"{filename}:{number} is not JSON: {error}") from error
     return values
 
 
@@ -77,7 +77,7 @@ def download_and_cache_file(url: str, filename: str | os.PathLike[str] | None = 
             with partial.open("wb") as out, tqdm(total=total, unit="B", unit_scale=True) as bar:
                 for piece in answer.iter_bytes():
                     if out.tell() > MAX_DOWNLOAD_BYTES:
-                        raise ValueError(f"{url} gives more than {MAX_DOWNLOAD_BYTES} bytes")
+                        raise ValueError(f"{url} has more than {MAX_DOWNLOAD_BYTES} bytes")
                     out.write(piece)
                     bar.update(len(piece))
             partial.replace(path)

@@ -1,7 +1,7 @@
 """Anthropic: the Messages API (docs.anthropic.com, "Messages" and "Streaming Messages"), over HTTP.
 
-System turns are sent as the system prompt in every request, wherever they stand before the first user turn.
-Nothing is dropped: what the API cannot say raises Unsupported. It knows no model's peculiarities.
+System turns are sent as the system prompt in every request, wherever they are before the first user turn.
+Nothing is dropped: what the API cannot express raises Unsupported. It knows no model's peculiarities.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _FINISHES = {
 
 
 class Anthropic(Backend):
-    """`model_name` at Anthropic's API, or at a server that speaks it.
+    """The model `model_name` at Anthropic's API, or at a compatible server.
 
-    api_key, base_url  None: the environment's ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL
-    retries            how often a request that did not begin is sent again (no connection, 429, 503)
+    api_key, base_url  None: ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL from the environment
+    retries            how often a request is sent again that was not started (no connection, 429, 503)
 
     json_schema, choices and the dtypes become structured output (output_config.format). token_usage counts
     what was charged.
@@ -117,10 +117,11 @@ class Anthropic(Backend):
         yield Delta(shaped.rest(), meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """One reply held to the options; the others are not scored, and meta says so."""
+        """One reply constrained to the options. The other options are not scored, which the metadata
+        reports."""
         if call.unconditional:
             raise Unsupported(
-                "the API gives no probabilities",
+                "the API returns no probabilities",
                 backend=self.name,
                 hint="use the method token_length_normalized",
             )
@@ -169,7 +170,7 @@ class Anthropic(Backend):
             if message.role in ("system", "developer"):
                 if sent:
                     raise Unsupported(
-                        f"{self.name} takes system turns before the first other turn only",
+                        f"{self.name} supports system turns only before the first other turn",
                         backend=self.name,
                     )
                 system.append(_text(message, self.name))
@@ -202,7 +203,7 @@ class Anthropic(Backend):
                 ]
             case _:
                 raise BackendError(
-                    f"the API's answer is no message: {str(answer)[:200]!r}", backend=self.name
+                    f"the API's answer is not a message: {str(answer)[:200]!r}", backend=self.name
                 )
         if thought:
             meta["reasoning_content"] = thought
@@ -250,7 +251,7 @@ class _Growing:
         try:
             data = json.loads(event)
         except ValueError as error:
-            raise BackendError(f"an event of the stream is no JSON: {event[:200]!r}") from error
+            raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
         match data:
             case {"type": "message_start", "message": dict(message)}:
                 self._message = message
@@ -281,7 +282,7 @@ class _Growing:
                 f"the stream broke off after {self._length} characters",
                 backend=Anthropic.name,
                 retryable=True,
-                hint="the connection or the server failed; what came so far is not the whole reply",
+                hint="the connection or the server failed; the text so far is incomplete",
             )
         meta = _meta(self._message, self._reason, self._usage)
         return meta | ({"reasoning_content": "".join(self._thought)} if self._thought else {})
@@ -305,7 +306,7 @@ def _text(message: Message, backend: str) -> str:
     if isinstance(message.content, str):
         return message.content
     if any(part.get("type") != "text" for part in message.content):
-        raise Unsupported(f"{backend} takes text only in a turn of {message.role!r}", backend=backend)
+        raise Unsupported(f"{backend} supports only text in a turn of {message.role!r}", backend=backend)
     return "".join(part["text"] for part in message.content)
 
 
@@ -318,7 +319,7 @@ def _wire(message: Message, backend: str) -> dict[str, Any]:
         }
         return {"role": "user", "content": [result]}
     if message.role not in ("user", "assistant"):
-        raise Unsupported(f"{backend} knows no turns of {message.role!r}", backend=backend)
+        raise Unsupported(f"{backend} does not support turns of {message.role!r}", backend=backend)
     blocks = _blocks(message, backend)
     for call in message.tool_calls:
         blocks.append({"type": "tool_use", "id": call.id or "", "name": call.name, "input": arguments(call)})
@@ -345,6 +346,6 @@ def _blocks(message: Message, backend: str) -> list[dict[str, Any]]:
                 blocks.append({"type": "image", "source": source})
             case _:
                 raise Unsupported(
-                    f"{backend} takes text and images, not {part.get('type')!r}", backend=backend
+                    f"{backend} supports text and images, not {part.get('type')!r}", backend=backend
                 )
     return blocks

@@ -1,6 +1,6 @@
-"""Backend: what the executor asks of anything that can continue a conversation.
+"""Backend: what the executor needs from anything that can continue a conversation.
 
-A backend is async and stateless towards programs: each call carries the whole prompt. What it cannot do
+A backend is async and keeps no state of programs: each call contains the whole prompt. What it cannot do
 raises Unsupported; it never drops a parameter. It knows no nodes and no program state.
 """
 
@@ -32,8 +32,8 @@ _PARTS: Registry[Any] = Registry("part of the language", {"loop": "sglang_dsl.co
 
 
 class Backend(ABC):
-    """`name` is shown in errors. All verbs run on the language's event loop; cancelling the task aborts the
-    work."""
+    """Base class of backends. `name` is shown in errors. All methods run on the language's event loop;
+    cancelling the task aborts the work."""
 
     name: str = "backend"
     # num_api_spec_tokens (interpreter/speculation.py): whether a call is dear enough to ask for more than it
@@ -47,53 +47,53 @@ class Backend(ABC):
 
     @property
     def identity(self) -> str:
-        """What tells this backend's answers from another's in a record: its name, and model or place."""
+        """Distinguishes this backend's answers from another's in a record: its name, and its model or
+        address."""
         return self.name
 
     @property
     def model_info(self) -> dict[str, Any]:
-        """At least model_path: what says which model answers."""
+        """At least model_path, which identifies the model."""
         return {"model_path": self.identity}
 
     def get_model_name(self) -> str:
-        """Which model answers."""
+        """The name of the model."""
         return str(self.model_info["model_path"])
 
     @abstractmethod
     async def generate(self, call: Call) -> Completion:
-        """All texts of a call, whole. Raises BackendError, Unsupported."""
+        """All texts of a call, complete. Raises BackendError, Unsupported."""
 
     @abstractmethod
     def stream(self, call: Call) -> AsyncIterator[Delta]:
-        """Pieces of the text as they come; their concatenation equals what generate would give."""
+        """Pieces of the text as they are generated. Together they are what generate would return."""
 
     async def whole(self, call: Call) -> AsyncIterator[Delta]:
-        """generate() as a stream of one piece: for a call that may call tools, as what a reply says is known
-        when it is whole."""
+        """generate() as a stream of one piece, for a call that may call tools: whether a reply is a call is
+        known only when it is complete."""
         done = await self.generate(call)
         yield Delta(done.texts[0], done.meta)
 
     @abstractmethod
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """Log-probabilities of given texts behind a prompt, in the order of the choices. Raises BackendError,
-        Unsupported."""
+        """Log-probabilities of the given texts after a prompt, in the order of the choices. Raises
+        BackendError, Unsupported."""
 
     async def commit(self, prompt: Prompt) -> None:
-        """Warm the prefix cache with the prompt. A backend without one does nothing: it costs nothing to
-        say."""
+        """Put the prompt into the prefix cache. A backend without a cache does nothing."""
         return
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
-        """Compile what generations will have to match. Of each, in order: ok, and how it is kept (backend,
-        exact, checked, compile_s, ...) or its error. A backend that compiles nothing answers []."""
+        """Compile the constraints of later generations. For each, in order: ok, and how it is enforced
+        (backend, exact, checked, compile_s, ...) or its error. A backend that compiles nothing returns []."""
         return []
 
     async def count_tokens(self, prompt: Prompt) -> int | None:
-        """How many tokens the model would read; None where this backend has no tokenizer at hand."""
+        """How many tokens the model would read; None if this backend has no tokenizer."""
         return None
 
     async def aflush_cache(self) -> bool:
-        """Drop cached prefixes; False where the backend has none or it is in use."""
+        """Drop cached prefixes. Returns False if the backend has no cache, or it is in use."""
         return False
 
     async def prefix_cache(self) -> dict[str, Any] | None:
@@ -102,7 +102,7 @@ class Backend(ABC):
         return None
 
     async def info(self) -> dict[str, Any]:
-        """What the backend says of itself: at least its name."""
+        """What the backend reports about itself: at least its name."""
         return {"backend": self.name}
 
     async def aclose(self) -> None:
@@ -110,15 +110,15 @@ class Backend(ABC):
         return
 
     def flush_cache(self) -> bool:
-        """aflush_cache() for code that is not async; waits."""
+        """aflush_cache() for code that is not async. Waits."""
         return bool(_waited_for(self.aflush_cache()))
 
     def get_server_info(self) -> dict[str, Any]:
-        """info() for code that is not async; waits."""
+        """info() for code that is not async. Waits."""
         return dict(_waited_for(self.info()))
 
     def close(self) -> None:
-        """aclose() for code that is not async; waits."""
+        """aclose() for code that is not async. Waits."""
         _waited_for(self.aclose())
 
 

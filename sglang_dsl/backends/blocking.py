@@ -212,7 +212,9 @@ class _Beside(Backend):
         text, meta = await self._call(self._inner.generate, asked, params)
         texts = tuple(text) if isinstance(text, list | tuple) else (text,)
         if len(texts) != call.n or not all(isinstance(one, str) for one in texts):
-            raise BackendError(f"generate gave {text!r:.200} for {call.n} texts", backend=self.name)
+            raise BackendError(
+                f"generate returned {text!r:.200} instead of {call.n} texts", backend=self.name
+            )
         return Completion(texts, dict(meta or {}))
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
@@ -236,7 +238,9 @@ class _Beside(Backend):
         made: Any = await self._call(self._inner.select, asked, list(call.choices), 0.0, METHODS[name])
         taken, told = (made.decision, made.meta_info) if isinstance(made, ChoicesDecision) else (made, {})
         if taken not in call.choices:
-            raise BackendError(f"select took {taken!r:.80}, which is none of the options", backend=self.name)
+            raise BackendError(
+                f"select returned {taken!r:.80}, which is not one of the options", backend=self.name
+            )
         index, prior = call.choices.index(taken), (0.0,) if call.unconditional else None
         scores = (
             ChoiceScore((0.0 if at == index else -math.inf,), (), prior) for at in range(len(call.choices))
@@ -287,7 +291,7 @@ class _Beside(Backend):
         if constraint is not None and constraint.kind not in _FORMS:
             unable.append(constraint.kind)
         if unable := sorted({*unable, *(call.options.keys() - _OPTIONS)}):
-            raise Unsupported(f"a BaseBackend is told nothing of {', '.join(unable)}", backend=self.name)
+            raise Unsupported(f"a BaseBackend does not support {', '.join(unable)}", backend=self.name)
         form: dict[str, Any] = {} if constraint is None else {_FORMS[constraint.kind]: constraint.spec}
         return SglSamplingParams(
             **{name: value for name, value in said.items() if name in words},

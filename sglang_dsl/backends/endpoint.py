@@ -1,8 +1,8 @@
-"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. Messages travel as such: the server renders
-them with its checkpoint's own template, unless a template is set here.
+"""RuntimeEndpoint: the bundled runtime as a server, over HTTP. Messages are sent as messages: the server
+renders them with its checkpoint's own template, unless a template is set here.
 
-It knows the server's native interface (POST /generate, /flush_cache, GET /model_info, /server_info) and
-nothing of how the server works.
+It knows the server's native API (POST /generate, /flush_cache, GET /model_info, /server_info) and nothing
+about how the server works.
 """
 
 from __future__ import annotations
@@ -48,18 +48,20 @@ PROBE_S = 10.0
 
 
 class RuntimeEndpoint(Backend):
-    """`base_url`: of a running `python -m runtime serve`, such as "http://127.0.0.1:30000".
+    """A running server (`python -m runtime serve`).
 
-    api_key            sent as a bearer token; never shown
-    verify             False, or the path of a certificate bundle
-    chat_template_name a registered chat template to render with here, instead of the server's own
-    timeout            seconds a call may take that has no deadline of its own
-    retries            how often a request that did not begin is sent again (no connection, or server busy)
-    max_connections    open at once; more calls wait
-    lazy               do not look whether a server is there: for one that is started later
+    base_url            the server's address, such as "http://127.0.0.1:30000"
+    api_key             sent as a bearer token; never displayed
+    verify              False, or the path of a certificate bundle
+    chat_template_name  a registered chat template that renders prompts here, instead of the server's own
+    timeout             seconds for a call that has no deadline of its own
+    retries             how often a request is sent again that was not started (no connection, or server busy)
+    max_connections     open at once; more calls wait
+    lazy                do not check whether the server is running, for a server that is started later
 
-    Raises BackendError where nothing listens, unless `lazy`; nothing is sent before the first call. Setting
-    `chat_template` (a ChatTemplate, or None for the server's) changes how prompts are rendered from then on.
+    Raises BackendError if nothing listens at the address, unless `lazy`. No request is sent before the first
+    call. Setting `chat_template` (a ChatTemplate, or None for the server's own) changes how later prompts are
+    rendered.
     """
 
     name = "endpoint"
@@ -78,7 +80,7 @@ class RuntimeEndpoint(Backend):
         lazy: bool = False,
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
-            raise ValueError(f'a URL begins with "http://" or "https://", got {base_url!r}')
+            raise ValueError(f'a URL starts with "http://" or "https://", got {base_url!r}')
         if not 0 < timeout < float("inf"):
             raise ValueError(f"timeout must be a positive number of seconds, got {timeout}")
         self.base_url = base_url.rstrip("/")
@@ -103,7 +105,8 @@ class RuntimeEndpoint(Backend):
         return f"RuntimeEndpoint({self.base_url!r})"
 
     def __reduce__(self) -> Any:
-        """For worker processes of a batch: another one to the same server, with connections of its own."""
+        """For worker processes of a batch: another endpoint of the same server, with connections of its
+        own."""
         return _made_again, (self.base_url, *self._made_with)
 
     @property
@@ -112,24 +115,25 @@ class RuntimeEndpoint(Backend):
 
     @property
     def endpoint(self) -> RuntimeEndpoint:
-        """Itself: what a Runtime has under this name."""
+        """The RuntimeEndpoint itself; a Runtime has its endpoint under this name."""
         return self
 
     @property
     def model_info(self) -> dict[str, Any]:
-        """What the server says of its model: model_path and more. Asked once. Raises BackendError."""
+        """What the server reports about its model: model_path and more. Requested once. Raises
+        BackendError."""
         if self._model_info is None:
             self._model_info = background().run(self._get("/model_info"), INFO_S + GRACE_S)
         return self._model_info
 
     def get_model_name(self) -> str:
-        """The model's name, as the server tells it."""
+        """The model's name, as reported by the server."""
         return str(self.model_info["model_path"])
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """The template that prompts are rendered with here, once one is set. Before that, to look at: the
-        registered one that is closest to what the server renders with. Raises BackendError."""
+        """The template that renders prompts here, if one is set. Otherwise, for inspection, the registered
+        template that is closest to the server's. Raises BackendError."""
         if self._template is not None:
             return self._template
         name = self.model_info.get("template_name")
@@ -219,7 +223,7 @@ class RuntimeEndpoint(Backend):
         _raise_error(answer)
         scored = answer.get("choices")
         if not isinstance(scored, list) or len(scored) != len(call.choices):
-            raise BackendError("the server answered a choice without scores", backend=self.name)
+            raise BackendError("the server returned a choice without scores", backend=self.name)
         scores = (
             ChoiceScore(
                 tuple(one["logprobs"]),
@@ -330,7 +334,7 @@ class RuntimeEndpoint(Backend):
         return self.timeout if timeout is None else timeout + GRACE_S
 
     async def request(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
-        """The JSON that a POST of this JSON gives. Raises BackendError's kinds."""
+        """POST this JSON and return the JSON of the answer. Raises BackendError and its subclasses."""
         with _faults(None):
             return await self._transport.post(path, json.dumps(body).encode(), self._wait_limit(timeout))
 
@@ -342,7 +346,8 @@ class RuntimeEndpoint(Backend):
             told = await self._transport.get(path, INFO_S)
         if not isinstance(told, dict):
             raise BackendError(
-                f"{self.base_url}{path} is no runtime's: {str(told)[:200]!r}", backend=self.name
+                f"{self.base_url}{path} is not an answer of the runtime: {str(told)[:200]!r}",
+                backend=self.name,
             )
         return told
 
@@ -371,7 +376,7 @@ def _knock(url: str) -> None:
             f"no connection to {url}: {error.strerror or error}",
             backend=RuntimeEndpoint.name,
             retryable=True,
-            hint="start it first (python -m runtime serve), or say lazy=True for a server that comes later",
+            hint="start it first (python -m runtime serve), or pass lazy=True if the server is started later",
         ) from error
 
 
@@ -420,9 +425,9 @@ def _event(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise BackendError(f"an event of the stream is no JSON: {text[:200]!r}") from error
+        raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}") from error
     if not isinstance(found, dict):
-        raise BackendError(f"an event of the stream is no object: {text[:200]!r}")
+        raise BackendError(f"an event of the stream is not an object: {text[:200]!r}")
     return found
 
 
@@ -434,7 +439,7 @@ def _raise_error(output: Any) -> None:
         case {"text": str(), "meta_info": dict()} | {"choices": list()} | {"text": str()}:
             return
         case _:
-            raise BackendError(f"the server's answer is no generation: {str(output)[:200]!r}")
+            raise BackendError(f"the server's answer is not a generation: {str(output)[:200]!r}")
 
 
 def _fault_of(error: Mapping[str, Any], status: int | None) -> ProgramError:

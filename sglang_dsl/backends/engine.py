@@ -1,7 +1,7 @@
-"""EngineBackend: the bundled engine in this process. Finds it by name when asked for a model; knows none of
-its insides.
+"""EngineBackend: the bundled engine in this process. Loads it by name when a model is requested; knows none
+of its internals.
 
-Calls become GenerateReqInput; the runtime's faults become the language's errors, with status, request and
+Calls become GenerateReqInput. The runtime's faults become the language's errors, with status, request and
 hint.
 """
 
@@ -40,17 +40,25 @@ ENGINES: Registry[Any] = Registry("engine", {"Engine": "runtime.api:Engine"}, ex
 
 
 class EngineBackend(Backend):
-    """`engine`: an Engine, or a model's name or path, for which one is started (and closed with this
-    backend); further words go to that Engine."""
+    """Runs programs on the bundled engine, in this process.
+
+    engine  an Engine; or a model's name or path, for which an Engine is started, and closed together with
+            this backend
+
+    Other keyword arguments are passed to that Engine. An Engine can also be passed directly wherever a
+    backend is expected.
+    """
 
     name = "engine"
     calls_tools = True
 
-    def __init__(self, engine: Any = "pocket", **words: Any) -> None:
+    def __init__(self, engine: Any = "pocket", **kwargs: Any) -> None:
         self._owned = isinstance(engine, str)
-        if words and not self._owned:
-            raise TypeError("words for an engine need a model to start; this one runs already")
-        self._engine = ENGINES.load("Engine")(engine, **words) if self._owned else engine
+        if kwargs and not self._owned:
+            raise TypeError(
+                "keyword arguments for an Engine need a model to start; this Engine is already running"
+            )
+        self._engine = ENGINES.load("Engine")(engine, **kwargs) if self._owned else engine
         self.token_usage = TokenUsage()
 
     @property
@@ -63,13 +71,13 @@ class EngineBackend(Backend):
 
     @property
     def engine(self) -> Any:
-        """The engine itself."""
+        """The engine."""
         return self._engine
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """The engine's chat template as a prefix and a suffix per role, to look at; None where it has none or
-        where only its Jinja text says it. Prompts are rendered by the engine."""
+        """The engine's chat template as a prefix and a suffix for each role, for inspection. None if it has
+        none, or if only its Jinja text can express it. The engine itself renders the prompts."""
         template: ChatTemplate | None = self._engine.chat_template
         return template
 
@@ -119,7 +127,7 @@ class EngineBackend(Backend):
         )
         output = await self._submit(request)
         if output.choices is None:
-            raise BackendError("the engine answered a choice without scores", request_id=str(request.rid))
+            raise BackendError("the engine returned a choice without scores", request_id=str(request.rid))
         scores = (
             ChoiceScore(
                 tuple(scored.logprobs),
@@ -201,7 +209,7 @@ def _fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:
-    """The request's fields for it, and an id by which errors name the request."""
+    """The request's fields for the prompt, and an id by which errors name the request."""
     text = prompt.plain_text
     said: dict[str, Any] = {"messages": list(prompt.messages)} if text is None else {"text": text}
     if text is None and prompt.tools:

@@ -1,8 +1,8 @@
-"""FaultyBackend: another backend, as seen over a bad line. For tests of programs and of what runs them.
+"""FaultyBackend: another backend with injected faults, for tests of programs and of what runs them.
 
-Which call meets which fault depends on the seed and on what the call says, never on when it is made: the same
-program meets the same faults each time, however its branches are interleaved. Faults come back as errors,
-late, cut, in odd pieces, or never; what comes back whole is what the other backend said.
+Which call meets which fault depends on the seed and on the content of the call, never on its time. The same
+program meets the same faults each time, however its branches interleave. A fault is an error, a late answer,
+a cut one, one in odd pieces, or none at all. An answer that arrives whole is that of the other backend.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAULTS: Final[dict[str, str]] = {
     "error": "raises an error at once, of one kind or another",
     "error_midway": "raises an error after some pieces of a stream; without a stream, after the delay",
     "never": "never ends, until it is cancelled; in a stream, after some pieces",
-    "stubborn": "never ends, and goes on for the delay after it was cancelled",
+    "stubborn": "never ends, and continues for the delay after it was cancelled",
     "late": "answers after the delay",
     "truncated": "a stream ends without its last piece; without a stream, a BackendError",
     "texts": "a wrong number of texts, or of scores",
@@ -48,11 +48,15 @@ class LineCut(Exception):
 
 
 class FaultyBackend(Backend):
-    """`backend` with faults. `rate`: the part of the calls that meet one, 0 to 1; `kinds`: which of FAULTS;
-    `delay_s`: how long late ones take, in seconds. `commits`: whether warming the cache meets faults, too.
+    """`backend` with injected faults.
 
-    Records for asserts: met (how often each fault was met), calls, in_flight. Raises BadProgram for faults it
-    does not know.
+    rate     the fraction of calls that meet a fault, 0 to 1
+    kinds    which of FAULTS to use
+    delay_s  how long late answers take, in seconds
+    commits  whether warming the cache meets faults, too
+
+    For asserts it records: met (how often each fault was met), calls, in_flight. Raises BadProgram for
+    unknown faults.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class FaultyBackend(Backend):
         if unknown := sorted(set(kinds) - set(FAULTS)):
             raise BadProgram(f"unknown faults: {', '.join(unknown)}; known: {', '.join(FAULTS)}")
         if not 0 <= rate <= 1:
-            raise BadProgram(f"rate is a number from 0 to 1, got {rate!r}")
+            raise BadProgram(f"rate must be between 0 and 1, got {rate!r}")
         self.backend, self.seed, self.rate = backend, seed, rate
         self.kinds, self.delay_s, self.commits = tuple(sorted(kinds)), delay_s, commits
         self.name = f"faulty {backend.name}"

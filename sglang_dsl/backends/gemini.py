@@ -1,7 +1,7 @@
 """Gemini: generateContent and streamGenerateContent, of the Gemini API or of Vertex AI, over HTTP.
 
-The wire format is that of ai.google.dev/api/generate-content. Nothing is dropped: what the API cannot say
-raises Unsupported. It fetches no credentials: the Gemini API takes a key, Vertex AI an access token.
+The wire format is that of ai.google.dev/api/generate-content. Nothing is dropped: what the API cannot express
+raises Unsupported. It fetches no credentials: the Gemini API needs a key, Vertex AI an access token.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _FINISHES = {"STOP": "stop", "MAX_TOKENS": "length"}
 
 
 class Gemini(Backend):
-    """`model_name` at the Gemini API. api_key None: the environment's GEMINI_API_KEY or GOOGLE_API_KEY.
+    """The model `model_name` at the Gemini API.
 
+    api_key          None: GEMINI_API_KEY or GOOGLE_API_KEY from the environment
     safety_settings  sent as given: a list of {"category", "threshold"}, or a mapping from one to the other
-    retries          how often a request that did not begin is sent again (no connection, 429, 503)
+    retries          how often a request is sent again that was not started (no connection, 429, 503)
 
     json_schema, choices and the dtypes become structured output (responseJsonSchema). token_usage counts what
     was charged.
@@ -140,16 +141,17 @@ class Gemini(Backend):
                 f"the stream broke off after {length} characters",
                 backend=self.name,
                 retryable=True,
-                hint="the connection or the server failed; what came so far is not the whole reply",
+                hint="the connection or the server failed; the text so far is incomplete",
             )
         meta = _meta(last, finish, self.name)
         self._charge(meta)
         yield Delta(shaped.rest(), meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        """One reply held to the options; the others are not scored, and meta says so."""
+        """One reply constrained to the options. The other options are not scored, which the metadata
+        reports."""
         if call.unconditional:
-            raise Unsupported("the API gives no probabilities of given texts", backend=self.name)
+            raise Unsupported("the API returns no probabilities of given texts", backend=self.name)
         config = {
             "maxOutputTokens": room_for(call.choices),
             **_json_schema(options_schema(call.choices)),
@@ -200,9 +202,9 @@ class Gemini(Backend):
             return {}
         if not parallel:
             raise Unsupported(
-                f"{self.name} cannot be kept to one call at a time",
+                f"{self.name} cannot be limited to one call per reply",
                 backend=self.name,
-                hint="leave parallel out",
+                hint="leave parallel=False out",
             )
         said = []
         for function in (tool["function"] for tool in tools):
@@ -233,9 +235,14 @@ class Gemini(Backend):
 
 
 class VertexAI(Gemini):
-    """The same models at Vertex AI. project_id and location None: the environment's GCP_PROJECT_ID and
-    GCP_LOCATION. `access_token`: an OAuth token, or a function that gives a fresh one; None: the
-    environment's GCP_ACCESS_TOKEN."""
+    """The same models at Vertex AI.
+
+    project_id, location  None: GCP_PROJECT_ID and GCP_LOCATION from the environment
+    access_token          an OAuth token, or a function that returns a fresh one; None: GCP_ACCESS_TOKEN from
+                          the environment
+
+    Other keyword arguments as for Gemini.
+    """
 
     name = "vertexai"
 
@@ -290,7 +297,9 @@ def _contents(messages: Sequence[Message], backend: str) -> list[dict[str, Any]]
         if message.role != "tool":
             contents.append(_wire(message, backend))
         elif message.tool_call_id not in names:
-            raise Unsupported(f"{backend} takes a turn of a tool only behind a call of it", backend=backend)
+            raise Unsupported(
+                f"{backend} supports a tool turn only after a call of that tool", backend=backend
+            )
         else:
             result = _result(message, names[message.tool_call_id], backend)
             if before == "tool":
@@ -316,7 +325,7 @@ def _result(message: Message, name: str, backend: str) -> dict[str, Any]:
 def _wire(message: Message, backend: str) -> dict[str, Any]:
     roles = {"user": "user", "assistant": "model", "model": "model"}
     if message.role not in roles:
-        raise Unsupported(f"{backend} cannot be sent turns of {message.role!r} here", backend=backend)
+        raise Unsupported(f"{backend} does not support turns of {message.role!r} here", backend=backend)
     parts = _parts(message, backend) if message.content or not message.tool_calls else []
     for call in message.tool_calls:
         own, _, signature = (call.id or "").partition("#")
@@ -363,7 +372,7 @@ def _parts(message: Message, backend: str) -> list[dict[str, Any]]:
                     parts.append({"fileData": {"fileUri": image.url}})
             case _:
                 raise Unsupported(
-                    f"{backend} takes text and images, not {part.get('type')!r}", backend=backend
+                    f"{backend} supports text and images, not {part.get('type')!r}", backend=backend
                 )
     return parts
 
@@ -376,7 +385,7 @@ def _whole(answer: Any, n: int, backend: str) -> tuple[list[str], list[dict[str,
             raise BackendError(f"the prompt was blocked: {reason}", backend=backend)
         case _:
             raise BackendError(
-                f"the API's answer has not {n} candidates: {str(answer)[:200]!r}", backend=backend
+                f"the API's answer does not have {n} candidates: {str(answer)[:200]!r}", backend=backend
             )
     texts = [_said(candidate) for candidate in candidates]
     reasons = [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
@@ -393,7 +402,7 @@ def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | N
     try:
         data = json.loads(event)
     except ValueError as error:
-        raise BackendError(f"an event of the stream is no JSON: {event[:200]!r}") from error
+        raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
     match data:
         case {"error": {"message": message}}:
             raise BackendError(f"the stream ended with an error: {message}", backend=backend)
@@ -402,7 +411,7 @@ def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | N
         case dict():
             pass
         case _:
-            raise BackendError(f"an event of the stream is no object: {event[:200]!r}", backend=backend)
+            raise BackendError(f"an event of the stream is not an object: {event[:200]!r}", backend=backend)
     known = last | {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
     candidates = data.get("candidates") or [{}]
     return _said(candidates[0]), candidates[0].get("finishReason"), known

@@ -1,6 +1,7 @@
 """LiteLLM: many providers through the litellm package, which translates OpenAI's chat API for each of them.
 
-What a provider cannot do raises Unsupported, as litellm finds it; nothing is dropped. It knows no provider.
+What a provider does not support, according to litellm, raises Unsupported. Nothing is dropped. It knows no
+provider.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from sglang_dsl.errors import BackendError, Timeout, Unsupported
 
 
 class LiteLLM(Backend):
-    """`model_name` as litellm names it ("provider/model").
+    """The model `model_name` in litellm's notation ("provider/model").
 
-    api_key, organization, base_url, default_headers  given to litellm; None: what it finds in the environment
-    timeout      seconds a call may take that has no deadline of its own
-    max_retries  how often litellm tries again
+    api_key, organization, base_url, default_headers  passed to litellm; None: what litellm finds in the
+                                                      environment
+    timeout                                           seconds for a call that has no deadline of its own
+    max_retries                                       how often litellm retries
 
-    token_usage counts what was charged. Raises MissingExtra where the litellm package is not installed.
+    token_usage counts what was charged. Raises MissingExtra if the litellm package is not installed.
     """
 
     name = "litellm"
@@ -57,7 +59,7 @@ class LiteLLM(Backend):
         default_headers: Mapping[str, str] | None = None,
     ) -> None:
         if chat_template is not None:
-            raise Unsupported("messages are sent as such: the API renders them; leave chat_template out")
+            raise Unsupported("the API renders the messages itself; leave chat_template out")
         # Looked for, not loaded: that takes seconds.
         if importlib.util.find_spec("litellm") is None:
             raise MissingExtra("LiteLLM needs the package 'litellm': pip install 'sglang-dsl[litellm]'")
@@ -113,7 +115,7 @@ class LiteLLM(Backend):
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         if call.unconditional:
-            raise Unsupported("a chat API gives no probabilities of given texts", backend=self.name)
+            raise Unsupported("a chat API returns no probabilities of given texts", backend=self.name)
         body: dict[str, Any] = {
             **self._messages(call.prompt),
             **offered(call.prompt.tools),
@@ -150,9 +152,9 @@ class LiteLLM(Backend):
         done, prefill = turns(prompt, self.name)
         if prefill is not None:
             raise Unsupported(
-                f"{self.name} cannot go on with a reply that has begun ({str(prefill.content)[:60]!r})",
+                f"{self.name} cannot continue a reply that has begun ({str(prefill.content)[:60]!r})",
                 backend=self.name,
-                hint="begin assistant(...) with gen",
+                hint="start assistant(...) with gen",
             )
         return {"messages": [wire(message) for message in done]}
 

@@ -1,7 +1,7 @@
 """MockBackend: a deterministic backend in this process, for tests of programs. No model, no network.
 
-Replies are scripted, or made up: text that the constraint accepts, or a few words that depend on the prompt
-alone. It keeps what any backend keeps: stop strings, max_tokens, n, usage; what it cannot keep raises
+Replies are scripted, or made up: text that the constraint accepts, or a few words that depend only on the
+prompt. It respects what every backend respects: stop strings, max_tokens, n, usage. What it cannot do raises
 Unsupported.
 """
 
@@ -69,21 +69,26 @@ class MockUsage:
 
 @dataclass(eq=False)
 class MockBackend(Backend):
-    """A scripted or made-up model.
+    """A backend for tests, with scripted or made-up answers and without a model.
 
-    replies: a list: one reply per generation, in order, an error when used up; a mapping: the first regex
-    found in the prompt gives the reply; a function of the Call, plain or async. A reply is a text, or a list
-    of n texts, or a Completion, whose meta may have tool_calls. None: made up from the constraint (a schema
-    of any kind needs the extra `mock`), or from the prompt, and then no shorter than min_tokens.
-    scores: for select: option -> log-probability, or one per token; or a function of (call, option). Options
-    without an entry get figures made from prompt and option.
-    split: how streams break the text: so many characters each, these cut positions, or a function of it.
-    tokens: what counts as one token: "words" (with the blanks before it) or "bytes".
-    delay_s: seconds before an answer; chunk_delay_s: between the pieces of a stream.
-    errors: call number (generations and selects, from 0) -> the exception it raises.
-    fail_after: with an error in a stream, how many pieces come first.
+    replies        None: made up from the constraint, or from the prompt; a list: one reply for each
+                   generation, in order; a mapping: the first regex that is found in the prompt gives the
+                   reply; a function of the Call, ordinary or async
+    scores         for select: option -> log-probability, or one for each token; or a function of (call,
+                   option)
+    split          how streams break the text: the number of characters in each piece, a list of cut
+                   positions, or a function of the text
+    tokens         what counts as one token: "words" (with the whitespace before them) or "bytes"
+    delay_s        seconds before an answer
+    chunk_delay_s  seconds between the pieces of a stream
+    errors         number of the call (generations and selects, from 0) -> the exception it raises
+    fail_after     with an error in a stream: how many pieces come first
 
-    Records for asserts: calls, choice_calls, commits, usage, in_flight, most_in_flight.
+    A reply is a text, a list of n texts, or a Completion, whose metadata may have tool_calls. A list that is
+    used up is an error. Made-up replies for any JSON schema need the extra `mock`; those without a constraint
+    are not shorter than min_tokens. Options without a score get one computed from the prompt and the option.
+
+    For asserts it records: calls, choice_calls, commits, usage, in_flight, most_in_flight.
     """
 
     replies: Script | None = None
@@ -105,9 +110,11 @@ class MockBackend(Backend):
 
     def __post_init__(self) -> None:
         if self.tokens not in ("words", "bytes"):
-            raise ValueError(f'tokens is "words" or "bytes", got {self.tokens!r}')
+            raise ValueError(f'tokens must be "words" or "bytes", got {self.tokens!r}')
         if isinstance(self.replies, str):
-            raise TypeError("replies takes a list, a mapping or a function; for one reply give a list of one")
+            raise TypeError(
+                "replies takes a list, a mapping or a function; for a single reply pass a list of one"
+            )
         self._count = itertools.count()
         scripted = not isinstance(self.replies, Mapping) and isinstance(self.replies, Iterable)
         self._script: Iterator[Reply] | None = iter(self.replies) if scripted else None  # type: ignore[arg-type]
@@ -116,7 +123,7 @@ class MockBackend(Backend):
 
     @property
     def token_usage(self) -> MockUsage:
-        """`usage`, under the name that other backends have it."""
+        """`usage`, under its name in other backends."""
         return self.usage
 
     # -- the verbs -------------------------------------------------------------------------------------------
@@ -192,7 +199,7 @@ class MockBackend(Backend):
     # -- replies ---------------------------------------------------------------------------------------------
 
     def _enter(self) -> None:
-        """One more call is under way."""
+        """One more call is running."""
         self.in_flight += 1
         if self.in_flight > self.most_in_flight:
             self.most_in_flight = self.in_flight
@@ -241,7 +248,7 @@ class MockBackend(Backend):
             reply = reply.texts
         given = [reply] * call.n if isinstance(reply, str) else list(reply)
         if len(given) != call.n:
-            raise BackendError(f"the script has {len(given)} texts for a call that asks for {call.n}")
+            raise BackendError(f"the script has {len(given)} texts for a call that requests {call.n}")
         texts, used, finish = [], 0, {"type": "stop"}
         for text in given:
             cut, size, finish = self._cut(text, call)
@@ -266,7 +273,7 @@ class MockBackend(Backend):
         if self._script is not None:
             scripted = next(self._script, None)
             if scripted is None:
-                raise BackendError("the mock's script of replies is used up")
+                raise BackendError("the mock backend has no replies left; pass more in replies")
             return scripted
         if callable(self.replies):
             return self.replies(call)
@@ -276,7 +283,7 @@ class MockBackend(Backend):
             for pattern, text in replies.items():
                 if re.search(pattern, prompt):
                     return text
-            raise BackendError(f"no pattern of the mock's script is found in the prompt ...{prompt[-60:]!r}")
+            raise BackendError(f"none of the mock's patterns matches the prompt ...{prompt[-60:]!r}")
         return [self._invent(call, f"{prompt}\0{index}" if index else prompt) for index in range(call.n)]
 
     def _invent(self, call: Call, key: str) -> str:

@@ -1,8 +1,8 @@
-"""OpenAI: chat completions and completions, of OpenAI or of any server that speaks their API.
+"""OpenAI: chat completions and completions, of OpenAI or of any server with a compatible API.
 
 The wire format is that of the API reference at platform.openai.com/docs/api-reference (chat/create,
-completions/create, streaming). Nothing is dropped: what the API cannot say raises Unsupported. It knows no
-model's peculiarities; what a server takes beyond OpenAI's own fields is said with `extensions`.
+completions/create, streaming). Nothing is dropped: what the API cannot express raises Unsupported. It knows
+no model's peculiarities; `extensions` lists what a server takes beyond OpenAI's own fields.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ EXTENSIONS = {
 _MOST_TOPS = 5  # likeliest tokens that OpenAI tells, at most
 _MOST_STEPS = 32
 _HINT = (
-    'use json_schema or choices in a chat, or say extensions=["regex"] or ["ebnf"] where the server takes it'
+    'use json_schema or choices in a chat, or pass extensions=["regex"] or ["ebnf"] if the server supports it'
 )
 
 
@@ -91,24 +91,29 @@ def _deployment(endpoint: str | None, deployment: str) -> str:
 
 
 class OpenAI(Backend):
-    """`model_name` at OpenAI's API, or at a compatible one.
+    """The model `model_name` at OpenAI's API, or at a compatible one.
 
-    is_chat_model      True: chat completions; False: completions of text; None: turns go to the one, text
-                       without turns to the other
-    is_azure           the Azure form of the API: base_url is the deployment's, or azure_endpoint the
-                       resource's (None: AZURE_OPENAI_ENDPOINT), whose deployment is azure_deployment or the
-                       model's name; api_version is sent
-    api_key, base_url  None: the environment's OPENAI_API_KEY (AZURE_OPENAI_API_KEY) and OPENAI_BASE_URL
-    extensions         names of EXTENSIONS that the server takes; "all" for all of them (the bundled server)
-    max_tokens_field   what bounds the length of a chat reply: "max_completion_tokens", or for older servers
-                       "max_tokens"; one of them is sent, never both
-    retries            how often a request that did not begin is sent again (no connection, 429, 503)
+    is_chat_model      True: chat completions; False: text completions; None: prompts with turns use the
+                       former, prompts without turns the latter
+    is_azure           use Azure's form of the API, which sends api_version. base_url is then the deployment's
+                       URL; or azure_endpoint is the resource's (None: AZURE_OPENAI_ENDPOINT) and
+                       azure_deployment the deployment's name (None: the model's name)
+    api_key, base_url  None: OPENAI_API_KEY (AZURE_OPENAI_API_KEY) and OPENAI_BASE_URL from the environment
+    extensions         names in EXTENSIONS that the server supports; "all" for all of them (the bundled
+                       server)
+    max_tokens_field   the field that limits a chat reply: "max_completion_tokens", or for older servers
+                       "max_tokens"; only this one is sent
+    retries            how often a request is sent again that was not started (no connection, 429, 503)
 
-    token_usage counts what was charged. A constraint becomes structured output where a JSON schema says the
-    same (json_schema, choices, the dtypes): strict where the API's strict mode takes the schema, otherwise
-    asked for and then checked here, which needs jsonschema. A completion model is held to nothing: a dtype is
-    read from the begin of what it says, and a reply that begins otherwise is an error; a choice is what it
-    would likeliest say of the options, unless "echo" among the extensions lets it score all of them.
+    token_usage counts what was charged.
+
+    Constraints become structured output where a JSON schema can express them (json_schema, choices, the
+    dtypes). The schema is strict if the API's strict mode supports it. Otherwise the reply is requested as
+    JSON and checked here, which needs jsonschema.
+
+    Text completions cannot be constrained. A dtype is read from the start of the reply, and a reply that
+    starts with anything else is an error. A choice is the option that the reply most likely starts with,
+    unless `extensions` contains "echo", which lets it score all options.
     """
 
     name = "openai"
@@ -135,7 +140,7 @@ class OpenAI(Backend):
         max_tokens_field: str = "max_completion_tokens",
     ) -> None:
         if chat_template is not None:
-            raise Unsupported("messages are sent as such: the API renders them; leave chat_template out")
+            raise Unsupported("the API renders the messages itself; leave chat_template out")
         named = set(EXTENSIONS) if extensions == "all" else {*extensions}
         if unknown := sorted(named - set(EXTENSIONS)):
             raise ValueError(f"unknown extensions {', '.join(unknown)}; known: {', '.join(EXTENSIONS)}")
@@ -158,7 +163,7 @@ class OpenAI(Backend):
         elif azure_endpoint is None and azure_deployment is None:
             url = base_url or os.environ.get("OPENAI_BASE_URL") or BASE_URL
         else:
-            raise ValueError("azure_endpoint and azure_deployment are for Azure: say is_azure=True, too")
+            raise ValueError("azure_endpoint and azure_deployment are for Azure: pass is_azure=True, too")
         self._query = f"?api-version={api_version}" if is_azure else ""
         self._transport = Transport(
             url.rstrip("/"),
@@ -220,7 +225,7 @@ class OpenAI(Backend):
             return await self._likeliest(text, call)
         if call.unconditional:
             raise Unsupported(
-                "a chat API gives no probabilities of texts without their prompt",
+                "a chat API returns no probabilities of texts without their prompt",
                 backend=self.name,
                 hint="use token_length_normalized, or a completion model",
             )
@@ -247,7 +252,7 @@ class OpenAI(Backend):
                 f"{self.name} does not take {', '.join(sorted(call.options))}", backend=self.name
             )
         if call.logprob_start_len >= 0:
-            raise Unsupported(f"{self.name} gives no log-probabilities of the prompt", backend=self.name)
+            raise Unsupported(f"{self.name} returns no log-probabilities of the prompt", backend=self.name)
         body: dict[str, Any] = {"model": self.model_name, **spoken(call.sampling, self._takes, self.name)}
         if call.n > 1:
             body["n"] = call.n
@@ -280,10 +285,10 @@ class OpenAI(Backend):
         if prefill is not None:
             if "prefill" not in self._extensions:
                 raise Unsupported(
-                    f"{self.name} cannot go on with a reply that has begun ({str(prefill.content)[:60]!r})",
+                    f"{self.name} cannot continue a reply that has begun ({str(prefill.content)[:60]!r})",
                     backend=self.name,
-                    hint='begin assistant(...) with gen, or say extensions=["prefill"] where the server '
-                    "takes continue_final_message",
+                    hint='start assistant(...) with gen, or pass extensions=["prefill"] if the server '
+                    "supports continue_final_message",
                 )
             body["messages"].append(wire(prefill))
             body |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -299,7 +304,7 @@ class OpenAI(Backend):
             return Leading(call, constraint, body)
         if constraint is not None and not chat:
             raise Unsupported(
-                f"completions cannot be held to {constraint.kind}", backend=self.name, hint=_HINT
+                f"text completions cannot enforce {constraint.kind}", backend=self.name, hint=_HINT
             )
         form = form_for(call, self.name, _HINT)
         if form is not None:
@@ -335,9 +340,9 @@ class OpenAI(Backend):
         """By the likeliest next tokens, which every server tells. The options not chosen are not scored."""
         if call.unconditional:
             raise Unsupported(
-                f"{self.name} gives no log-probabilities of given text",
+                f"{self.name} returns no log-probabilities of given text",
                 backend=self.name,
-                hint='say extensions=["echo"] where the server takes echo with logprobs',
+                hint='pass extensions=["echo"] if the server supports echo with logprobs',
             )
         room = min(_MOST_STEPS, 1 + max(map(len, call.choices)))
 
@@ -379,7 +384,7 @@ class OpenAI(Backend):
             case {"choices": list(choices)} if len(choices) == len(prompts):
                 found = [choice.get("logprobs") for choice in sorted(choices, key=lambda c: c["index"])]
             case _:
-                raise BackendError(f"the API's answer is no completion: {str(answer)[:200]!r}")
+                raise BackendError(f"the API's answer is not a completion: {str(answer)[:200]!r}")
         usage = answer.get("usage") or {}
         self.token_usage.add(usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0)
         if not all(isinstance(one, dict) and one.get("token_logprobs") for one in found):

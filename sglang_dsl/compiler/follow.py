@@ -60,7 +60,7 @@ def follow(program: Followable, args: Args, kwargs: Kwargs) -> tuple[ProgramStat
     except Exception as error:
         raise BadProgram(
             f"{program.name} cannot be traced without a run: {type(error).__name__}: {error}; give it "
-            "arguments it can work with, or keep decisions on generated text out of it"
+            "arguments that it can work with, or do not branch on generated text in it"
         ) from error
     made = Program(program.name, tracer.body(), missing, tuple(called), program)
     outer = _CALLED.get()

@@ -1,7 +1,7 @@
-"""Compiling a program: the same `s`, without a backend. What it said becomes a Program, a tree of nodes.
+"""Tracing a program: the same `s`, without a backend. The result is a Program, a tree of nodes.
 
-Values that only a run can know are placeholders: text like "{answer}". A body that decides by them is
-followed along one path only. Knows no executor.
+Values that only a run can know are placeholders: text like "{answer}". If the function decides by them, only
+one path is followed. Knows no executor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from sglang_dsl.views.snapshot import Snapshot
 
 
 class Placeholder(str):
-    """Stands for a value that a run would have: reads as "{name}", counts as 0."""
+    """Represents a value that only a run would have. Reads as "{name}", counts as 0."""
 
     __slots__ = ()
 
@@ -78,9 +78,12 @@ class Placeholder(str):
 @public
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A compiled program. `arguments`: names left open, standing in the text as "{name}". `called`: programs
-    that its function called, in order; they have texts of their own. `function`: what was compiled; None
-    where it was read from JSON. Prints as a tree."""
+    """A program as a tree, returned by program.trace(). Prints as a tree.
+
+    arguments  names without a value; they appear in the text as "{name}"
+    called     the programs that its function called, in order; each has its own text
+    function   the traced function; None if the Program was read from JSON
+    """
 
     name: str
     body: Seq
@@ -89,25 +92,25 @@ class Program:
     function: Any = field(default=None, compare=False, repr=False)
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's run(...). Raises BadProgram where there is none."""
+        """The function's run(...). Raises BadProgram if there is no function."""
         return self._runnable().run(*args, **kwargs)
 
     def run_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's run_batch(...). Raises BadProgram where there is none."""
+        """The function's run_batch(...). Raises BadProgram if there is no function."""
         return self._runnable().run_batch(*args, **kwargs)
 
     def _runnable(self) -> Any:
         if self.function is None:
-            raise BadProgram(f"{self.name} was read from JSON, which holds no function to run")
+            raise BadProgram(f"{self.name} was read from JSON, which contains no function to run")
         return self.function
 
     @property
     def last_node(self) -> Program:
-        """Itself: sglang's programs write trace().last_node.print_graph_dfs()."""
+        """The Program itself. Programs written for sglang use trace().last_node.print_graph_dfs()."""
         return self
 
     def print_graph_dfs(self) -> str:
-        """tree(), by the name that sglang has for it."""
+        """tree(), under its name in sglang."""
         return self.tree()
 
     def print_graph(self) -> None:
@@ -116,7 +119,7 @@ class Program:
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """Names its nodes set, in order."""
+        """The names that its nodes set, in order."""
         return variables(self.body)
 
     @property
@@ -125,7 +128,7 @@ class Program:
         return tuple(node for node in self.body.walk() if not isinstance(node, Seq))
 
     def tree(self) -> str:
-        """One line per node, with file and line, branches indented."""
+        """One line per node, with file and line; branches are indented."""
         lines = [f"{self.name}({', '.join(self.arguments)})"]
         for node in self.body.nodes:
             lines += _tree(node, 1)
@@ -134,19 +137,19 @@ class Program:
         return "\n".join(lines)
 
     def forks(self) -> tuple[ForkPlan, ...]:
-        """Its forks: how many branches, what they need, where they join."""
+        """Its forks: the number of branches, what they need, and where they join."""
         return plan_forks(self.body)
 
     def waves(self) -> tuple[tuple[Step, ...], ...]:
-        """Its generations and choices, and those of the programs it calls, in waves: those of one wave need
-        nothing of each other and can be asked for at once."""
+        """Its generations and choices, and those of the programs it calls, in waves. Those of one wave do not
+        depend on each other and can be requested at the same time."""
         return waves([(self.name, self.body), *_called(self)])
 
     def __str__(self) -> str:
         return self.tree()
 
     def __repr__(self) -> str:
-        """One line; the tree is what it prints."""
+        """One line. print() shows the tree."""
         sets = f", sets {', '.join(self.variables)}" if self.variables else ""
         return (
             cut(f"Program({self.name}({', '.join(self.arguments)}): {len(self.nodes)} nodes{sets}", 300) + ")"
@@ -176,13 +179,13 @@ class Program:
         return self._page().bundle()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON data, which from_dict() reads back."""
+        """The program as plain JSON data, for from_dict()."""
         data = {"program": self.name, "arguments": list(self.arguments), "body": to_dict(self.body)}
         return data | ({"called": [one.to_dict() for one in self.called]} if self.called else {})
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Program:
-        """Raises ValueError for data that to_dict does not give."""
+        """The program that to_dict() returned. Raises ValueError for any other data."""
         body = from_dict(data["body"])
         if not isinstance(body, Seq):
             raise ValueError(f"a program's body is a seq, got {body.KIND}")
@@ -195,7 +198,7 @@ class Program:
 
     @classmethod
     def from_json(cls, text: str) -> Program:
-        """The program that to_json() wrote. Raises ValueError for another text."""
+        """The program that to_json() wrote. Raises ValueError for any other text."""
         return cls.from_dict(json.loads(text))
 
 

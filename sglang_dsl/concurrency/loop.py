@@ -154,7 +154,7 @@ class LoopThread:
         """Run a coroutine there and wait for its result here. Raises TimeoutError."""
         if self.here:
             work.close()
-            raise SglError("the language's event loop would wait for itself; use the async form here")
+            raise SglError("this would block the language's own event loop; use the async method here")
         self.turns.pass_on()
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:

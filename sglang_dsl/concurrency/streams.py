@@ -73,9 +73,7 @@ class Signal:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not ready():
             if background().here:
-                raise SglError(
-                    "a value was read on the language's own event loop, which would wait for itself"
-                )
+                raise SglError("a value was read on the language's own event loop, which would block it")
             woken = threading.Lock()  # held until a waker lets it go; an Event would be a good deal dearer
             woken.acquire()
             wake = woken.release

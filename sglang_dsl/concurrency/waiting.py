@@ -48,7 +48,7 @@ def run_here(work: Awaitable[T]) -> T:
     except StopIteration as ended:
         return cast(T, ended.value)
     running.close()
-    raise BadProgram("an async function was given to code that blocks: give it to the async form")
+    raise BadProgram("an async function was passed to a blocking method; use the async method")
 
 
 def iterate_here(pieces: AsyncGenerator[T, None]) -> Iterator[T]:

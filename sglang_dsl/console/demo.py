@@ -70,7 +70,7 @@ def _conversation(console: Console, state: ProgramState) -> None:
             for question, answer in zip(BRANCHES.values(), state["answers"], strict=True):
                 fork.add_row(Text(question, style="cyan"), Text(answer, style="green"))
             console.print(
-                Panel(fork, title="three branches, at once", title_align="left", border_style="magenta")
+                Panel(fork, title="three branches, in parallel", title_align="left", border_style="magenta")
             )
 
 

@@ -28,7 +28,7 @@ from sglang_dsl.function import function
 
 QUESTION, ANSWER = "Which river runs through Ostrel?", "Sarn"
 EXTRAS = {
-    "runtime": "the engine in this process",
+    "runtime": "the engine, in this process",
     "server": "`serve`: the engine over HTTP",
     "repl": "the prompt, and export to notebooks",
     "notebook": "states that stream into a cell; batches as data frames",
@@ -114,7 +114,9 @@ def _here() -> Iterator[Finding]:
         yield Finding("ok", "C compiler", f"{compiler}, for attention on CPUs")
     file = state_file("history")
     yield (
-        Finding("note", "history", "no place for it: of one session only", "make XDG_STATE_HOME writable")
+        Finding(
+            "note", "history", "cannot be saved: kept for this session only", "make XDG_STATE_HOME writable"
+        )
         if file is None
         else Finding("ok", "history", str(file))
     )
@@ -159,7 +161,7 @@ def _extras() -> Iterator[Finding]:
         yield Finding(
             "note",
             "extras",
-            "this copy was not installed by pip: what it has is not known",
+            "this copy was not installed by pip, so its extras are unknown",
             "pip install -e .",
         )
         return
@@ -167,9 +169,7 @@ def _extras() -> Iterator[Finding]:
         absent = [name for name in found.get(extra, ()) if _version(name) is None]
         install = f"pip install '{DISTRIBUTION}[{extra}]'"
         if extra not in found:
-            yield Finding(
-                "note", extra, f"{what}; pip knows nothing of it: installed from older code", install
-            )
+            yield Finding("note", extra, f"{what}; unknown to pip: installed from older code", install)
         elif absent:
             yield Finding("missing", extra, f"{what}; without {', '.join(absent)}", install)
         else:
@@ -192,7 +192,7 @@ def _works(console: Console, *, quick: bool) -> Iterator[Finding]:
         torch: Any = importlib.import_module("torch")
         gpus = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     except Exception as error:  # noqa: BLE001 - told
-        yield Finding("broken", "torch", f"{type(error).__name__}: {error}", "install it anew")
+        yield Finding("broken", "torch", f"{type(error).__name__}: {error}", "reinstall it")
         return
     yield Finding("ok", "torch", str(torch.__version__))
     yield Finding(

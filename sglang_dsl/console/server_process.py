@@ -1,9 +1,9 @@
-"""Runtime: the bundled runtime as a server of its own processes, started and ended from here.
+"""Runtime: the bundled runtime as a server in processes of its own, started and stopped from here.
 
     with Runtime("pocket") as runtime:
         set_default_backend(runtime)
 
-It starts `python -m runtime serve` and talks to it by HTTP only; it imports nothing of the runtime's insides.
+It starts `python -m runtime serve` and talks to it only by HTTP. It imports no internals of the runtime.
 """
 
 from __future__ import annotations
@@ -41,24 +41,29 @@ _TOKENIZERS: Registry[Any] = Registry(
 )
 
 
-def get_tokenizer(model_path: str, **words: Any) -> Any:
+def get_tokenizer(model_path: str, **kwargs: Any) -> Any:
     """The tokenizer of a checkpoint's folder, of a bundled one or of a model's name, by transformers."""
     folder = _TOKENIZERS.load("bundled").get(str(model_path), model_path)
-    return _TOKENIZERS.load("auto").from_pretrained(folder, **words)
+    return _TOKENIZERS.load("auto").from_pretrained(folder, **kwargs)
 
 
 class Runtime:
-    """A running server. Returns when it is ready; raises BackendError, with the end of its log, when it is
-    not within `launch_timeout` seconds.
+    """Starts a server for this program and stops it at the end. A Runtime can be passed wherever a backend is
+    expected.
 
-    model_path  a checkpoint's directory, or the name of a bundled one
-    port        0: any free one
-    api_key     what the server asks for; handed over in a file only this user can read
-    options     any option of `python -m runtime serve` (its --help lists them), with underscores; those of
-                sglang's that mean the same are known too. Raises Unsupported
+    The constructor returns when the server is ready. If it is not within `launch_timeout` seconds, it raises
+    BackendError with the end of the server's log.
 
-    endpoint    the RuntimeEndpoint that programs run on; a Runtime can be given wherever a backend is
-    url         the server's address
+    model_path  a checkpoint's directory, or the name of a bundled checkpoint
+    port        0: any free port
+    api_key     the key that the server requires; passed to it in a file that only this user can read
+    options     any option of `python -m runtime serve` (see its --help), with underscores, or the sglang
+                option with the same meaning. Raises Unsupported
+
+    It has these attributes:
+
+    endpoint  the RuntimeEndpoint that programs run on
+    url       the server's address
     """
 
     def __init__(
@@ -107,11 +112,11 @@ class Runtime:
 
     @property
     def pid(self) -> int:
-        """Of the server's first process."""
+        """The process id of the server's first process."""
         return self._process.pid
 
     def shutdown(self) -> None:
-        """End the server; may be called again. What still runs is given STOP_S seconds."""
+        """Stop the server. May be called again. Running requests have STOP_S seconds to finish."""
         if self._stopped:
             return
         self._stopped = True
@@ -132,7 +137,8 @@ class Runtime:
         self._folder.cleanup()
 
     def _hang_up(self) -> None:
-        """Close the connections that programs used; those of the caller's own event loops go with these."""
+        """Close the connections that programs used. Connections of the caller's own event loops are closed
+        with those loops."""
         loop = running()
         if self._used is not None and loop is not None and loop.alive and not loop.here:
             with contextlib.suppress(TimeoutError):
@@ -151,15 +157,15 @@ class Runtime:
     def generate(
         self, prompt: str | Sequence[str], sampling_params: Mapping[str, Any] | None = None, **fields: Any
     ) -> str:
-        """The answer of POST /generate as JSON text: an object, for several prompts a list. `fields`: more of
-        the request's fields."""
+        """The answer of POST /generate as JSON text: an object, or a list for several prompts. `fields`:
+        other fields of the request."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
         return json.dumps(background().run(self.endpoint.request("/generate", body)))
 
     async def async_generate(
         self, prompt: str, sampling_params: Mapping[str, Any] | None = None, **fields: Any
     ) -> AsyncIterator[str]:
-        """Pieces of the text as they come, on the caller's event loop."""
+        """Pieces of the text as they are generated, on the caller's event loop."""
         body = {"text": prompt, "sampling_params": dict(sampling_params or {}), **fields}
         async with aclosing(self.endpoint.pieces(body)) as pieces:  # type: ignore[type-var]
             async for delta in pieces:
@@ -174,23 +180,23 @@ class Runtime:
         return json.dumps(background().run(self.endpoint.request("/encode", body)))
 
     def cache_prefix(self, prefix: str) -> None:
-        """Compute a prompt's beginning now, so that later prompts find it."""
+        """Compute the start of a prompt now, so that later prompts find it in the cache."""
         self.generate(prefix, {"max_new_tokens": 0})
 
     def flush_cache(self) -> bool:
-        """Drop the server's cached prefixes; False where they are in use. Waits."""
+        """Drop the server's cached prefixes, and wait for it. Returns False if they are in use."""
         return self.endpoint.flush_cache()
 
     def get_tokenizer(self) -> Any:
-        """The checkpoint's tokenizer, by transformers."""
+        """The checkpoint's tokenizer, loaded by transformers."""
         return get_tokenizer(self.endpoint.model_info["model_path"])
 
     async def get_server_info(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """What the server reports about itself."""
         return await self.endpoint.info()
 
     def start_profile(self) -> None:
-        """Begin to write a profile of the server's steps. Waits for its answer."""
+        """Start to write a profile of the server's steps. Waits for the server's answer."""
         background().run(self.endpoint.request("/start_profile", {}))
 
     def stop_profile(self) -> None:
@@ -223,5 +229,5 @@ class Runtime:
         raise BackendError(
             f"the server was not ready within {timeout:g} s:\n{self.log()}",
             backend="runtime",
-            hint="give it more time with launch_timeout=",
+            hint="allow more time with launch_timeout=",
         )

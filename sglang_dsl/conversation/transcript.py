@@ -105,7 +105,7 @@ class Transcript(msgspec.Struct, frozen=True, eq=False, gc=False):
         """With a turn of `role` begun. Raises ValueError inside another turn."""
         if self.role is not None:
             raise ValueError(
-                f"a turn of {role!r} cannot begin inside a turn of {self.role!r}; end that first"
+                f"a turn of {role!r} cannot start inside a turn of {self.role!r}; end that turn first"
             )
         return Transcript(self, "open", role, role, self.length + len(opening(role)), self.tools)
 

@@ -1,24 +1,24 @@
 """The language's errors.
 
-    SglError                       everything below
-    +-- ProgramError               a program failed while it ran; carries place, variable, backend, cause
-    |   +-- MissingVariable        (also KeyError) a variable nobody set was read
-    |   +-- InvalidValue           a generated text is no value of the type it is read as
-    |   +-- BackendError           the backend answered with an error, or not at all
-    |   |   +-- Unsupported        this backend cannot do what the node asks
-    |   |   +-- Timeout            it took longer than its deadline
-    |   |   +-- ReplayMiss         a run that is repeated from a record makes a call that is not in it
+    SglError                       base of all errors below
+    +-- ProgramError               a program failed while it ran; has place, variable, backend, cause
+    |   +-- MissingVariable        (also KeyError) a variable was read that nothing sets
+    |   +-- InvalidValue           a generated text is not a value of the requested type
+    |   +-- BackendError           the backend returned an error, or no answer
+    |   |   +-- Unsupported        this backend cannot do what the node requests
+    |   |   +-- Timeout            a call took longer than its deadline
+    |   |   +-- ReplayMiss         a replayed run makes a call that is not in the record
     |   +-- ToolError              a tool that the model called failed
-    |   +-- ToolLoopLimit          the model still calls tools after all the steps it was given
+    |   +-- ToolLoopLimit          the model still calls tools after `max_steps` replies
     |   +-- BudgetExceeded         the program, or the branch, has used up its budget
-    |   +-- NoWinner               no branch was what was looked for
+    |   +-- NoWinner               no branch qualified
     |   +-- ProgramCancelled       the program, or the branch, was cancelled
     +-- NoBackend                  no backend was given and no default is set
-    +-- BadProgram                 (also ValueError) a word was used wrongly: empty choices, bad regex, ...
-    +-- StateClosed                text was added to a state that cannot go on
+    +-- BadProgram                 (also ValueError) a wrong argument: empty choices, bad regex, ...
+    +-- StateClosed                text was added to a state that cannot continue
 
-An error is raised where the value is read. It does not hold the state alive. Its traceback shows the user's
-own lines (sglang_dsl.errors.tracebacks); err.full_traceback() tells the language's, too.
+An error is raised where the value is read. It does not keep the state alive. Its traceback shows only the
+user's own lines (sglang_dsl.errors.tracebacks); err.full_traceback() includes those of the language.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from sglang_dsl.errors.source import Source, caller
 
 
 class Stack(NamedTuple):
-    """An exception as text, and the places that it came through, (file, line, function), outermost first."""
+    """An exception as text, and the places (file, line, function) that it passed, outermost first."""
 
     error: str
     places: tuple[tuple[str, int, str], ...]
 
 
 class SglError(Exception):
-    """Base of the language's errors."""
+    """Base class of the language's errors."""
 
     stacks: tuple[Stack, ...] = ()
     """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
 
     def full_traceback(self) -> str:
-        """Itself and all that it came of, with all frames, the language's too, as text."""
+        """The error and its causes as text, with all frames, including those of the language."""
         parts = []
         *causes, own = self.stacks or stacks(self)
         shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
@@ -59,11 +59,12 @@ class SglError(Exception):
 
 
 class BadProgram(SglError, ValueError):
-    """A word of the language was used wrongly; raised at once, where it was written."""
+    """The language was used wrongly, for example with a wrong argument. Raised at once, where the program was
+    written."""
 
 
 class NoBackend(SglError):
-    """No backend: pass backend=..., or call set_default_backend(...)."""
+    """There is no backend. Pass backend=..., or call set_default_backend(...)."""
 
 
 class StateClosed(SglError):
@@ -71,10 +72,15 @@ class StateClosed(SglError):
 
 
 class ProgramError(SglError):
-    """A program failed.
+    """A program failed while it ran.
 
-    program, source (file, line), node, variable, backend, request_id, status, retryable and hint are None
-    where unknown; __cause__ is what happened underneath.
+    message                          what went wrong
+    program, source, node, variable  where: the program, the file and line, the node, the variable
+    backend, request_id, status      which backend, and what it answered
+    retryable                        whether the same call may succeed later
+    hint                             what to do about it
+
+    Fields that are not known are None. `__cause__` is the underlying error.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class ProgramError(SglError):
         super().__init__(message)
 
     def fields(self) -> dict[str, Any]:
-        """All that is known, for logs."""
+        """All known fields, for logs."""
         known = {k: v for k, v in vars(self).items() if v not in (None, False) and k != "stacks"}
         return known | ({"source": str(self.source)} if self.source else {})
 
@@ -124,7 +130,7 @@ class MissingVariable(ProgramError, KeyError):
 
 
 class InvalidValue(ProgramError):
-    """A generated text cannot be read as the type that was asked for, or as JSON; `s.raw(name)` gives it."""
+    """A generated text cannot be read as the requested type, or as JSON. `s.raw(name)` returns the text."""
 
 
 class BackendError(ProgramError):
@@ -132,44 +138,44 @@ class BackendError(ProgramError):
 
 
 class Unsupported(BackendError):
-    """The backend cannot do this; nothing was dropped silently."""
+    """The backend does not support this. Nothing was dropped silently."""
 
 
 class Timeout(BackendError):
-    """The deadline passed."""
+    """A call took longer than its deadline."""
 
 
 class ReplayMiss(BackendError):
-    """The call is not in the record, and no backend is to be asked."""
+    """The call is not in the record, and cache="ro" does not call the backend."""
 
 
 class ToolError(ProgramError):
-    """A tool that the model called failed, in a loop that was asked to raise it; __cause__ is what the tool
-    raised."""
+    """A tool that the model called failed, in a loop with on_error="raise". `__cause__` is the tool's
+    exception."""
 
 
 class ToolLoopLimit(ProgramError):
-    """The model still calls tools after all the steps it was given; the last calls were not run."""
+    """The model still calls tools after `max_steps` replies. The last calls were not run."""
 
 
 class BudgetExceeded(ProgramError):
-    """The budget of the program, or of the branch, is used up; nothing more is asked of the backend."""
+    """The budget of the program, or of the branch, is used up. The backend is not called again."""
 
 
 class NoWinner(ProgramError):
-    """No branch was accepted, or none has a value."""
+    """No branch was accepted, or no branch has a value."""
 
 
 class ProgramCancelled(ProgramError):
-    """Cancelled before it was done."""
+    """The program, or the branch, was cancelled before it was done."""
 
 
 E = TypeVar("E", bound=ProgramError)
 
 
 def again(error: BaseException) -> BaseException:
-    """A copy to raise: one failure may be read in many places, and each raise adds a traceback of its own.
-    What a program's function raised is anybody's, and raised as it is."""
+    """A copy to raise. One failure may be read in many places, and each raise adds a traceback. An exception
+    of the program's function may be of any class, and is raised as it is."""
     if not isinstance(error, ProgramError):
         return error
     fresh = copied(error)
@@ -179,8 +185,8 @@ def again(error: BaseException) -> BaseException:
 
 
 def copied(error: E) -> E:
-    """The same error once more, with no traceback and no cause. Its class may be anybody's, and take other
-    arguments than it keeps: it is not called."""
+    """A copy of the error, without traceback and cause. Its class may be a user's, with other arguments than
+    those it keeps, so it is not called."""
     fresh = type(error).__new__(type(error), *error.args)
     fresh.args = error.args
     vars(fresh).update(vars(error))
@@ -199,7 +205,7 @@ def warn(message: str) -> None:
 
 
 def stacks(error: BaseException) -> tuple[Stack, ...]:
-    """An exception and what it came of, the first cause first. Holds no frames."""
+    """An exception and its causes, the first cause first. Holds no frames."""
     found: list[Stack] = []
     seen: set[int] = set()
     at: BaseException | None = error
@@ -216,7 +222,7 @@ def _places(error: BaseException) -> tuple[tuple[str, int, str], ...]:
 
 
 def headline(error: BaseException) -> str:
-    """Its kind and its message, if that can be had."""
+    """The exception's type and, if available, its message."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - its own __str__ fails

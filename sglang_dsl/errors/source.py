@@ -1,4 +1,4 @@
-"""Where the user's code stands: file, line and function outside this package. Knows nothing else of it."""
+"""Finds the user's code: file, line and function outside this package. Knows nothing else of it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def _look(code: CodeType) -> tuple[CodeType, dict[int, Source] | None]:
 
 
 def caller() -> Source | None:
-    """Where the user's code stands now: the innermost frame outside this package. For functions of this
-    package to ask."""
+    """The user's current line: the innermost frame outside this package. To be called by functions of this
+    package."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

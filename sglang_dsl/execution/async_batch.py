@@ -25,9 +25,9 @@ async def as_they_end(
     total: int | None = None,
     progress: bool = False,
 ) -> AsyncIterator[T | Exception]:
-    """What `work(index, item)` gives for each item, or what it raised; at most `limit` at once. The next item
-    is taken only when there is room for it, and with `ordered` not more than four times `limit` results wait
-    behind a slow one. Leaving early cancels what is under way and waits for that."""
+    """Yield what `work(index, item)` returns for each item, or the exception it raised; at most `limit` run
+    at once. The next item is taken only when there is room for it. With `ordered`, at most four times `limit`
+    results wait for a slow one. Leaving early cancels what is running and waits for it."""
     most = limit or IN_FLIGHT
     source = _numbered(items)
     begun: dict[asyncio.Task[T], None] = {}  # and not given out

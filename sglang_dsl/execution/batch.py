@@ -1,7 +1,7 @@
 """Many programs at once: bounded, lazy, results in input order. Knows jobs, not functions or arguments.
 
-Bodies run on a bounded pool of threads; a body that has returned gives its thread back while its generations
-are still under way on the loop, so far more items than threads may be in flight.
+Functions run on a bounded pool of threads. A function that has returned frees its thread while its
+generations are still running on the event loop, so far more items than threads can be in progress.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IN_FLIGHT = 256
 
 
 class Job:
-    """One item. `error` is what its body raised, or what went wrong in its generations."""
+    """One item. `error` is the exception of its function, or the error of its generations."""
 
     def __init__(self, signal: Signal, ended: deque[Job]) -> None:
         self.state: ProgramState | None = None
@@ -39,7 +39,7 @@ class Job:
         self._stop_body = stop_here()
 
     def run(self, make: Callable[[], ProgramState]) -> None:
-        """On a pool thread: run the body; the rest is waited for on the loop."""
+        """On a pool thread: run the function. The event loop waits for the rest."""
         self._stop_body.inside()
         try:
             self.state = make()
@@ -49,7 +49,7 @@ class Job:
         self._follow()
 
     async def run_async(self, make: Callable[[], Awaitable[ProgramState]]) -> None:
-        """The same on the loop, for a body that is a coroutine."""
+        """The same on the event loop, for an async function."""
         self._task = asyncio.current_task()
         self._stop_body.inside()
         if self.dropped:
@@ -65,7 +65,7 @@ class Job:
         self._follow()
 
     def _follow(self) -> None:
-        """The body has returned; what it asked for may still be under way."""
+        """The function has returned; its generations may still be running."""
         assert self.state is not None
         if self.dropped:
             self.state.cancel()
@@ -86,7 +86,7 @@ class Job:
         self._signal.notify()
 
     def drop(self) -> None:
-        """Nobody wants it any more."""
+        """The result is no longer needed."""
         self.dropped = True
         self._stop_body.cancel()
         if self.state is not None:
@@ -109,11 +109,13 @@ def in_order(
     on_loop: bool = False,
     ordered: bool = True,
 ) -> Generator[Job, None, None]:
-    """Run `work`, at most `limit` at once, and give the finished jobs in order, or as they end. Takes the
-    next piece of work only when there is room for it. A slow item holds up its followers' results, not their
-    running; `lazy`: not more than four times `limit` of them, so that a reader who takes his time is not
-    buried in results. `on_loop`: the pieces of work give coroutines, which run on the loop and need no
-    threads."""
+    """Run `work`, at most `limit` at once, and yield the finished jobs in order, or as they finish.
+
+    The next piece of work is taken only when there is room for it. A slow item delays the results of later
+    items, but not their start; with `lazy`, at most four times `limit` of them are started, so that results
+    do not pile up before a slow reader. `on_loop`: the pieces of work return coroutines, which run on the
+    event loop and need no threads.
+    """
     most = limit or IN_FLIGHT
     signal = Signal()
     # Begun and not given out: what runs, and, where the order counts, what is done behind a slow one.

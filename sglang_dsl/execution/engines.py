@@ -48,7 +48,9 @@ def run_batch_on(
     made = ENGINES.load(engine)() if isinstance(engine, str) else engine
     if not isinstance(made, BatchEngine):
         known = ", ".join(["local", *ENGINES])
-        raise BadProgram(f"engine is one of {known}, or an object such as RayData(...); got {engine!r:.80}")
+        raise BadProgram(
+            f"engine must be one of {known}, or an object such as RayData(...); got {engine!r:.80}"
+        )
     if lazy:
         return made.run_batch(program, wanted, items, ordered=ordered, **how)
     taken = Items(program.signature, items)

@@ -248,7 +248,7 @@ class Finished(Core):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise StateClosed(f"{self.program!r} ran in another process and has ended: it can only be read")
+        raise StateClosed(f"{self.program!r} ran in another process; it can only be read")
 
     def watch(self, signal: Signal) -> Mark:
         mark = Mark(signal)

@@ -172,7 +172,9 @@ def _read(outcome: bytes, index: int, program: str) -> Any:
     try:
         found: PackedRun | BaseException = cloudpickle.loads(outcome)
     except Exception as error:  # noqa: BLE001 - the outcome of this item
-        return BadProgram(f"what {program!r} gave for item {index} cannot be read here: {headline(error)}")
+        return BadProgram(
+            f"the result of {program!r} for item {index} cannot be read here: {headline(error)}"
+        )
     return found if isinstance(found, BaseException) else unpack(found, index)
 
 

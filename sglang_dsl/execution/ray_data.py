@@ -16,15 +16,17 @@ from sglang_dsl.execution.scope import SCOPE, Startable, Wanted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayData:
-    """run_batch(..., engine=RayData(workers=8)), or engine="ray" for the defaults.
+    """How run_batch spreads its items over Ray's worker processes: run_batch(..., engine=RayData(workers=8)).
+    engine="ray" uses the defaults.
 
     workers     processes that run programs; None: as many as the cluster has CPUs for
-    cpus, gpus  what each of them reserves; with a backend that runs a model in the worker, that model's
-    batch_size  items that are sent to a worker at a time; it works on two such blocks at once
-    attempts    how often a block of items is begun whose worker dies; then how often each of its items is
+    cpus, gpus  what each worker reserves, including the model if the backend runs one in the worker
+    batch_size  items sent to a worker at a time; it works on two such blocks at once
+    attempts    how often a block of items is started if its worker dies; after that, how often each of its
+                items is
     address     of the cluster; None: RAY_ADDRESS, or a Ray on this machine, for this process alone
 
-    Raises BadProgram for values that make no sense.
+    Raises BadProgram for invalid values.
     """
 
     workers: int | None = None
@@ -38,10 +40,10 @@ class RayData:
         for name in ("workers", "batch_size", "attempts"):
             value = getattr(self, name)
             if not (value is None and name == "workers") and not (type(value) is int and value >= 1):
-                raise BadProgram(f"RayData: {name} is a number of at least 1, got {value!r}")
+                raise BadProgram(f"RayData: {name} must be at least 1, got {value!r}")
         for name in ("cpus", "gpus"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise BadProgram(f"RayData: {name} is a number of at least 0, got {getattr(self, name)!r}")
+                raise BadProgram(f"RayData: {name} must be at least 0, got {getattr(self, name)!r}")
 
     def run_batch(
         self,
@@ -54,8 +56,8 @@ class RayData:
         on_error: str,
         ordered: bool,
     ) -> Iterator[Any]:
-        """The results, as SglFunction.run_batch gives them. Raises BadProgram, MissingExtra, and
-        BackendError where no Ray can be started, before anything runs."""
+        """The results, as SglFunction.run_batch returns them. Raises BadProgram, MissingExtra, and
+        BackendError if Ray cannot be started, before anything runs."""
         if SCOPE.get() is not None:
             raise BadProgram('a program cannot run a batch with engine="ray": run the batch outside of it')
         try:

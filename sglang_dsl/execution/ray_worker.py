@@ -174,7 +174,8 @@ def _sent(outcome: PackedRun | BaseException, program: str) -> bytes:
         done: bytes = cloudpickle.dumps(outcome)
     except (PicklingError, TypeError, AttributeError, ValueError, RecursionError) as error:
         told = BadProgram(
-            f"what {program!r} returned or set cannot leave the worker: {headline(error)}; return plain data"
+            f"the values that {program!r} returned or set cannot be sent from the worker: {headline(error)}; "
+            "return plain data"
         )
         return bytes(cloudpickle.dumps(told))
     return done

@@ -79,7 +79,7 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
         BadProgram for a stream that is to speculate."""
         if stream and speculation is not None and self.backend is not None and self.backend.speculates:
             raise BadProgram(
-                f"{program} has num_api_spec_tokens, and its values are known when a whole reply is "
+                f"{program} has num_api_spec_tokens, so its values are known only when a whole reply is "
                 "there: it cannot stream; run it, or use .options(num_api_spec_tokens=None).stream(...)"
             )
         return RunInfo(

@@ -1,6 +1,6 @@
-"""gen and select: the words that ask a model. Each gives a frozen node.
+"""gen and select: the functions that call a model. Each returns a frozen node.
 
-A wrong word (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram here, at
+A wrong argument (a regex that cannot be compiled, no choices, a temperature below 0) raises BadProgram at
 once.
 """
 
@@ -70,31 +70,38 @@ def _gen(
     timeout: float | None = None,
     retries: int | None = None,
 ) -> Gen | Select:
-    """Generate text here; `name` is the variable that will hold it.
+    """Generate text here. `name` is the variable that will hold it.
 
-    Sampling words left out (None) are taken from the program, then from the defaults. At most one of these
-    says what the text must match:
+    At most one of these sets what the text must match:
 
-    a type          as the second argument, gen("c", Character): s["c"] is then a value of the type, read and
-                    validated, and s.raw("c") its text. int, float, bool, str, Literal, Enum; and, with
-                    pydantic installed, models, dataclasses, TypedDict, Annotated, unions, lists, ...
-                    Types of outlines, as outlines.types.email, stand there too; their value stays a text
-    dtype           int, float, bool or str; the value stays a text
+    a type          as the second argument: gen("c", Character). s["c"] is then a validated value of the type,
+                    and s.raw("c") its text. int, float, bool, str, Literal, Enum; with pydantic installed
+                    also models, dataclasses, TypedDict, Annotated, unions, lists, .... A type of outlines,
+                    such as outlines.types.email, can be used too; its value stays text
+    dtype           int, float, bool or str; the value stays text
     regex           a regular expression, as in re.fullmatch
-    json_schema     JSON text, a mapping, or a type as above; the value stays a text
-    ebnf            a grammar: EBNF as GBNF writes it (root ::= ...), or Lark
-    structural_tag  JSON text or a mapping: free text with parts that are kept to schemas or grammars
+    json_schema     JSON text, a mapping, or a type as above; the value stays text
+    ebnf            a grammar: EBNF in GBNF syntax (root ::= ...), or Lark
+    structural_tag  JSON text or a mapping: free text with parts that must match schemas or grammars
     choices         makes this a select
 
-    `timeout`: seconds each call may take. `retries`, with a type: how often the model is shown why its text
-    is no such value, and asked again; the state's text and s.raw(name) then hold the last one alone, and the
-    meta's `rejected` the others. `whitespace`: what stands between the tokens of JSON, "compact"
-    (nothing), "single" (at most one space) or "flexible" (bounded indentation, too). `schema_format`: what
-    `format` does in a schema, "assertion" or "annotation" (nothing). `require_reasoning`: the model reasons
-    first, and the text must match from where that has ended; after `max_thinking_tokens` tokens it must end.
-    The text holds both, and the meta's answer_start says where the answer begins.
-    `token_healing`: the model may choose the end of the prompt's last word anew, together with what follows;
-    off unless said. Raises BadProgram; MissingExtra where a type needs pydantic.
+    Sampling parameters that are None are taken from the program, and then from the defaults. Other
+    parameters:
+
+    timeout              seconds that each call may take
+    retries              with a type: how often the model is shown why its text is invalid, and asked again.
+                         The state's text and s.raw(name) hold only the last text; the others are in the
+                         metadata's `rejected`
+    whitespace           between the tokens of JSON: "compact" (nothing), "single" (at most one space) or
+                         "flexible" (also bounded indentation)
+    schema_format        the effect of `format` in a schema: "assertion" (checked) or "annotation" (none)
+    require_reasoning    the model reasons first, and the constraint applies from the end of the reasoning.
+                         The text holds both; the metadata's `answer_start` is where the answer begins
+    max_thinking_tokens  how many tokens the reasoning may have
+    token_healing        the model may choose the end of the prompt's last word again, together with what
+                         follows; off by default
+
+    Raises BadProgram, and MissingExtra if a type needs pydantic.
     """
     words = {
         "max_tokens": max_tokens,
@@ -133,13 +140,13 @@ def _gen(
     if choices is not None and dtype is not None:
         given.remove("dtype")  # the options say more
     if len(given) > 1:
-        raise BadProgram(f"gen takes one of {', '.join(forms)}; got {' and '.join(given)}")
+        raise BadProgram(f"gen takes only one of {', '.join(forms)}; got {' and '.join(given)}")
     if choices is not None:
         lower.retries(retries, None)
         lower.beside_choices(words, {"dtype": dtype})
         return select(name, choices, temperature or 0.0, choices_method, seed=seed, timeout=timeout)
     if choices_method is not None:
-        warn("choices_method: without effect without choices")
+        warn("choices_method has no effect without choices")
     form: dict[str, Any] = {}
     for word in given:
         form = lower.typed(typed) if word == "a type" else {word: getattr(lower, word)(forms[word])}
@@ -154,8 +161,8 @@ def _gen(
     )
 
 
-# What a generation is read as, for type checkers: n > 1 gives a list; a type's words stand beside it; choices
-# make it a select. The last is for what is only known at run time.
+# How type checkers read a generation: n > 1 gives a list; a type can be combined with sampling parameters;
+# choices make it a select. The last overload is for what is only known at run time.
 
 
 @overload
@@ -167,7 +174,7 @@ def gen(
     choices: Iterable[str],
     choices_method: Callable[..., ChoicesDecision] | str | None = None,
     n: int | None = None,
-    **words: Unpack[Forms],
+    **kwargs: Unpack[Forms],
 ) -> Select: ...
 
 
@@ -178,13 +185,13 @@ def gen(  # type: ignore[overload-overlap]
     /,
     *,
     n: Literal[1] | None = None,
-    **words: Unpack[Forms],
+    **kwargs: Unpack[Forms],
 ) -> Gen[str]: ...
 
 
 @overload
 def gen(
-    _name: str | None = None, _max_tokens: int | None = None, /, *, n: int, **words: Unpack[Forms]
+    _name: str | None = None, _max_tokens: int | None = None, /, *, n: int, **kwargs: Unpack[Forms]
 ) -> Gen[list[str]]: ...
 
 
@@ -195,7 +202,7 @@ def gen(  # type: ignore[overload-overlap]
     /,
     *sampling: int | Iterable[str] | None,
     n: Literal[1] | None = None,
-    **words: Unpack[TypedWords],
+    **kwargs: Unpack[TypedWords],
 ) -> Gen[T]: ...
 
 
@@ -206,7 +213,7 @@ def gen(
     /,
     *sampling: int | Iterable[str] | None,
     n: int,
-    **words: Unpack[TypedWords],
+    **kwargs: Unpack[TypedWords],
 ) -> Gen[list[T]]: ...
 
 
@@ -217,7 +224,7 @@ def gen(
     /,
     *sampling: int | Iterable[str] | None,
     n: Literal[1] | None = None,
-    **words: Unpack[TypedWords],
+    **kwargs: Unpack[TypedWords],
 ) -> Gen[str]: ...
 
 
@@ -230,16 +237,16 @@ def gen(
     choices: Iterable[str] | None = None,
     choices_method: Callable[..., ChoicesDecision] | str | None = None,
     n: int | None = None,
-    **words: Unpack[Forms],
+    **kwargs: Unpack[Forms],
 ) -> Gen[Any] | Select: ...
 
 
-def gen(*args: Any, **words: Any) -> Gen[Any] | Select:
-    # Programs say the same words at the same place again and again; nodes are frozen, so one will do.
+def gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
+    # Programs pass the same arguments at the same place again and again; nodes are frozen, so one will do.
     try:
-        if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, words.values())):
-            return _known_gen(caller(), *args, **words)
-        return _any_gen(*args, **words)
+        if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, kwargs.values())):
+            return _known_gen(caller(), *args, **kwargs)
+        return _any_gen(*args, **kwargs)
     except BaseException as error:
         trim(error)
         raise
@@ -250,49 +257,49 @@ _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 # Typed: 1 is not True, though they are equal.
 @functools.lru_cache(maxsize=4096, typed=True)
-def _known_gen(src: object, /, *args: Any, **words: Any) -> Gen[Any] | Select:
-    """`src` is where the user's code stands, which the node will find out itself."""
-    return _any_gen(*args, **words)
+def _known_gen(src: object, /, *args: Any, **kwargs: Any) -> Gen[Any] | Select:
+    """`src` is the place in the user's code, which the node finds out itself."""
+    return _any_gen(*args, **kwargs)
 
 
-def _any_gen(*args: Any, **words: Any) -> Gen[Any] | Select:
+def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
     second = args[1] if len(args) > 1 else None
     if second is None or isinstance(second, bool) or lower.whole(second) is not None:
-        return _gen(*args, **words)
+        return _gen(*args, **kwargs)
     name, typed, *others = args
     if type(typed).__module__.partition(".")[0] == "outlines":
         form: dict[str, Any] = _PARTS.load("outlines")(typed)
-        if both := sorted(form.keys() & words.keys()):
+        if both := sorted(form.keys() & kwargs.keys()):
             raise BadProgram(
                 f"gen takes one of {', '.join(both)} and a type of outlines, which says the same"
             )
-        return _gen(name, *others, **form | words)
+        return _gen(name, *others, **form | kwargs)
     if not is_type(typed):
         shown = f"{typed!r:.80}"
-        raise BadProgram(f"gen's second argument is a type, or max_tokens, a whole number; got {shown}")
-    return _gen(name, *others, typed=typed, **words)
+        raise BadProgram(f"gen's second argument must be a type, or a whole number (max_tokens); got {shown}")
+    return _gen(name, *others, typed=typed, **kwargs)
 
 
 functools.update_wrapper(gen, _gen, ("__doc__",), ())
-_gen.__name__ = _gen.__qualname__ = "gen"  # for errors about words it does not take
+_gen.__name__ = _gen.__qualname__ = "gen"  # for errors about unknown arguments
 
 
 @exposed
-def gen_int(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
-    """Generate a whole number; takes gen's sampling words."""
-    return _typed("gen_int", int, name, max_tokens, words)
+def gen_int(name: str | None = None, max_tokens: int | None = None, **kwargs: Any) -> Gen[str]:
+    """Generate a whole number. Takes gen's sampling parameters."""
+    return _typed("gen_int", int, name, max_tokens, kwargs)
 
 
 @exposed
-def gen_string(name: str | None = None, max_tokens: int | None = None, **words: Any) -> Gen[str]:
-    """Generate a quoted string, escapes as in JSON; takes gen's sampling words."""
-    return _typed("gen_string", str, name, max_tokens, words)
+def gen_string(name: str | None = None, max_tokens: int | None = None, **kwargs: Any) -> Gen[str]:
+    """Generate a quoted string with escapes as in JSON. Takes gen's sampling parameters."""
+    return _typed("gen_string", str, name, max_tokens, kwargs)
 
 
-def _typed(called: str, dtype: type, name: str | None, max_tokens: int | None, words: dict[str, Any]) -> Gen:
-    if unknown := sorted(set(words) - set(lower.WORDS)):
-        raise TypeError(f"{called} got unexpected words: {', '.join(unknown)}")
-    return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **words))
+def _typed(called: str, dtype: type, name: str | None, max_tokens: int | None, kwargs: dict[str, Any]) -> Gen:
+    if unknown := sorted(set(kwargs) - set(lower.WORDS)):
+        raise TypeError(f"{called} got unexpected keyword arguments: {', '.join(unknown)}")
+    return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **kwargs))
 
 
 @exposed
@@ -305,8 +312,14 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
 ) -> Select:
-    """Choose one of `choices` by log-probability; above temperature 0, draw one. `timeout`: seconds. Raises
-    BadProgram."""
+    """Choose one of `choices`, by their log-probabilities.
+
+    temperature     0 picks the best option; above 0 one is drawn by its probability
+    choices_method  how options of several tokens are compared; token_length_normalized by default
+    timeout         seconds that the call may take
+
+    Raises BadProgram.
+    """
     if choices is None:
         raise BadProgram("select needs choices")
     said = lower.sampling({"temperature": temperature, "seed": seed})
@@ -315,7 +328,7 @@ def select(
     except ValueError as error:
         raise BadProgram(str(error)) from error
     if said.temperature and not found.sampled:
-        raise BadProgram(f"{found.name} picks step by step and cannot be drawn with a temperature")
+        raise BadProgram(f"{found.name} picks step by step and cannot be used with a temperature")
     return Select(
         name=lower.name(name),
         choices=lower.choices(choices),

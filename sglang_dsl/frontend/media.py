@@ -82,7 +82,7 @@ def address(kind: Kind, source: object) -> str:
         case _:
             raise BadProgram(_TAKES[kind] + f"; got {type(source).__name__}")
     if len(data) > MAX_BYTES:
-        raise BadProgram(f"{kind}: {len(data)} bytes are more than the {MAX_BYTES} that are sent")
+        raise BadProgram(f"{kind}: {len(data)} bytes are more than the limit of {MAX_BYTES}")
     return f"data:{_format(kind, data)};base64,{base64.b64encode(data).decode()}"
 
 
@@ -98,7 +98,9 @@ def _read(kind: Kind, path: str | os.PathLike[str]) -> bytes:
     try:
         size = Path(path).stat().st_size
         if size > MAX_BYTES:
-            raise BadProgram(f"{kind} {os.fspath(path)!r} has {size} bytes; at most {MAX_BYTES} are sent")
+            raise BadProgram(
+                f"{kind} {os.fspath(path)!r} has {size} bytes, more than the limit of {MAX_BYTES}"
+            )
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         raise BadProgram(f"{kind} {os.fspath(path)!r:.200} cannot be read: {error}") from error
@@ -110,7 +112,7 @@ def _format(kind: Kind, data: bytes) -> str:
         if matches(data):
             return told
     known = ", ".join(dict.fromkeys(told.partition("/")[2] for told, _ in _SIGNS[kind]))
-    raise BadProgram(f"these bytes ({data[:8]!r}...) are no {kind} of a known format ({known})")
+    raise BadProgram(f"these bytes ({data[:8]!r}...) are not in a known {kind} format ({known})")
 
 
 def _starts(*signs: bytes) -> Callable[[bytes], bool]:

@@ -291,7 +291,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[BlockingBatchWords],
+        **kwargs: Unpack[BlockingBatchWords],
     ) -> Batch[ProgramState]: ...
     @overload
     def __call__(
@@ -300,7 +300,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
-        **words: Unpack[BlockingBatchWords],
+        **kwargs: Unpack[BlockingBatchWords],
     ) -> Batch[ProgramState | Exception]: ...
     @overload
     def __call__(
@@ -309,7 +309,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[True],
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[BlockingBatchWords],
+        **kwargs: Unpack[BlockingBatchWords],
     ) -> Iterator[State[S]]: ...
     @overload
     def __call__(
@@ -318,7 +318,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: Literal[True],
         on_error: Literal["return"],
-        **words: Unpack[BlockingBatchWords],
+        **kwargs: Unpack[BlockingBatchWords],
     ) -> Iterator[State[S] | Exception]: ...
     @overload
     def __call__(
@@ -327,7 +327,7 @@ class Batches(Protocol[S]):
         *,
         generator_style: bool = False,
         on_error: Literal["raise", "return"] = "raise",
-        **words: Unpack[BlockingBatchWords],
+        **kwargs: Unpack[BlockingBatchWords],
     ) -> Batch[Any] | Iterator[Any]: ...
 
 
@@ -338,7 +338,7 @@ class AsyncBatches(Protocol[S]):
         batch_kwargs: Iterable[Any] | AsyncIterable[Any],
         *,
         on_error: Literal["raise"] = "raise",
-        **words: Unpack[BatchWords],
+        **kwargs: Unpack[BatchWords],
     ) -> AsyncIterator[AsyncState[S]]: ...
     @overload
     def __call__(
@@ -346,7 +346,7 @@ class AsyncBatches(Protocol[S]):
         batch_kwargs: Iterable[Any] | AsyncIterable[Any],
         *,
         on_error: Literal["return"],
-        **words: Unpack[BatchWords],
+        **kwargs: Unpack[BatchWords],
     ) -> AsyncIterator[AsyncState[S] | Exception]: ...
 
 

@@ -343,7 +343,7 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
                 piece(delta)
         if not ended:
             raise BackendError(
-                "the stream broke off: it ended without its last piece, which tells why it ended",
+                "the stream broke off: it ended without its finish reason",
                 retryable=True,
             )
         return Completion(("".join(pieces),), meta)
@@ -359,7 +359,7 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
 
 
 def _other_number(done: Completion, call: Call) -> BackendError:
-    return BackendError(f"the backend answered {len(done.texts)} texts where {call.n} were asked for")
+    return BackendError(f"the backend returned {len(done.texts)} texts instead of {call.n}")
 
 
 class _Scoring(msgspec.Struct, frozen=True, eq=False):

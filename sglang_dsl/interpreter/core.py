@@ -18,7 +18,7 @@ from sglang_dsl.views.snapshot import Snapshot
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A moment of a state, to come back to. Only its own state knows what is in it."""
+    """A point of a state, returned by s.checkpoint(), for s.rollback()."""
 
     owner: Any
     mark: Mark

@@ -116,7 +116,7 @@ class Evaluator:
                 if kind is Text:
                     if KEPT and marked(node.text):
                         raise BadProgram(
-                            "a text that nodes were formatted into was made a Text(...); add it as it is"
+                            "a formatted text that contains nodes was put into Text(...); add the text itself"
                         )
                     at = at.say(node.text)
                 elif kind is RoleBegin:
@@ -154,7 +154,7 @@ class Evaluator:
         """Raises Unsupported."""
         backend = self.run.backend
         if node.tools and backend is not None and not backend.calls_tools:
-            raise Unsupported(f"{backend.name} cannot be offered tools", backend=backend.name)
+            raise Unsupported(f"{backend.name} does not support tools", backend=backend.name)
         return tuple(map(json.loads, node.tools))
 
     def do(self, node: Node, item: Item) -> Coroutine[Any, Any, None]:

@@ -367,7 +367,9 @@ class Executor(Queue):
         if checkpoint.owner is not self:
             raise BadProgram("this checkpoint belongs to another state")
         if self.run.stream:
-            raise BadProgram("a program that streams cannot go back: what was read of it stays read")
+            raise BadProgram(
+                "a program that streams cannot go back, because its text may already have been read"
+            )
         with self._lock:
             self.variables = dict(checkpoint.variables)
             self._role, self._offer = checkpoint.role, checkpoint.offer

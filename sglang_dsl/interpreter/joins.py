@@ -55,9 +55,7 @@ def taken_over(mode: str, branches: Sequence[Mapping[str, Any]], known: Containe
 def _only(name: str, values: Mapping[int, Any], known: Container[str]) -> Any:
     if len(values) > 1:
         which = ", ".join(map(str, values))
-        raise BadProgram(
-            f"the branches {which} all set {name!r}, and join was asked to take that as an error"
-        )
+        raise BadProgram(f"the branches {which} all set {name!r}, which is an error with this join mode")
     if name in known:
         raise BadProgram(f"branch {next(iter(values))} set {name!r}, which was set before the fork")
     return next(iter(values.values()))

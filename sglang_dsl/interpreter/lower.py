@@ -113,7 +113,7 @@ def check_json_words(words: Mapping[str, Any], form: Mapping[str, Any]) -> None:
     """Words that say something of JSON need a form that may hold it. Raises BadProgram."""
     for word in JSON_WORDS:
         if words[word] is not None and not form.keys() & {*JSON_KINDS}:
-            raise BadProgram(f"{word} goes with json_schema, structural_tag or a type that is read from JSON")
+            raise BadProgram(f"{word} requires json_schema, structural_tag or a type that is read from JSON")
 
 
 def sampling(words: Mapping[str, Any]) -> Sampling:
@@ -136,7 +136,7 @@ def _sampling(given: Mapping[str, Any]) -> Sampling:
     for word, value in given.items():
         name = WORDS[word]
         if name in said:
-            raise BadProgram(f"{word} and max_tokens/min_tokens say the same thing; give one of them")
+            raise BadProgram(f"{word} and max_tokens/min_tokens mean the same; pass only one of them")
         said[name] = _checked(name, word, value)
     made = Sampling(**said)
     # Ranges that hold whatever the other levels say. A minimum above the default maximum may still be put
@@ -167,7 +167,7 @@ def _checked(name: str, word: str, value: Any) -> Any:
         return _biases(word, value)
     if name in JSON_WORDS:
         if value not in JSON_WORDS[name]:
-            raise BadProgram(f"{word} is one of {', '.join(JSON_WORDS[name])}; got {value!r}")
+            raise BadProgram(f"{word} must be one of {', '.join(JSON_WORDS[name])}; got {value!r}")
         return value
     if name in _FLAGS:
         if not isinstance(value, bool):
@@ -335,7 +335,7 @@ def regex(value: object) -> str:
     if not isinstance(value, str):
         raise BadProgram(f"regex takes text, got {value!r}")
     if not value:
-        raise BadProgram("regex is empty: it would allow no text at all")
+        raise BadProgram("regex is empty, so it would allow no text at all")
     try:
         re.compile(value)
     except re.error as error:
@@ -364,7 +364,7 @@ def ebnf(value: object) -> str:
     """A grammar: EBNF as GBNF writes it (root ::= ...), or Lark. Raises BadProgram."""
     no_nodes("ebnf", value)
     if not isinstance(value, str) or not value.strip():
-        raise BadProgram(f"ebnf takes the text of a grammar, got {value!r:.80}")
+        raise BadProgram(f"ebnf takes a grammar as text, got {value!r:.80}")
     return value
 
 
@@ -378,8 +378,8 @@ def no_nodes(word: str, value: object) -> None:
     """Raises BadProgram for a text in which a node was formatted."""
     if KEPT and isinstance(value, str) and marked(value):
         raise BadProgram(
-            f"{word} holds a gen, or another node, formatted into a text, at {caller()}: what is not "
-            "generated yet can only be added to the state's text"
+            f"{word} contains a gen or another node in a formatted text, at {caller()}; text that is not "
+            "generated yet can only be added to the state"
         )
 
 
@@ -403,7 +403,7 @@ def _as_json(word: str, value: object, kinds: tuple[type, ...]) -> str:
 
 def _schema_of(value: object) -> dict[str, Any]:
     if not types.is_type(value):
-        raise TypeError(f"{value!r:.80} is no JSON")
+        raise TypeError(f"{value!r:.80} is not JSON")
     try:
         return types.schema(value)
     except (MissingExtra, ValueError) as error:
@@ -436,7 +436,7 @@ def beside_choices(words: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         if value != default:
             idle.append(word)
     if idle:
-        warn(f"{', '.join(idle)}: without effect beside choices, where whole options are scored")
+        warn(f"{', '.join(idle)}: no effect with choices, where whole options are scored")
 
 
 _DEFAULTS = SamplingParams()
@@ -446,14 +446,14 @@ _IDLE_DEFAULTS = {"n": 1, "min_tokens": 0, "top_logprobs_num": 0, "logprob_start
 def choices(value: object) -> tuple[str, ...]:
     """Options of a select, copied. Raises BadProgram."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise BadProgram(f"choices takes a list of texts, got {value!r}")
+        raise BadProgram(f"choices takes a list of strings, got {value!r}")
     options = tuple(value)
     if not options:
         raise BadProgram("choices is empty: there is nothing to choose from")
     for option in options:
         no_nodes("choices", option)
         if not isinstance(option, str) or not option:
-            raise BadProgram(f"choices must be texts that are not empty, got {option!r}")
+            raise BadProgram(f"choices must be strings that are not empty, got {option!r}")
     return options
 
 
@@ -461,7 +461,7 @@ def name(value: object) -> str | None:
     """A variable's name. Raises BadProgram."""
     no_nodes("a variable's name", value)
     if value is not None and not isinstance(value, str):
-        raise BadProgram(f"a variable's name is text, got {value!r}")
+        raise BadProgram(f"a variable's name must be a string, got {value!r}")
     return value if value is None else str(value)
 
 
@@ -470,7 +470,7 @@ def timeout(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise BadProgram(f"timeout takes seconds above 0, got {value!r}")
+        raise BadProgram(f"timeout must be a positive number of seconds, got {value!r}")
     return float(value)
 
 
@@ -479,7 +479,7 @@ def retries(value: object, typed: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or value < 0:
-        raise BadProgram(f"retries takes a number of at least 0, got {value!r}")
+        raise BadProgram(f"retries must be at least 0, got {value!r}")
     if value and typed is None:
-        raise BadProgram("retries goes with a type, gen(name, type, retries=...): other text is not read")
+        raise BadProgram("retries requires a type: gen(name, type, retries=...)")
     return value or None

@@ -62,7 +62,7 @@ class Meter:
             for name, value in used.items():
                 limit = getattr(self.budget, name)
                 if limit is not None and value >= limit:
-                    raise self._exceeded(f"{value:g} {name} of {limit:g}")
+                    raise self._exceeded(f"{value:g} of {limit:g} {name}")
             left = self.left_s
             if left is not None and left <= 0:
                 raise self._exceeded(f"all of its {self.budget.seconds:g} seconds")
@@ -118,7 +118,7 @@ class Meter:
         tokens, cost = self._left()
         if tokens is not None:
             if most and tokens < ask.n:
-                raise self._exceeded(f"{self.tokens} tokens of {self.budget.tokens:g}")
+                raise self._exceeded(f"{self.tokens} of {self.budget.tokens:g} tokens")
             most = min(most, max(1, (tokens - ask.fresh) // ask.n))
         if cost is not None and most > 1:
             least = self._price(ask, 1)  # where that alone costs more than is left, it may
@@ -146,4 +146,4 @@ class Meter:
 
     @staticmethod
     def _exceeded(used: str) -> BudgetExceeded:
-        return BudgetExceeded(f"the budget is spent: {used} used", hint="give a larger Budget(...)")
+        return BudgetExceeded(f"the budget is used up: {used}", hint="pass a larger Budget(...)")

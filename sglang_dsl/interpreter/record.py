@@ -51,8 +51,8 @@ class CallLog(Protocol):
 
 
 class Record:
-    """The log in `folder`, made where it is missing (mode "rw"). Raises BadProgram for a folder that cannot
-    be used."""
+    """The log in `folder`, created if it does not exist (mode "rw"). Raises BadProgram for a folder that
+    cannot be used."""
 
     def __init__(self, folder: str | os.PathLike[str], mode: Mode = "rw") -> None:
         if mode not in ("rw", "ro"):

@@ -292,8 +292,8 @@ def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
     except ValueError as error:
         cut = (meta.get("finish_reason") or {}).get("type") == "length"
         raise InvalidValue(
-            f"the text is no {node.typed.name}: {error}; it is {text!r:.200}",
-            hint="it was cut: give it more max_tokens" if cut else None,
+            f"the text is not a valid {node.typed.name}: {error}; it is {text!r:.200}",
+            hint="it was cut off: increase max_tokens" if cut else None,
         ) from error
 
 
@@ -312,7 +312,7 @@ def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -
             error = Timeout(
                 f"no answer within {timeout:g} s" if timeout is not None else "no answer in time",
                 retryable=True,
-                hint="give the program more time with run(timeout=...)",
+                hint="allow more time with run(timeout=...)",
                 **place,
             )
         case BadProgram():

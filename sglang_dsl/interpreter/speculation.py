@@ -381,7 +381,7 @@ class Speculation:
         raise BackendError(
             f"{TRIES} replies did not follow the assistant's turn: {problem}",
             retryable=True,
-            hint="show the form in the prompt, give a larger num_api_spec_tokens where replies are cut, or "
+            hint="show the format in the prompt, increase num_api_spec_tokens if replies are cut off, or "
             "leave num_api_spec_tokens out",
         )
 
@@ -393,16 +393,16 @@ class Speculation:
             reason = "separate_reasoning" if node.reasoning is not None else why_not(call)
             if reason is not None:
                 raise BadProgram(
-                    f"{shown} has {reason}, which one reply for a whole turn cannot keep; put it into a turn "
-                    "of its own, or leave num_api_spec_tokens out"
+                    f"{shown} has {reason}, which one reply for a whole turn cannot respect; put it into "
+                    "a turn of its own, or leave num_api_spec_tokens out"
                 )
             if _kind(call.sampling) != _kind(calls[0].sampling):
                 raise BadProgram(
-                    f"{shown} samples in another way than the turn's first generation; with "
-                    "num_api_spec_tokens one reply holds them all"
+                    f"{shown} has other sampling parameters than the turn's first generation; with "
+                    "num_api_spec_tokens one reply contains them all"
                 )
             if not call.sampling.stop and not (ends_with_gen and node is nodes[-1]):
                 raise BadProgram(
-                    f"{shown} needs a stop string, as more follows in its turn; with num_api_spec_tokens it "
-                    "tells where the value ends in the reply"
+                    f"{shown} needs a stop string, because more text follows in its turn; with "
+                    "num_api_spec_tokens it marks where the value ends in the reply"
                 )

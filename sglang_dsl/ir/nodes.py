@@ -383,13 +383,13 @@ def interpolated(text: str, src: Source | None = None) -> Seq:
                 flat.append(Text(part, src=src))
     except LookupError as error:
         raise BadProgram(
-            f"a text holds a gen, or another node, that was formatted too long ago, at {src or caller()}; "
-            "add the text soon after it is made, or join them with +"
+            f"a text contains a gen or another node that was formatted too long ago, at {src or caller()}; "
+            "add the text soon after it is made, or join the parts with +"
         ) from error
     except ValueError as error:
         raise BadProgram(
-            "a text in which a gen, or another node, was formatted has been cut or changed inside of it, at "
-            f"{src or caller()}; change the text before, or join them with +"
+            "a formatted text that contains a gen or another node was cut or changed, at "
+            f"{src or caller()}; change the text before formatting, or join the parts with +"
         ) from error
     return Seq(tuple(flat))
 

@@ -115,7 +115,7 @@ def role_after(leaves: Iterable[Node], role: str | None) -> str | None:
             case RoleBegin(role=begun):
                 if role is not None:
                     raise BadProgram(
-                        f"a turn of {begun!r} cannot begin inside a turn of {role!r}; end that first"
+                        f"a turn of {begun!r} cannot start inside a turn of {role!r}; end that turn first"
                     )
                 role = begun
             case RoleEnd(role=ended):

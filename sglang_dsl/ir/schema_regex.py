@@ -49,7 +49,7 @@ def build_regex_from_object(source: object) -> str:
         try:
             source = json.loads(source)
         except ValueError as error:
-            raise BadProgram(f"the schema is no JSON: {error}") from error
+            raise BadProgram(f"the schema is not JSON: {error}") from error
     if not isinstance(source, Mapping):
         raise BadProgram(f"a schema is a mapping, JSON text or a model, got {source!r:.80}")
     return regex_of_schema(source)
@@ -63,7 +63,7 @@ class _Writer:
 
     def write(self, schema: Any, place: str, within: tuple[str, ...]) -> str:
         if not isinstance(schema, Mapping):
-            raise BadProgram(f"{place}: {schema!r:.40} is no schema that can be written as a regex; {_HINT}")
+            raise BadProgram(f"{place}: {schema!r:.40} cannot be written as a regex; {_HINT}")
         said = {key: value for key, value in schema.items() if key not in _SILENT}
         match said:
             case {"$ref": str(target), **rest} if not rest:
@@ -83,13 +83,13 @@ class _Writer:
 
     def _followed(self, target: str, place: str, within: tuple[str, ...]) -> str:
         if target in within:
-            raise BadProgram(f"{place}: {target} holds itself; {_HINT}")
+            raise BadProgram(f"{place}: {target} contains itself; {_HINT}")
         found: Any = self._document
         for step in target.removeprefix("#").strip("/").split("/"):
             try:
                 found = found[step.replace("~1", "/").replace("~0", "~")]
             except (KeyError, TypeError):
-                raise BadProgram(f"{place}: {target} is nowhere") from None
+                raise BadProgram(f"{place}: {target} does not exist") from None
         return self.write(found, target, (*within, target))
 
     def _typed(self, kind: str, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
@@ -112,7 +112,7 @@ class _Writer:
     def _object(self, said: Mapping[str, Any], place: str, within: tuple[str, ...]) -> str:
         properties = said.get("properties", {})
         if unknown := sorted(set(said.get("required", ())) - set(properties)):
-            raise BadProgram(f"{place}: {', '.join(unknown)} is required and not described; {_HINT}")
+            raise BadProgram(f"{place}: {', '.join(unknown)} is required but not described; {_HINT}")
         pairs = [
             f"{_literal(name)}{_BLANK}:{_BLANK}{self.write(value, f'{place}/properties/{name}', within)}"
             for name, value in properties.items()

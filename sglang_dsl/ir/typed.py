@@ -64,7 +64,7 @@ class Typed:
                 return text
             case "choices":
                 if self.options and text not in self.options:
-                    raise ValueError(f"it is none of {', '.join(map(repr, self.options))}")
+                    raise ValueError(f"it is not one of {', '.join(map(repr, self.options))}")
                 return self.options.get(text, text)
             case _:
                 return json.loads(text) if self.adapter is None else self._validated(text)
@@ -112,7 +112,7 @@ def must_be(value: Any, annotation: Any) -> None:
         except ValueError:  # pydantic's
             right = False
     if not right:
-        raise ValueError(f"{value!r:.80} is no {name}")
+        raise ValueError(f"{value!r:.80} is not of the type {name}")
 
 
 def describe(annotation: Any) -> Typed:
@@ -170,7 +170,7 @@ def _adapter(annotation: Any, name: str) -> Any:
     try:
         return make(_readable(annotation))
     except Exception as error:
-        raise ValueError(f"{name} is no type that can be read from JSON: {_first_line(error)}") from error
+        raise ValueError(f"{name} is not a type that can be read from JSON: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

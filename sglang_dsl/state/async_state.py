@@ -1,9 +1,9 @@
-"""`s` of an async program: the same writing, and reading that is awaited.
+"""`s` of an async program. Writing is the same; reading is awaited.
 
     s += gen("x")                     async with s.fork(3) as forks: ...
     value = await s["x"]              async for piece in s.text_iter("x"): ...
 
-Stands on the same Core as the state of an ordinary program. Knows no loop in particular.
+Based on the same Core as the state of an ordinary program. Knows no event loop in particular.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ T = TypeVar("T")
 
 
 class _Unawaited(BadProgram, AttributeError):
-    """Of an attribute: hasattr() takes it for the answer that it is."""
+    """For attributes: hasattr() then answers False."""
 
 
 class Pending(Awaitable[T], Generic[T]):
-    """A value to come: `await` it, as often as you like. All else done with it is a forgotten `await`,
-    a silent mistake in a comparison or a prompt: BadProgram, with the line."""
+    """A value that is not there yet. Await it, as often as you like. Using it in any other way raises
+    BadProgram with the line, because a forgotten `await` would be a silent mistake in a comparison or a
+    prompt."""
 
     __slots__ = ("_make", "_what")
 
@@ -85,7 +86,7 @@ class Pending(Awaitable[T], Generic[T]):
 
 
 class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
-    """What astream() gives: a coroutine, and the same as a context manager."""
+    """The result of astream(): a coroutine that is also a context manager."""
 
     def __init__(self, made: Coroutine[Any, Any, AsyncProgramState]) -> None:
         self._made = made
@@ -118,8 +119,8 @@ class Starting(Coroutine[Any, Any, "AsyncProgramState"]):
 
 @public
 class AsyncProgramState(StateBase["AsyncTurn"]):
-    """The running async program. What waits is a coroutine; the rest is as in ProgramState, which `sync`
-    gives for code that may block."""
+    """The state of a running async program. Methods that wait are coroutines; everything else is as in
+    ProgramState. `blocking` is the same state for code that may block."""
 
     _waits = False
 
@@ -129,18 +130,18 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
 
     @property
     def blocking(self) -> ProgramState:
-        """The same state, which waits by blocking."""
+        """The same state, with methods that block instead of being awaited."""
         return self._sync
 
     @property
     def ret_value(self) -> Any:
-        """What the user's function returned, once it has."""
+        """The return value of the program's function, once it has returned."""
         return self._sync.ret_value
 
     # -- writing ---------------------------------------------------------------------------------------------
 
     def __iadd__(self, other: object) -> Self:
-        """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
+        """Add text or a node. Returns at once; errors are raised where a value is read."""
         # By its type: isinstance() of a Pending, an abstract class, takes longer than the rest of this.
         if type(other) is Pending:
             str(other)
@@ -151,12 +152,12 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         return self
 
     def role(self, role: str, expr: Node | str | None = None) -> AsyncTurn:
-        """A turn: added at once with `expr`; without, use it in a `with` or an `async with`."""
+        """A turn. With `expr` it is added at once; without, use it in a `with` or an `async with`."""
         return AsyncTurn(self, self._sync.role(role, expr))
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[AsyncProgramState]:
-        """Record the text added inside into the variable `name`."""
+        """Record the text that is added in the block as the variable `name`."""
         with self._sync.var_scope(name):
             yield self
 
@@ -170,7 +171,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         tool_choice: str = "auto",
         parallel: bool = True,
     ) -> Iterator[AsyncToolLoop]:
-        """In the block calls of tools are run; see ProgramState.tool_loop(). Tools that are coroutine
+        """In the block, calls of tools are run; see ProgramState.tool_loop(). Tools that are coroutine
         functions run on this program's event loop."""
         told = Steps(running_loop())
         begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
@@ -189,14 +190,17 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
     def __getitem__(self, name: str) -> Pending[Any]: ...
 
     def __getitem__(self, name: str | Gen[Any] | Select) -> Pending[Any]:
-        """The variable's value, to be awaited; by its name, or by the gen or select that sets it: a type
-        checker then knows what it is. Raises ProgramError where its node failed, MissingVariable where no
-        node sets it."""
+        """The variable's value, to be awaited.
+
+        The variable is given by its name, or by the gen or select that sets it; a type checker then knows
+        the value's type. Raises ProgramError if the node failed, MissingVariable if no node sets the
+        variable.
+        """
         said = name if isinstance(name, str) else name_of(name)
         return Pending(f"s[{said!r}]", lambda: self._value(said))
 
     async def value(self, name: str, kind: type[T]) -> T:
-        """s[name], which must be of the type `kind`; see ProgramState.value()."""
+        """s[name], checked to be of the type `kind`; see ProgramState.value()."""
         variable = await self._done(name)
         return checked(variable, variable.result(), kind)
 
@@ -212,28 +216,28 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         return (await self._done(name)).result()
 
     async def get_var(self, name: str) -> Any:
-        """await s[name]."""
+        """The same as await s[name]."""
         return await self._value(name)
 
     async def get(self, name: str, default: Any = None) -> Any:
-        """The variable's value, or `default` where no node sets it."""
+        """The variable's value, or `default` if no node sets it."""
         try:
             return await self._value(name)
         except MissingVariable:
             return default
 
     async def raw(self, name: str) -> Any:
-        """The variable's text as it was generated, where s[name] is a value read from it."""
+        """The variable's generated text, before it was converted to a value."""
         return (await self._done(name)).text()
 
     async def get_meta_info(self, name: str) -> dict[str, Any]:
-        """What the backend said about the variable's generation."""
+        """What the backend reported about the variable's generation."""
         variable = await self._done(name)
         variable.result()
         return copy.deepcopy(variable.meta)
 
     async def choice(self, name: str) -> Choice:
-        """What a select decided; see ProgramState.choice()."""
+        """The result of a select; see ProgramState.choice()."""
         return choice_of(name, await self.get_meta_info(name))
 
     async def tool_calls(self, name: str) -> list[ToolCall]:
@@ -241,62 +245,63 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         return calls_of(await self.get_meta_info(name))
 
     async def text(self) -> str:
-        """All that was said. Raises ProgramError."""
+        """The whole text. Raises ProgramError."""
         return (await self._core.settled(awaiting)).text()
 
     async def messages(self) -> list[dict[str, Any]]:
-        """The turns as {"role", "content"}, the open one last. Raises ProgramError."""
+        """The turns as {"role", "content"}, including an open one at the end. Raises ProgramError."""
         return (await self._core.settled(awaiting)).turns()
 
     async def sync(self) -> None:
-        """Wait until all that was added is done. Raises ProgramError."""
+        """Wait until everything that was added is done. Raises ProgramError."""
         await self._core.settled(awaiting)
 
     async def error(self) -> BaseException | None:
-        """What went wrong, or None. In a stream, also what the program's function raised."""
+        """The error of this state, or None. In a stream this includes an exception of the program's
+        function."""
         return await self._error(awaiting)
 
     async def __aenter__(self) -> AsyncProgramState:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nobody needs it any more: what is under way, the function of a stream included, is cancelled."""
+        """Cancel everything that is still running, including the function of a stream."""
         self.cancel()
 
     async def usage(self) -> dict[str, int]:
-        """Tokens of this run with all its forks, as ProgramState.usage()."""
+        """What this run and its forks used; see ProgramState.usage()."""
         return await self._core.usage(awaiting)
 
     def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
-        """Pieces as they come, of one variable or of the whole text."""
+        """Pieces of one variable's text, or of the whole text, as they are generated."""
         return self._sync.text_async_iter(var_name)
 
     def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """text_iter(), or with `return_meta_data` pairs (piece, what the backend said with it)."""
+        """The same as text_iter(). With `return_meta_data`, yields pairs (piece, the backend's metadata
+        for it)."""
         return self._sync.text_async_iter(var_name, return_meta_data)
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
-        """The variable's value while its JSON is written; see ProgramState.object_iter."""
+        """The variable's value while its JSON is generated; see ProgramState.object_iter()."""
         return self._sync.object_async_iter(var_name, strings=strings)
 
     def __repr__(self) -> str:
-        """What was said by now; see ProgramState.__repr__. Does not wait."""
+        """The text so far; see ProgramState.__repr__. Does not wait."""
         return self._core.snapshot().label("AsyncProgramState")
 
     # -- branches --------------------------------------------------------------------------------------------
 
     def fork(self, size: int = 1, *, budget: Budget | None = None) -> AsyncProgramStateGroup:
-        """`size` states that go on from here, each on its own. `async with` joins them at its end, and
-        cancels them when it is left by an exception; without it, await forks.join()."""
+        """`size` states that continue from here independently. `async with` joins them at its end, or
+        cancels them if an exception leaves the block. Without it, use `await forks.join()`."""
         return AsyncProgramStateGroup(self, self._sync.fork(size, budget=budget))
 
     async def map(
         self, fn: Callable[[AsyncProgramState, Any], Awaitable[Any]], items: Iterable[Any]
     ) -> list[Any]:
-        """`await fn(fork, item)` for each item, side by side, each on a fork of its own; see
-        ProgramState.map()."""
+        """`await fn(fork, item)` for each item, in parallel, each on its own fork; see ProgramState.map()."""
         given = list(items)
         if not given:
             return []
@@ -318,20 +323,20 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         return [task.result() for task in begun]
 
     async def adopt(self, branch: AsyncProgramState) -> None:
-        """Go on with what a fork said and set; see ProgramState.adopt()."""
+        """Continue with the text and variables of a fork; see ProgramState.adopt()."""
         await self._core.adopt(branch.core, caller(), awaiting)
 
     @asynccontextmanager
     async def copy(self) -> AsyncIterator[AsyncProgramState]:
-        """One branch; at the end of the block its variables come back, each as a list of one."""
+        """One branch. At the end of the block its variables come back, each as a list of one."""
         async with self.fork(1) as group:
             yield group[0]
 
 
 @public
 class AsyncTurn:
-    """What s.user(...) gives in an async program: a turn already added, or a context manager of either
-    kind."""
+    """Returned by s.user(...) and similar methods of an async program: a turn that was already added, or a
+    context manager for `with` and `async with`."""
 
     def __init__(self, state: AsyncProgramState, turn: Turn) -> None:
         self._state, self.turn = state, turn
@@ -359,7 +364,7 @@ class AsyncTurn:
 
 @public
 class AsyncProgramStateGroup(Group[AsyncProgramState]):
-    """Forks of one state, in order."""
+    """The forks of one state, in order."""
 
     _waits = False
 
@@ -369,39 +374,39 @@ class AsyncProgramStateGroup(Group[AsyncProgramState]):
         self._joined = False
 
     def __iadd__(self, other: object) -> AsyncProgramStateGroup:
-        """Add to every fork, as ProgramStateGroup does."""
+        """Add to every fork; see ProgramStateGroup."""
         self._group += other
         return self
 
     async def join(self, mode: str = GATHER) -> None:
-        """Wait for all forks and end them, as ProgramStateGroup.join()."""
+        """Wait for all forks and end them; see ProgramStateGroup.join()."""
         src = caller()
         self._joined = True
         cores = [state.core for state in self._states]
         await self._parent.core.join(cores, join_mode(mode), src, awaiting)
 
     async def race(self, timeout: float | None = None) -> AsyncProgramState:
-        """The fork that first has done all that was added to it; see ProgramStateGroup.race()."""
+        """The first fork to finish everything that was added to it; see ProgramStateGroup.race()."""
         return await self.first_valid(lambda state: True, timeout)
 
     async def first_valid(
         self, predicate: Callable[[AsyncProgramState], Any], timeout: float | None = None
     ) -> AsyncProgramState:
-        """The first fork for which `predicate(fork)`, awaited where it is a coroutine, is true."""
+        """The first fork to finish for which `predicate(fork)` is true. The predicate may be async."""
         self._joined = True
         return await self._first_valid(predicate, timeout, awaiting)
 
     async def best_of(
         self, score: Callable[[AsyncProgramState], Any], timeout: float | None = None
     ) -> AsyncProgramState:
-        """The fork for which `score(fork)`, awaited where it is a coroutine, is highest."""
+        """The fork with the highest `score(fork)`. The score may be async."""
         self._joined = True
         return await self._best_of(score, timeout, awaiting)
 
     async def vote(
         self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None
     ) -> Vote:
-        """What most forks have in the variable `name`; see ProgramStateGroup.vote()."""
+        """The most common value of the variable `name` among the forks; see ProgramStateGroup.vote()."""
         self._joined = True
         return await self._vote(name, key, timeout, awaiting)
 

@@ -1,6 +1,5 @@
-"""What both kinds of state have in common. A state stands on a Core; a group holds
-the forks of one state. Knows neither blocking nor `await`.
-"""
+"""What both kinds of state have in common. A state is based on a Core; a group holds the forks of one
+state. Knows neither blocking nor `await`."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ T = TypeVar("T", covariant=True)
 
 @public
 class StateBase(Displayed, Generic[T]):
-    """Of one state; T is what its turns are."""
+    """Base of both kinds of state. T is the type of their turns."""
 
     _core: Core
 
@@ -41,54 +40,54 @@ class StateBase(Displayed, Generic[T]):
 
     @property
     def core(self) -> Core:
-        """What this state stands on; for tools that look at programs."""
+        """The Core under this state, for tools that inspect programs."""
         return self._core
 
     # -- variables -------------------------------------------------------------------------------------------
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable; readers of `name` get `value` from now on."""
+        """Set a variable. Later reads of `name` return `value`."""
         self._core.set(name, value)
 
     def set_var(self, name: str, value: Any) -> None:
-        """s[name] = value."""
+        """The same as s[name] = value."""
         self[name] = value
 
     def __contains__(self, name: object) -> bool:
-        """Whether some node sets `name`, done or not; does not wait."""
+        """Whether some node sets `name`, finished or not. Does not wait."""
         return isinstance(name, str) and self._core.known(name)
 
     # -- turns -----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def role(self, role: str, expr: Node | str | None = None) -> T:
-        """A turn of `role`: added at once with `expr`; without, for a `with`."""
+        """A turn of `role`. With `expr` it is added at once; without, use it in a `with`."""
 
     def system(self, expr: Node | str | None = None) -> T:
-        """A turn of the system: added at once with `expr`; without, for a `with`."""
+        """A system turn. With `expr` it is added at once; without, use it in a `with`."""
         return self.role("system", expr)
 
     def user(self, expr: Node | str | None = None) -> T:
-        """A turn of the user: added at once with `expr`; without, for a `with`."""
+        """A user turn. With `expr` it is added at once; without, use it in a `with`."""
         return self.role("user", expr)
 
     def assistant(self, expr: Node | str | None = None) -> T:
-        """A turn of the assistant: added at once with `expr`; without, for a `with`."""
+        """An assistant turn. With `expr` it is added at once; without, use it in a `with`."""
         return self.role("assistant", expr)
 
     def developer(self, expr: Node | str | None = None) -> T:
-        """A turn of the developer: added at once with `expr`; without, for a `with`."""
+        """A developer turn. With `expr` it is added at once; without, use it in a `with`."""
         return self.role("developer", expr)
 
     def tool(self, expr: Node | str | None = None) -> T:
-        """A turn of a tool: added at once with `expr`; without, for a `with`."""
+        """A tool turn. With `expr` it is added at once; without, use it in a `with`."""
         return self.role("tool", expr)
 
     # -- looking ---------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """How the state stands now, as frozen data: text, variables, forks, calls, the first failure, and
-        whether it still runs. Does not wait; safe from any thread."""
+        """The state at this moment, as frozen data: text, variables, forks, calls, the first failure, and
+        whether it still runs. Does not wait. Safe from any thread."""
         return self._core.snapshot()
 
     # -- waiting: written once, for callers of both kinds ----------------------------------------------------
@@ -98,8 +97,8 @@ class StateBase(Displayed, Generic[T]):
         return self._core.find(name)
 
     async def _error(self, until: Until) -> BaseException | None:
-        """What went wrong, or None. A variable whose text is no value of its type counts until it is set
-        anew, though the state goes on."""
+        """The error of this state, or None. A text that is not a value of its type is an error until the
+        variable is set again, although the state continues."""
         try:
             await self._core.settled(until)
         except ProgramError as error:
@@ -111,8 +110,8 @@ class StateBase(Displayed, Generic[T]):
         return self._core.fault()
 
     async def _pieces(self, name: str | None, until: Until) -> AsyncGenerator[Piece, None]:
-        """Pieces as they come, of one variable or of the whole text. Raises ProgramError where it breaks
-        off."""
+        """Pieces of one variable's text, or of the whole text, as they are generated. Raises ProgramError
+        if it breaks off."""
         if name is None:
             async with aclosing(self._core.pieces(until)) as texts:
                 async for text in texts:
@@ -127,7 +126,7 @@ class StateBase(Displayed, Generic[T]):
         variable.result()
 
     async def _objects(self, name: str, strings: bool, until: Until) -> AsyncGenerator[Any, None]:
-        """A variable's value while its JSON is written."""
+        """A variable's value while its JSON is generated."""
         variable = await self._find_later(name, until)
         reading = Reading(variable, strings)
         async with aclosing(variable.read(variable.ended, until)) as pieces:
@@ -140,17 +139,20 @@ class StateBase(Displayed, Generic[T]):
     # -- going back, stopping --------------------------------------------------------------------------------
 
     def checkpoint(self) -> Checkpoint:
-        """This moment, for rollback(). Does not wait."""
+        """This point of the program, for rollback(). Does not wait."""
         return self._core.checkpoint()
 
     def rollback(self, checkpoint: Checkpoint) -> None:
-        """Go back to a moment of this state: what was said, set and went wrong since is forgotten. What is
-        under way is not waited for by readers, but ends before what comes next begins; cancel() first to stop
-        it. Raises BadProgram for another state's checkpoint, or in a stream, which cannot be taken back."""
+        """Return to an earlier point of this state. Text, variables and errors since then are forgotten.
+
+        Calls that are still running are no longer waited for by readers, but they finish before the next
+        ones begin; call cancel() first to stop them. Raises BadProgram for another state's checkpoint, and
+        in a stream, which cannot be taken back.
+        """
         self._core.rollback(checkpoint)
 
     def cancel(self) -> None:
-        """Stop what is under way, in the branches too; readers get ProgramCancelled."""
+        """Stop everything that is running, including the branches. Readers get ProgramCancelled."""
         self._core.cancel()
 
 
@@ -159,7 +161,7 @@ S = TypeVar("S", bound=StateBase[Any])
 
 @public
 class Group(Displayed, Generic[S]):
-    """Forks of one state, in order."""
+    """The forks of one state, in order."""
 
     _states: Sequence[S]
 
@@ -189,7 +191,7 @@ class Group(Displayed, Generic[S]):
     def __setitem__(self, index: int, state: S) -> None:
         # `forks[i] += x` ends with this assignment.
         if self._states[index] is not state:
-            raise BadProgram("a fork cannot be replaced; forks[i] += ... adds to it")
+            raise BadProgram("a fork cannot be replaced; use forks[i] += ... to add to it")
 
     def __iter__(self) -> Iterator[S]:
         return iter(self._states)

@@ -1,5 +1,5 @@
-"""Choosing among branches: the first to end, the first that is right, the best, what most say. Losers are
-cancelled, and what the backend does for them is aborted.
+"""Choosing among branches: the first to finish, the first valid one, the best, the most common value. The
+others are cancelled, and their requests to the backend aborted.
 
 Knows states, no executors.
 """
@@ -34,7 +34,7 @@ B = TypeVar("B", bound=Branch)
 
 @dataclass(frozen=True, slots=True)
 class Ended(Generic[B]):
-    """A branch that has done all that was queued. `error`: what went wrong in it."""
+    """A branch that has done everything that was queued. `error`: its error, or None."""
 
     index: int
     branch: B
@@ -43,8 +43,12 @@ class Ended(Generic[B]):
 
 @dataclass(frozen=True)
 class Vote:
-    """What branches agreed on. counts: value -> how many said it, most first; `value` the one said most, on a
-    tie by the earliest branch. `failed`: how many branches had an error."""
+    """The result of a vote among branches.
+
+    value   the most common value; if several are, the earliest branch's
+    counts  pairs (value, number of branches), the most common first
+    failed  how many branches had an error
+    """
 
     value: Any
     counts: tuple[tuple[Any, int], ...]
@@ -52,12 +56,12 @@ class Vote:
 
     @property
     def count(self) -> int:
-        """How many branches said `value`."""
+        """How many branches have `value`."""
         return self.counts[0][1]
 
     @property
     def share(self) -> float:
-        """Part of the branches that voted, 0 to 1."""
+        """`count` as a fraction of the branches that voted, 0 to 1."""
         return self.count / sum(count for _, count in self.counts)
 
 
@@ -71,7 +75,7 @@ class _Watch(Generic[B]):
 
     def __init__(self, branches: Sequence[B], timeout: float | None) -> None:
         if timeout is not None and not timeout > 0:
-            raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
+            raise BadProgram(f"timeout must be a positive number of seconds, got {timeout!r}")
         self.signal = Signal()
         self._timeout = timeout
         self._place = place_of(branches)
@@ -101,9 +105,9 @@ class _Watch(Generic[B]):
 
     def late(self) -> Timeout:
         return Timeout(
-            f"{len(self._left)} branches had not ended within {self._timeout:g} s",
+            f"{len(self._left)} branches did not finish within {self._timeout:g} s",
             retryable=True,
-            hint="give them more time with timeout=...",
+            hint="allow more time with timeout=...",
             **self._place,
         )
 
@@ -121,7 +125,7 @@ async def as_they_end(
 
 
 class Race(Generic[B]):
-    """The first branch that ends well and that `accept` takes wins."""
+    """The first branch that succeeds and that `accept` takes wins."""
 
     def __init__(self, branches: Sequence[B]) -> None:
         self.branches = branches
@@ -153,7 +157,7 @@ class Race(Generic[B]):
         if self._failed and not self._refused:
             error = self._failed[min(self._failed)]
             raise again(error)
-        said = f"{len(self._refused)} were refused"
+        said = f"{len(self._refused)} were rejected"
         if self._failed:
             said += f", {len(self._failed)} failed"
         said = f"none of {len(self.branches)} branches was accepted: {said}"
@@ -171,7 +175,7 @@ def count_votes(values: Sequence[Any], failed: int, place: Mapping[str, Any] | N
         else:
             counts.append((value, 1))
     if not counts:
-        raise NoWinner(f"no branch has a value to vote with: {failed} failed", **place or {})
+        raise NoWinner(f"no branch has a value for the vote; {failed} failed", **place or {})
     counts.sort(key=lambda pair: -pair[1])  # stable: the earliest first on a tie
     return Vote(counts[0][0], tuple(counts), failed)
 

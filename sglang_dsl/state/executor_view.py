@@ -1,4 +1,5 @@
-"""What sglang's programs read from `state.stream_executor`. The state has all of it, under other names."""
+"""What programs written for sglang read from `state.stream_executor`. The state has all of it, under other
+names."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class State(Protocol):
 
 
 class Awaited:
-    """What sglang's programs find under a variable's name in `variable_event`: whether its value is there."""
+    """What programs written for sglang find under a variable's name in `variable_event`: whether its value is
+    there."""
 
     def __init__(self, variable: Variable) -> None:
         self._variable = variable
@@ -37,7 +39,8 @@ class Awaited:
         return self._variable.done
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is there, or has failed, for at most `timeout` seconds; whether it came."""
+        """Wait until the value is there or has failed, for at most `timeout` seconds. Returns whether it
+        came."""
         return self._variable.wait_for(self.is_set, timeout)
 
 
@@ -60,17 +63,17 @@ class ExecutorView:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """name -> value; waits for all of them."""
+        """name -> value. Waits for all of them."""
         return {name: self._state[name] for name in self._state.core.names()}
 
     @property
     def meta_info(self) -> dict[str, dict[str, Any]]:
-        """name -> what the backend said; waits for all of them."""
+        """name -> the backend's metadata. Waits for all of them."""
         return {name: self._state.get_meta_info(name) for name in self._state.core.names()}
 
     @property
     def variable_event(self) -> dict[str, Awaited]:
-        """name -> what waits for its value; does not wait."""
+        """name -> an event for its value. Does not wait."""
         return {name: Awaited(self._find(name)) for name in self._state.core.names()}
 
     def _find(self, name: str) -> Variable:
@@ -79,12 +82,12 @@ class ExecutorView:
         return core.find(name)
 
     def get_meta_info(self, name: str, timeout: float | None = None) -> dict[str, Any] | None:
-        """None where no node sets `name`. Raises TimeoutError after `timeout` seconds."""
+        """None if no node sets `name`. Raises TimeoutError after `timeout` seconds."""
         if name not in self._state:
             return None
         variable = self._find(name)
         if not variable.wait_for(lambda: variable.done, timeout):
-            raise TimeoutError(f"{name!r} is not there after {timeout:g} s")
+            raise TimeoutError(f"{name!r} was not set within {timeout:g} s")
         return self._state.get_meta_info(name)
 
     def submit(self, expr: object) -> None:

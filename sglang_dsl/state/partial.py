@@ -1,4 +1,4 @@
-"""A variable's JSON as values while it is being written. Knows one variable, no nodes and no backends."""
+"""A variable's JSON as values while it is generated. Knows one variable, no nodes and no backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_dsl.interpreter.variables import Variable
 
 
 class Reading:
-    """One reader of a variable: takes its pieces in order, gives the values to show."""
+    """One reader of a variable: takes its pieces in order and yields the values to show."""
 
     def __init__(self, variable: Variable, strings: bool) -> None:
         self._variable = variable
@@ -33,7 +33,7 @@ class Reading:
             yield self._shown()
 
     def end(self) -> Iterator[Any]:
-        """The whole. Raises ProgramError: what failed, or the text is no JSON."""
+        """The complete value. Raises ProgramError: the variable's own error, or the text is not JSON."""
         value = self._variable.result()
         if self._typed is not None or isinstance(self._variable.raw, list):
             yield value
@@ -52,7 +52,7 @@ class Reading:
     def _broken(self, error: JsonStreamError) -> InvalidValue:
         cut = (self._variable.meta.get("finish_reason") or {}).get("type") == "length"
         return InvalidValue(
-            f"the text is no JSON: {error}",
+            f"the text is not JSON: {error}",
             variable=self._variable.name,
-            hint="it was cut: give it more max_tokens" if cut else None,
+            hint="it was cut off: increase max_tokens" if cut else None,
         )

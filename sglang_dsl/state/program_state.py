@@ -1,7 +1,7 @@
-"""`s`, the state a program writes to and reads from, and groups of its forks.
+"""`s`, the state that a program writes to and reads from, and groups of its forks.
 
-`+=` only queues; reading waits. Stands on a Core: an Executor while the program runs, a Tracer while it is
-compiled. Knows neither.
+`+=` only queues; reading waits. A state is based on a Core: an Executor while the program runs, a Tracer
+while it is traced. This module knows neither.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ T = TypeVar("T")
 
 @public
 class ProgramState(StateBase["Turn"]):
-    """The running program. Use it from one thread at a time; reading, which waits by blocking, is safe from
-    any."""
+    """The state of a running program: text and turns are added with `+=`, variables are read with
+    s["name"].
+
+    Use it from one thread at a time. Reading blocks until the value is there, and is safe from any thread.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -64,11 +67,11 @@ class ProgramState(StateBase["Turn"]):
 
     @property
     def stream_executor(self) -> ExecutorView:
-        """The state under the names that sglang's programs read from its executor."""
+        """The state under the names that programs written for sglang read from its executor."""
         return ExecutorView(self)
 
     def __iadd__(self, other: object) -> Self:
-        """Add text or a node. Returns at once; what goes wrong is raised where its value is read."""
+        """Add text or a node. Returns at once; errors are raised where a value is read."""
         try:
             if type(other) is Seq:
                 self._core.submit(other)
@@ -94,9 +97,12 @@ class ProgramState(StateBase["Turn"]):
     def __getitem__(self, name: str) -> Any: ...
 
     def __getitem__(self, name: str | Gen[Any] | Select) -> Any:
-        """The variable's value; waits for the last queued node that sets it. By its name, or by the gen or
-        select that sets it: a type checker then knows what it is. Raises ProgramError where that failed,
-        MissingVariable where no node sets it."""
+        """The variable's value. Waits for the last queued node that sets it.
+
+        The variable is given by its name, or by the gen or select that sets it; a type checker then knows
+        the value's type. Raises ProgramError if the node failed, MissingVariable if no node sets the
+        variable.
+        """
         try:
             return self._done(name if isinstance(name, str) else name_of(name)).result()
         except BaseException as error:
@@ -104,8 +110,8 @@ class ProgramState(StateBase["Turn"]):
             raise
 
     def value(self, name: str, kind: type[T]) -> T:
-        """s[name], which must be of the type `kind`, as a type checker then knows. Raises InvalidValue where
-        it is not, and as s[name] does."""
+        """s[name], checked to be of the type `kind`, which type checkers then know. Raises InvalidValue if
+        it is not, and otherwise the same errors as s[name]."""
         variable = self._done(name)
         return checked(variable, variable.result(), kind)
 
@@ -119,37 +125,38 @@ class ProgramState(StateBase["Turn"]):
         return variable
 
     def get_var(self, name: str) -> Any:
-        """s[name]."""
+        """The same as s[name]."""
         return self[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The variable's value, or `default` where no node sets it."""
+        """The variable's value, or `default` if no node sets it."""
         try:
             return self[name]
         except MissingVariable:
             return default
 
     def raw(self, name: str) -> Any:
-        """The variable's text as it was generated (a list of them with n > 1), where s[name] is a value read
-        from it; waits. Raises ProgramError where nothing was generated."""
+        """The variable's generated text (a list of texts with n > 1), before it was converted to a value.
+        Waits. Raises ProgramError if nothing was generated."""
         return self._done(name).text()
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
-        """What the backend said about the variable's generation: token counts, finish reason, ...; waits."""
+        """What the backend reported about the variable's generation: token counts, finish reason, ...
+        Waits."""
         variable = self._done(name)
         variable.result()
         return copy.deepcopy(variable.meta)
 
     def choice(self, name: str) -> Choice:
-        """What a select decided: text, index, log-probabilities and probabilities of all options; waits.
-        Raises BadProgram where `name` was not selected."""
+        """The result of a select: text, index, log-probabilities and probabilities of all options. Waits.
+        Raises BadProgram if `name` was not set by a select."""
         return choice_of(name, self.get_meta_info(name))
 
     def __enter__(self) -> ProgramState:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody needs it any more: what is under way, the function of a stream included, is cancelled."""
+        """Cancel everything that is still running, including the function of a stream."""
         self.cancel()
 
     async def __aenter__(self) -> ProgramState:
@@ -161,78 +168,83 @@ class ProgramState(StateBase["Turn"]):
     # -- the whole -------------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """All that was said, turns written as "USER: ...\\n"; waits. Raises ProgramError."""
+        """The whole text, with turns written as "USER: ...\\n". Waits. Raises ProgramError."""
         return run_here(self._core.settled(blocking)).text()
 
     def messages(self) -> list[dict[str, Any]]:
-        """The turns as {"role", "content"}, the open one last; waits. Content is verbatim. Raises
-        ProgramError."""
+        """The turns as {"role", "content"}, including an open one at the end. Content is unchanged. Waits.
+        Raises ProgramError."""
         return run_here(self._core.settled(blocking)).turns()
 
     def sync(self) -> None:
-        """Wait until all that was added is done. Raises ProgramError."""
+        """Wait until everything that was added is done. Raises ProgramError."""
         run_here(self._core.settled(blocking))
 
     def error(self) -> BaseException | None:
-        """What went wrong, or None; waits. In a stream, also what the program's function raised. A variable
-        whose text is no value of its type counts until it is set anew, though the state goes on."""
+        """The error of this state, or None. Waits. In a stream this includes an exception of the program's
+        function. A text that is not a value of its type is an error until the variable is set again,
+        although the state continues."""
         return run_here(self._error(blocking))
 
     def usage(self) -> dict[str, int]:
-        """Tokens of this run with all its forks: calls, prompt_tokens, completion_tokens, cached_tokens,
-        jumped_tokens; waits."""
+        """What this run and its forks used: calls, prompt_tokens, completion_tokens, cached_tokens,
+        jumped_tokens. Waits."""
         return run_here(self._core.usage(blocking))
 
     def show(self, form: str = "tree") -> None:
-        """Print the state to the terminal: turns, generated text, forks, usage; or its calls as a diagram,
-        form="mermaid" or "dot"."""
+        """Print the state to the terminal: turns, generated text, forks, usage. With form="mermaid" or
+        "dot", print its calls as a diagram."""
         from sglang_dsl.views import terminal  # rich takes long to import
 
         terminal.check_form(form)
         terminal.show(self._core.snapshot(None), form=form)
 
     def __repr__(self) -> str:
-        """With the text, what went wrong where something did, and whether it still runs; waits a moment for
-        its end, and no longer."""
+        """The text, the error if there is one, and whether the program still runs. Waits a moment for its
+        end, and no longer."""
         return self._core.snapshot(REPR_WAIT_S).label("ProgramState")
 
     def __str__(self) -> str:
-        """The same, waiting for the end."""
+        """The same as repr(), but waits for the end."""
         return self._core.snapshot(None).label("ProgramState")
 
     # -- streaming -------------------------------------------------------------------------------------------
 
     def text_iter(self, var_name: str | None = None) -> Iterator[str]:
-        """Pieces as they come, of one variable or of the whole text (the prompt included). One piece where
-        the program was not run with stream=True. Raises ProgramError where the text breaks off."""
+        """Pieces of one variable's text, or of the whole text (including the prompt), as they are
+        generated. Without stream=True it is one piece. Raises ProgramError if the text breaks off."""
         for piece in iterate_here(self._pieces(var_name, blocking)):
             yield piece.text
 
     async def text_async_iter(
         self, var_name: str | None = None, return_meta_data: bool = False
     ) -> AsyncIterator[Any]:
-        """The same for any event loop. `return_meta_data`: pairs (piece, what the backend said with it: its
-        counters so far, the log-probabilities of this piece's tokens). What is said after the last text,
-        get_meta_info() tells."""
+        """text_iter() for any event loop.
+
+        With `return_meta_data`, yields pairs (piece, metadata): the backend's counters so far, and the
+        log-probabilities of this piece's tokens. get_meta_info() has what was reported after the last
+        piece.
+        """
         async with aclosing(self._pieces(var_name, awaiting)) as pieces:
             async for piece in pieces:
                 yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:
-        """The variable's value while its JSON is written: what is known so far, each time there is more, and
-        last the whole.
+        """The variable's value while its JSON is generated: what is known so far, each time there is more.
+        The last item is the complete value.
 
-        Each is plain data, or, where the generation has a type, a value of it that was not validated, with
-        None for what was not written yet; the last one is s[var_name], or the whole data. Nothing shown is
-        taken back: numbers and words appear when they have ended, strings grow. `strings=False`: they appear
-        when they have ended, too. Data of different moments share their finished parts: do not change them.
-        Text that is not JSON (a number, an option of an Enum) is shown when it has ended. Raises ProgramError
-        where the text breaks off.
+        If the generation has a type, each item is an instance of it that has not been validated, with None
+        for what is not there yet; the last item is s[var_name]. Otherwise the items are plain data.
+
+        Nothing is taken back. Numbers, true, false and null appear when they are complete; strings grow.
+        With `strings=False`, strings too appear when they are complete. Items share their finished parts,
+        so do not change them. Text that is not JSON (a number, an option of an Enum) appears when it is
+        complete. Raises ProgramError if the text breaks off.
         """
         yield from iterate_here(self._objects(var_name, strings, blocking))
 
     async def object_async_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
-        """The same for any event loop."""
+        """object_iter() for any event loop."""
         async with aclosing(self._objects(var_name, strings, awaiting)) as values:
             async for value in values:
                 yield value
@@ -240,7 +252,7 @@ class ProgramState(StateBase["Turn"]):
     # -- turns -----------------------------------------------------------------------------------------------
 
     def role(self, role: str, expr: Node | str | None = None) -> Turn:
-        """A turn: added at once with `expr`; without, use it in a `with`."""
+        """A turn. With `expr` it is added at once; without, use it in a `with`."""
         no_nodes("a role's name", role)
         turn = Turn(self, role)
         if expr is not None:
@@ -253,7 +265,7 @@ class ProgramState(StateBase["Turn"]):
 
     @contextmanager
     def var_scope(self, name: str) -> Iterator[ProgramState]:
-        """Record the text added inside into the variable `name`."""
+        """Record the text that is added in the block as the variable `name`."""
         no_nodes("a variable's name", name)
         src = caller()
         self._core.submit(ScopeBegin(name, src=src), src)
@@ -274,19 +286,21 @@ class ProgramState(StateBase["Turn"]):
         tool_choice: str = "auto",
         parallel: bool = True,
     ) -> Iterator[ToolLoop]:
-        """In the block a generation may call the tools that were offered (s += tools([...])): its calls are
-        run, side by side, what they give goes back to the model in turns of the tool, and so on until it
-        answers without a call. That answer is the generation's text.
+        """In the block, generations may call the tools that were offered with s += tools([...]).
 
-        max_steps    replies with calls, at most; when it calls on, the generation fails with ToolLoopLimit
-        on_error     what a tool raises: "tell" the model as text, or "raise" it as ToolError
-        timeout      seconds of each call
-        tool_choice  of the first reply: "auto", "required", or the name of the tool it must call
-        parallel     whether one reply may have several calls
+        The calls are run in parallel, and their results go back to the model in tool turns. This repeats
+        until the model answers without a call. That answer is the generation's text.
 
-        An unknown tool and wrong arguments are always told to the model. Calls of tools that nothing runs end
-        the generation, and none of that reply is run: tool_calls() tells them, and turns of the tool that the
-        program adds answer them in order. In streams each reply and each result is one piece.
+        max_steps    how many replies may call tools; after that the generation fails with ToolLoopLimit
+        on_error     when a tool raises: "tell" the model as text, or "raise" a ToolError
+        timeout      seconds that each call may take
+        tool_choice  for the first reply: "auto", "required", or the name of the tool it must call
+        parallel     whether one reply may contain several calls
+
+        An unknown tool and wrong arguments are always reported to the model as text. A call of a tool that
+        nothing runs ends the generation, and no call of that reply is run: tool_calls() returns them, and
+        the program answers them with tool turns, in order. In streams, each reply and each result is one
+        piece.
         """
         told = Steps()
         begin = begun(max_steps, on_error, timeout, tool_choice, parallel, told, caller())
@@ -294,7 +308,7 @@ class ProgramState(StateBase["Turn"]):
             yield ToolLoop(self, told)
 
     def tool_calls(self, name: str) -> list[ToolCall]:
-        """The calls that the variable's generation made, with what came of them, in order; waits."""
+        """The calls that the variable's generation made, with their results, in order. Waits."""
         return calls_of(self.get_meta_info(name))
 
     # -- branches --------------------------------------------------------------------------------------------
@@ -306,13 +320,16 @@ class ProgramState(StateBase["Turn"]):
         *,
         budget: Budget | None = None,
     ) -> ProgramStateGroup:
-        """`size` states that go on from here, each on its own. They share this text and its variables.
-        `budget`: what each of them may use. `position_ids_offset`: one number per branch, as programs for
-        sglang give them; without effect, there as here: positions follow from the text."""
+        """`size` states that continue from here independently. They share this state's text and variables.
+
+        budget               what each of them may use
+        position_ids_offset  one number per branch, for programs written for sglang; has no effect, as in
+                             sglang
+        """
         if type(size) is not int or size < 1:
-            raise BadProgram(f"fork takes a number of branches, at least 1; got {size!r}")
+            raise BadProgram(f"the number of branches must be at least 1, got {size!r}")
         if position_ids_offset is not None and len(position_ids_offset) != size:
-            raise BadProgram(f"{len(position_ids_offset)} offsets for {size} forks; give one for each")
+            raise BadProgram(f"{len(position_ids_offset)} offsets for {size} forks; pass one for each")
         src = caller()
         forks = [ProgramState(core) for core in self._core.fork(size, src, budget)]
         for fork in forks:
@@ -320,9 +337,9 @@ class ProgramState(StateBase["Turn"]):
         return ProgramStateGroup(self, forks)
 
     def map(self, fn: Callable[[ProgramState, Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Call `fn(fork, item)` for each item, each on a fork of its own, side by side on a bounded number of
-        threads. Gives what the calls return, in order; a call that returns None stands for its fork. Raises
-        the first call's error, in order; the forks are cancelled then."""
+        """Call `fn(fork, item)` for each item, each on its own fork, in parallel on a limited number of
+        threads. Returns the results in order; if a call returns None, its fork is the result. If calls
+        raise, the forks are cancelled, and the first error in order is raised."""
         given = list(items)
         if not given:
             return []
@@ -341,13 +358,13 @@ class ProgramState(StateBase["Turn"]):
             raise
 
     def adopt(self, branch: ProgramState) -> None:
-        """Go on with what a fork said and set, as if it had been said here; waits for it. Raises its
-        ProgramError."""
+        """Continue with the text and variables of a fork, as if they had been added here. Waits for the
+        fork. Raises its ProgramError."""
         run_here(self._core.adopt(branch.core, caller(), blocking))
 
     @contextmanager
     def copy(self, position_ids_offset: Sequence[int] | None = None) -> Iterator[ProgramState]:
-        """One branch; at the end of the block its variables come back, each as a list of one."""
+        """One branch. At the end of the block its variables come back, each as a list of one."""
         group = self.fork(1, position_ids_offset)
         try:
             yield group[0]
@@ -359,7 +376,8 @@ class ProgramState(StateBase["Turn"]):
 
 @public
 class Turn:
-    """What s.user(...) gives: a turn already added, or the context manager that opens and closes one."""
+    """Returned by s.user(...) and similar methods: a turn that was already added, or the context manager
+    that opens and closes one."""
 
     def __init__(self, state: ProgramState, role: str) -> None:
         self._state, self._role = state, role
@@ -368,12 +386,17 @@ class Turn:
     def __str__(self) -> str:
         # In a text this would be a silent mistake.
         word = f"s.{self._role}(...)"
-        raise BadProgram(f"{word} adds its turn by itself and is no text, at {caller()}; leave the s. out")
+        raise BadProgram(
+            f"{word} adds its turn by itself and cannot be used as text, at {caller()}; leave out the s."
+        )
 
     def add_to(self, state: ProgramState) -> None:
-        """`s += s.user(...)`: what was added stays added once; an unused turn is added empty."""
+        """`s += s.user(...)`: a turn that was already added is not added twice; an unused turn is added
+        empty."""
         if state is not self._state:
-            raise BadProgram("this turn belongs to another state; use the word without a state: user(...)")
+            raise BadProgram(
+                "this turn belongs to another state; use the function without a state: user(...)"
+            )
         if not self.added:
             src = caller()
             state.core.submit(concat(RoleBegin(self._role, src=src), RoleEnd(self._role, src=src)), src)
@@ -382,7 +405,7 @@ class Turn:
     def __enter__(self) -> ProgramState:
         if self.added:
             raise BadProgram(
-                f"this turn of {self._role!r} was added already; leave its text out to use it in a with"
+                f"this turn of {self._role!r} was already added; leave out its text to use it in a with"
             )
         self.added = True
         src = caller()
@@ -401,15 +424,15 @@ class Turn:
 
 @public
 class ProgramStateGroup(Group[ProgramState]):
-    """Forks of one state, in order."""
+    """The forks of one state, in order."""
 
     def __init__(self, parent: ProgramState, states: Sequence[ProgramState]) -> None:
         self._parent = parent
         self._states = tuple(states)
 
     def __iadd__(self, other: object) -> ProgramStateGroup:
-        """Add to every fork: text or a node to each, a list one by one, a function of the index what it
-        returns."""
+        """Add to every fork: text or a node to each; one element of a list to each; or the result of a
+        function of the index."""
         src = caller()
         for state, node in zip(self._states, self._shares(other), strict=True):
             state.core.submit(as_node(node, src), src)
@@ -422,7 +445,7 @@ class ProgramStateGroup(Group[ProgramState]):
                 return [other] * size
             case list() | tuple():
                 if len(other) != size:
-                    raise BadProgram(f"{len(other)} additions for {size} forks; give one for each")
+                    raise BadProgram(f"{len(other)} additions for {size} forks; pass one for each")
                 return other
             case Callable():
                 return [other(index) for index in range(size)]
@@ -433,15 +456,15 @@ class ProgramStateGroup(Group[ProgramState]):
                 )
 
     def join(self, mode: str = GATHER) -> None:
-        """Wait for all forks and end them. Raises the first fork's ProgramError, in order. What the parent
-        takes over:
+        """Wait for all forks and end them. Raises the first fork's ProgramError, in order. `mode` decides
+        what the parent gets:
 
         "gather_variable"     each variable that forks set becomes the list of their values, in order
-        "concate_and_append"  what they said is added to the parent's text, in order
+        "concate_and_append"  the forks' text is added to the parent's, in order
         "dict"                each variable becomes {fork's number: value}
         "overwrite"           each variable becomes the last fork's value
-        "error"               each variable becomes its value; one that two forks set, or that the parent had
-                              before, is a BadProgram
+        "error"               each variable becomes its value; a variable that two forks set, or that the
+                              parent already had, raises BadProgram
         """
         src = caller()
         cores = [state.core for state in self._states]
@@ -450,23 +473,23 @@ class ProgramStateGroup(Group[ProgramState]):
     # -- choosing --------------------------------------------------------------------------------------------
 
     def race(self, timeout: float | None = None) -> ProgramState:
-        """The fork that first has done all that was added to it; the others are cancelled. Raises Timeout
-        (all are cancelled), the first fork's error where all failed."""
+        """The first fork to finish everything that was added to it; the others are cancelled. Raises
+        Timeout (all are cancelled), and the first fork's error if all failed."""
         return self.first_valid(lambda state: True, timeout)
 
     def first_valid(
         self, predicate: Callable[[ProgramState], object], timeout: float | None = None
     ) -> ProgramState:
-        """The first fork to end for which `predicate(fork)` is true; the others are cancelled. Raises
-        NoWinner where there is none, Timeout (seconds), what the predicate raises."""
+        """The first fork to finish for which `predicate(fork)` is true; the others are cancelled. Raises
+        NoWinner if there is none, Timeout after `timeout` seconds, and errors of the predicate."""
         return run_here(self._first_valid(predicate, timeout, blocking))
 
     def best_of(self, score: Callable[[ProgramState], float], timeout: float | None = None) -> ProgramState:
-        """The fork for which `score(fork)` is highest, the earliest on a tie; forks that failed, or whose
-        score is NaN, are passed over. Raises as first_valid does."""
+        """The fork with the highest `score(fork)`, the earliest if several have it. Forks that failed, or
+        whose score is NaN, are ignored. Raises the same errors as first_valid."""
         return run_here(self._best_of(score, timeout, blocking))
 
     def vote(self, name: str, key: Callable[[Any], Any] | None = None, timeout: float | None = None) -> Vote:
-        """What most forks have in the variable `name`; `key` says what of a value is compared. Forks that
-        failed do not vote. Raises NoWinner, Timeout."""
+        """The most common value of the variable `name` among the forks. `key` maps a value to what is
+        compared. Forks that failed do not vote. Raises NoWinner, Timeout."""
         return run_here(self._vote(name, key, timeout, blocking))

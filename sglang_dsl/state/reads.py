@@ -1,6 +1,5 @@
-"""What both kinds of state do when a variable is read: which one is meant, of which type it is, what a select
-decided. Knows variables and nodes, no states.
-"""
+"""What both kinds of state do when a variable is read: which variable is meant, its type, the result of a
+select. Knows variables and nodes, no states."""
 
 from __future__ import annotations
 
@@ -16,10 +15,11 @@ T = TypeVar("T")
 
 
 def name_of(node: object) -> str:
-    """The variable that a gen or select sets. Raises BadProgram for one without a name, and anything else."""
+    """The variable that a gen or select sets. Raises BadProgram for a node without a name, and for anything
+    else."""
     if not isinstance(node, Gen | Select):
         raise BadProgram(
-            f"a variable is read by its name, or the gen or select that sets it; got {node!r:.80}"
+            f"read a variable by its name, or by the gen or select that sets it; got {node!r:.80}"
         )
     if node.name is None:
         raise BadProgram("this generation has no name, so there is no variable to read")
@@ -27,14 +27,16 @@ def name_of(node: object) -> str:
 
 
 def checked(variable: Variable, value: Any, kind: type[T]) -> T:
-    """`value`, if it is of the type `kind`. Raises InvalidValue. While a program is traced, what stands for a
-    value passes for one of any type."""
+    """`value`, if it is of the type `kind`. Raises InvalidValue. While a program is traced, a placeholder
+    passes for a value of any type."""
     if variable.typed is None or variable.typed.name != "placeholder":
         try:
             must_be(value, kind)
         except ValueError as error:
             hint = "gen(name, type) reads it as one"
-            raise InvalidValue(f"it is no such value: {error}", variable=variable.name, hint=hint) from error
+            raise InvalidValue(
+                f"the value has another type: {error}", variable=variable.name, hint=hint
+            ) from error
     return cast(T, value)
 
 

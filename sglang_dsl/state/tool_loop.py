@@ -1,4 +1,4 @@
-"""`with s.tool_loop() as loop`: in the block calls of tools are run. Its words, and what is read of it."""
+"""`with s.tool_loop() as loop`: in the block, calls of tools are run. Its parameters and its results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Awaits(Protocol):
 
 @dataclass(eq=False)
 class Steps:
-    """What a loop's generations have done by now. home: the event loop of an async program, on which its
+    """What a loop's generations have done so far. home: the event loop of an async program, on which its
     coroutine functions run."""
 
     home: asyncio.AbstractEventLoop | None = None
@@ -43,8 +43,8 @@ class ToolLoop:
 
     @property
     def steps(self) -> list[ToolStep]:
-        """The replies that called tools, in order, with what came of each call; waits. They are there also
-        where the program has failed."""
+        """The replies that called tools, in order, with the results of their calls. Waits. Also available
+        after the program has failed."""
         self._state.error()
         return list(self._told.steps)
 
@@ -56,7 +56,7 @@ class AsyncToolLoop:
         self._state, self._told = state, told
 
     async def steps(self) -> list[ToolStep]:
-        """The replies that called tools, in order, with what came of each call; see ToolLoop.steps."""
+        """The replies that called tools, in order, with the results of their calls; see ToolLoop.steps."""
         await self._state.error()
         return list(self._told.steps)
 
@@ -80,16 +80,16 @@ def begun(
     told: Steps,
     src: Source | None,
 ) -> LoopBegin:
-    """The words of tool_loop, checked. Raises BadProgram."""
+    """The parameters of tool_loop, checked. Raises BadProgram."""
     steps = whole(max_steps)
     if steps is None or steps < 1:
-        raise BadProgram(f"max_steps takes a number of at least 1, got {max_steps!r}")
+        raise BadProgram(f"max_steps must be at least 1, got {max_steps!r}")
     if on_error not in ("tell", "raise"):
-        raise BadProgram(f'on_error is "tell" or "raise", got {on_error!r}')
+        raise BadProgram(f'on_error must be "tell" or "raise", got {on_error!r}')
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise BadProgram(f"timeout takes seconds above 0, got {timeout!r}")
+        raise BadProgram(f"timeout must be a positive number of seconds, got {timeout!r}")
     if not isinstance(tool_choice, str) or tool_choice in ("", "none"):
-        raise BadProgram(f'tool_choice is "auto", "required" or a tool\'s name, got {tool_choice!r}')
+        raise BadProgram(f'tool_choice must be "auto", "required" or a tool\'s name, got {tool_choice!r}')
     if not isinstance(parallel, bool):
         raise BadProgram(f"parallel takes True or False, got {parallel!r}")
     choice = tool_choice if tool_choice in ("auto", "required") else f"={tool_choice}"
@@ -97,12 +97,12 @@ def begun(
 
 
 def calls_of(meta: Mapping[str, Any]) -> list[ToolCall]:
-    """All calls of one generation, by what is told of it."""
+    """All calls of one generation, from its metadata."""
     return [ToolCall(**call) for step in meta.get("tool_steps", ()) for call in step["calls"]]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop of the code that calls this; None where a program is followed without one."""
+    """The event loop of the calling code; None if a program is traced without one."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -39,8 +39,12 @@ LONGEST_CALL_S = 24 * 3600.0
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A tool by its JSON schema. run: called with the arguments by name, plain or async; None: nothing runs
-    it, a call of it is left to the program."""
+    """A tool described by a JSON schema.
+
+    parameters  the JSON schema of its arguments
+    run         called with the arguments by name; ordinary or async. None: nothing runs the tool, and the
+                program handles its calls
+    """
 
     name: str
     description: str = ""
@@ -49,8 +53,8 @@ class Tool:
 
 
 def runners_of(given: object) -> dict[str, Runner]:
-    """The tools of what a program gives: one, or several in an iterable. Raises BadProgram, MissingExtra, and
-    what a tool server raises."""
+    """The given tools: one, or several in an iterable. Raises BadProgram, MissingExtra, and errors of a tool
+    server."""
     single = isinstance(given, str | Mapping | Tool | type | ToolServer) or not isinstance(given, Iterable)
     found: dict[str, Runner] = {}
     for one in [given] if single else given:  # type: ignore[attr-defined]
@@ -58,7 +62,7 @@ def runners_of(given: object) -> dict[str, Runner]:
             if not _NAME.match(runner.name):
                 raise BadProgram(
                     f"a tool's name has 1 to 64 letters, digits, _ and -, got {runner.name!r:.80}; give it "
-                    "one with Tool(name, ...)"
+                    "another one with Tool(name, ...)"
                 )
             if runner.name in found:
                 raise BadProgram(f"two tools are called {runner.name!r}; rename one with Tool(name, ...)")
@@ -67,7 +71,7 @@ def runners_of(given: object) -> dict[str, Runner]:
 
 
 def described(said: Iterable[str]) -> dict[str, Runner]:
-    """Tools that are known by their JSON alone: nothing runs them."""
+    """Tools that are known only by their JSON. Nothing runs them."""
     return {one.name: one for one in map(_schema, map(json.loads, said))}
 
 
@@ -148,7 +152,7 @@ def _type(kind: type) -> Runner:
     except ValueError as error:
         raise BadProgram(str(error)) from error
     if schema.get("type") != "object":
-        raise BadProgram(f"a tool takes arguments by name, which {kind.__name__} has none of")
+        raise BadProgram(f"a tool takes arguments by name, but {kind.__name__} has no named fields")
 
     def read(arguments: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         adapter.read(json.dumps(arguments))
@@ -202,7 +206,7 @@ def _function(function: Callable[..., Any]) -> Runner:
 def _field(tool: str, parameter: inspect.Parameter, field: Any) -> Any:
     """A parameter as a field of a model. Raises BadProgram."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        raise BadProgram(f"the tool {tool} takes *{parameter.name}: name its parameters one by one")
+        raise BadProgram(f"the tool {tool} takes *{parameter.name}; declare its parameters one by one")
     kind = parameter.annotation
     if kind is parameter.empty:
         raise BadProgram(f"the tool {tool} needs a type for its parameter {parameter.name!r}")

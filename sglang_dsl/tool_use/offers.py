@@ -71,7 +71,7 @@ def offer_after(offer: Offer, node: Node) -> Offer:
             return replace(offer, runners=runners)
         case LoopBegin():
             if offer.loop is not None:
-                raise BadProgram("a tool_loop cannot stand inside of another one; end that first")
+                raise BadProgram("a tool_loop cannot be inside another one; end that one first")
             return replace(offer, loop=node)
         case LoopEnd():
             return replace(offer, loop=None)

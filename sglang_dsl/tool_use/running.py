@@ -28,13 +28,13 @@ def arguments_of(runners: Mapping[str, Runner], name: str, text: str) -> tuple[R
     """Who runs a call, and its arguments as data, not checked yet. Raises CallFault."""
     runner = runners.get(name)
     if runner is None:
-        raise CallFault(f"there is no tool {name!r}; there is {', '.join(runners)}")
+        raise CallFault(f"there is no tool {name!r}; the tools are {', '.join(runners)}")
     try:
         data = json.loads(text or "{}")
     except ValueError as error:
         raise CallFault(f"the arguments of {name} are not JSON: {error}") from error
     if not isinstance(data, dict):
-        raise CallFault(f"the arguments of {name} are no JSON object: {text:.80}")
+        raise CallFault(f"the arguments of {name} are not a JSON object: {text:.80}")
     return runner, data
 
 

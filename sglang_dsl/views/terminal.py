@@ -29,7 +29,7 @@ FORMS = ("tree", "mermaid", "dot")
 def check_form(form: str) -> None:
     """Raises BadProgram for what show() does not know."""
     if form not in FORMS:
-        raise BadProgram(f"form is one of {', '.join(map(repr, FORMS))}; got {form!r}")
+        raise BadProgram(f"form must be one of {', '.join(map(repr, FORMS))}; got {form!r}")
 
 
 def show(state: Snapshot, console: Console | None = None, form: str = "tree") -> None:

@@ -43,4 +43,6 @@ def test_it_names_every_word_and_no_other() -> None:
         assert name == "text" or f"`{name}`" in PAGE
     for policy in (*get_args(Whitespace), *get_args(SchemaFormat)):
         assert f'`"{policy}"`' in PAGE
-    assert f'`--grammar-whitespace` says, `"{EngineConfig().grammar_whitespace}"`\nby default' in PAGE
+    config = EngineConfig()
+    assert f'`--grammar-whitespace`, which is `"{config.grammar_whitespace}"` unless' in PAGE
+    assert f'`--grammar-schema-format`, which is `"{config.grammar_schema_format}"` unless' in PAGE

@@ -31,7 +31,7 @@ SAID = {
     "05_batch_and_stream": "\nBackendError: ",
     "06_remote": "refused (400): ",
     "07_character_sheet": "Mobi of Caturn, 42 years old, works as a potter",
-    "08_async_and_branches": "no winner: none of 6 branches was accepted: 6 were refused",
+    "08_async_and_branches": "no winner: none of 6 branches was accepted: 6 were rejected",
     "09_record_and_replay": "the same again: True\nreplayed: True - 4 calls\nnot there: this call is not in",
     "10_react": """\
 Question:    What is the weather in Lisbon?

@@ -150,8 +150,8 @@ def test_what_an_api_cannot_do_is_refused(makers: dict[str, Callable[[], Any]]) 
 
     plain = OpenAI("pocket", base_url=makers["openai"]()._transport.base_url, api_key="none")
     for program, words in (
-        (prefilled, "cannot go on with a reply that has begun"),
-        (regular, "cannot be held to regex"),
+        (prefilled, "cannot continue a reply that has begun"),
+        (regular, "cannot enforce regex"),
         (narrow, "does not take min_p"),
     ):
         for backend in (plain, makers["anthropic"]()):
@@ -159,7 +159,7 @@ def test_what_an_api_cannot_do_is_refused(makers: dict[str, Callable[[], Any]]) 
                 continue  # Anthropic's API goes on with a last assistant turn
             with pytest.raises(Unsupported, match=words):
                 program.run(backend=backend)["x"]
-    with pytest.raises(Unsupported, match="stands outside of any"):
+    with pytest.raises(Unsupported, match="is outside of a turn"):
         outside.run(backend=makers["anthropic"]())["x"]
     # With the extension, a reply goes on where it was begun.
     assert prefilled.run(backend=makers["openai"]()).messages()[-1]["content"].startswith("I am")

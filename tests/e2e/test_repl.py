@@ -36,7 +36,7 @@ def talk(seen: Terminal, url: str) -> None:
     seen.shows(r"^assistant +([a-z]{9} ){5}")
     with held(url):
         seen.press(CTRL_C)
-        seen.shows("stopped; what was said until then stays")
+        seen.shows("stopped; the text so far stays")
         seen.prompt()
     seen.runs('len(s["long"]) > 50, s.messages()[-1]["role"]', r"\(True, 'assistant'\)")
     seen.runs(":undo", "taken back: .*tell")

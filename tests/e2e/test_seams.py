@@ -104,7 +104,7 @@ def test_healing_is_a_word_of_programs_and_calls_and_has_no_say_in_a_select(watc
     program.run(backend=EngineBackend(watched)).sync()
     program.run(backend=EngineBackend(watched), token_healing=False).sync()
     assert [request.token_healing for request, _ in watched.seen] == [True, False, False, False]
-    with pytest.warns(UserWarning, match="token_healing: without effect beside choices"):
+    with pytest.warns(UserWarning, match="token_healing: no effect with choices"):
         sgl.gen("x", choices=["a", "b"], token_healing=True)
     with pytest.raises(sgl.errors.BadProgram, match="token_healing"):
         sgl.gen("x", token_healing="yes")  # type: ignore[call-overload]

@@ -65,7 +65,7 @@ def test_a_chat_turn_is_one_call_and_says_the_same(openai: Callable[..., OpenAI]
     assert (together.usage()["calls"], by_itself.usage()["calls"]) == (2, 3)
     assert ahead.token_usage.prompt_tokens < plain.token_usage.prompt_tokens
     # The same form cannot be kept at all without num_api_spec_tokens where turns cannot be gone on with.
-    with pytest.raises(BackendError, match="cannot go on"):
+    with pytest.raises(BackendError, match="cannot continue"):
         river.run("Ostrel", backend=openai()).sync()
 
 

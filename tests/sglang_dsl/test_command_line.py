@@ -96,7 +96,7 @@ WRONG = [
     (LANGUAGE, "run", "required: FILE:FUNCTION"),
     (LANGUAGE, "run nofile.py:f", "'nofile.py' does not exist"),
     (LANGUAGE, "trace nofile.py:f", "'nofile.py' does not exist"),
-    (LANGUAGE, "run light:f", "'light' is no file"),
+    (LANGUAGE, "run light:f", "'light' is not a file"),
     (LANGUAGE, "run p.py", "write FILE:FUNCTION"),
     (LANGUAGE, "run p.py:", "write FILE:FUNCTION"),
     (LANGUAGE, "run p.py:nothing", "it has: ask, raises"),

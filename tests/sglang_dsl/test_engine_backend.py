@@ -217,5 +217,5 @@ def test_a_given_engine_is_not_closed_and_takes_no_words() -> None:
     engine = ScriptedEngine()
     asyncio.run(EngineBackend(engine).aclose())
     assert not engine.closed
-    with pytest.raises(TypeError, match="runs already"):
+    with pytest.raises(TypeError, match="already running"):
         EngineBackend(engine, dtype="auto")

@@ -127,7 +127,7 @@ def test_the_calls_of_a_run_as_diagrams(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out.startswith("digraph")
     state.show()
     assert "fork, 2 branches" in capsys.readouterr().out
-    with pytest.raises(BadProgram, match="form is one of"):
+    with pytest.raises(BadProgram, match="form must be one of"):
         state.show(form="svg")
     assert state._repr_mimebundle_()["text/vnd.mermaid"] == drawn
 

@@ -126,7 +126,7 @@ def test_none_reaches_a_backend() -> None:
     backend = MockBackend()
     made = Seq((Text(f"{gen('x')}"), gen("y")))
     state = sgl.function(lambda s: s.__iadd__(made)).run(backend=backend)
-    assert "add it as it is" in str(state.error())
+    assert "add the text itself" in str(state.error())
     assert backend.calls == []
 
 
@@ -162,11 +162,11 @@ def test_a_turn_of_a_state_is_no_text() -> None:
     def program(s: Any) -> None:
         s += f"{s.user('hi')}"
 
-    with pytest.raises(BadProgram, match=r"is no text, at .*test_interpolation\.py:\d+"):
+    with pytest.raises(BadProgram, match=r"cannot be used as text, at .*test_interpolation\.py:\d+"):
         sgl.function(program).run(backend=MockBackend())
 
     async def program_async(s: Any) -> None:
         s += f"{s.user('hi')}"
 
-    with pytest.raises(BadProgram, match="is no text"):
+    with pytest.raises(BadProgram, match="cannot be used as text"):
         asyncio.run(sgl.function(program_async).arun(backend=MockBackend()))

@@ -133,15 +133,15 @@ def test_what_is_no_method_is_refused_where_it_is_written() -> None:
     for wrong in (Last, 3, ["x"], "no_such"):
         with pytest.raises(BadProgram, match="known: token_length_normalized"):
             sgl.select("x", OPTIONS, choices_method=wrong)  # type: ignore[arg-type]
-    with pytest.raises(BadProgram, match="cannot be drawn"):
+    with pytest.raises(BadProgram, match="cannot be used"):
         sgl.select("x", OPTIONS, temperature=0.5, choices_method=Last())
 
 
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (lambda **_: ChoicesDecision("else"), "took 'else', which is none of the options"),
-        (lambda **_: None, "took None"),
+        (lambda **_: ChoicesDecision("else"), "returned 'else', which is not one of the options"),
+        (lambda **_: None, "returned None"),
         (lambda **words: words["nothing"], "KeyError: 'nothing'"),
     ],
 )

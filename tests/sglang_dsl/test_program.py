@@ -319,7 +319,7 @@ def test_bind_fills_arguments_and_a_call_goes_over_them() -> None:
     assert bound.run(1).ret_value == (1, 2, 30)
     assert bound.bind(a=11).run().ret_value == (11, 2, 30)
     assert program.run(1).ret_value == (1, 2, 3)
-    with pytest.raises(BadProgram, match="takes no argument d; known: a, b, c"):
+    with pytest.raises(BadProgram, match="has no parameter d; known: a, b, c"):
         program.bind(d=1)
     with pytest.raises(TypeError):
         program.bind(b=1).run()

@@ -41,11 +41,11 @@ def echo(s: Any, x: int) -> int:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"workers": 0}, "workers is a number of at least 1, got 0"),
-        ({"batch_size": 1.5}, "batch_size is a number of at least 1, got 1.5"),
-        ({"attempts": True}, "attempts is a number of at least 1, got True"),
-        ({"cpus": -1}, "cpus is a number of at least 0, got -1"),
-        ({"gpus": float("nan")}, "gpus is a number of at least 0, got nan"),
+        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"batch_size": 1.5}, "batch_size must be at least 1, got 1.5"),
+        ({"attempts": True}, "attempts must be at least 1, got True"),
+        ({"cpus": -1}, "cpus must be at least 0, got -1"),
+        ({"gpus": float("nan")}, "gpus must be at least 0, got nan"),
     ],
 )
 def test_values_that_make_no_sense_are_told(words: dict[str, Any], said: str) -> None:
@@ -56,7 +56,7 @@ def test_values_that_make_no_sense_are_told(words: dict[str, Any], said: str) ->
 def test_an_engine_is_a_known_one() -> None:
     with pytest.raises(KeyError, match="unknown batch engine 'rye'; known: ray"):
         echo.run_batch([{"x": 1}], engine="rye")
-    with pytest.raises(BadProgram, match="engine is one of local, ray, or an object"):
+    with pytest.raises(BadProgram, match="engine must be one of local, ray, or an object"):
         echo.run_batch([{"x": 1}], engine=7)
 
 
@@ -126,7 +126,7 @@ assert [one[3][0] for one in there if not isinstance(one, str)] == [0, 1, 2, 3, 
 assert there[5] == ("ProgramError: the worker process ended each time that it ran item 5 [program 'checked']"
                     ". it was killed, or out of memory"), there[5]
 assert there[6] == "ProgramError: OwnError: six [program 'checked']", there[6]
-assert "cannot leave the worker: TypeError" in there[7], there[7]
+assert "cannot be sent from the worker: TypeError" in there[7], there[7]
 mixed = running.run_batch(items, backend=mock, engine=two, ordered=False, generator_style=True, num_threads=3)
 assert sorted(state.index for state in mixed) == list(range(40))
 failed = checked.run_batch(items[:3], backend=broken, engine=two, on_error="return")

@@ -157,7 +157,7 @@ def test_samples_and_a_text_that_was_cut() -> None:
     backend = MockBackend(["[1, 2, 3, 4, 5, 6]", "[1]"])
     program = sgl.function(lambda s: s.__iadd__(gen("n", list[int], max_tokens=3, retries=1)))
     assert program.run(backend=backend)["n"] == [1]
-    assert "say less" in str(backend.calls[1].prompt.plain_text)
+    assert "write less" in str(backend.calls[1].prompt.plain_text)
 
 
 def test_retries_count_for_budgets_and_are_replayed(tmp_path: Path) -> None:
@@ -181,11 +181,11 @@ def test_each_try_has_a_seed_of_its_own() -> None:
 
 def test_retries_need_a_type() -> None:
     for words in ({}, {"regex": "a"}, {"choices": ["a", "b"]}, {"dtype": int}):
-        with pytest.raises(BadProgram, match="retries goes with a type"):
+        with pytest.raises(BadProgram, match="retries requires a type"):
             gen("x", retries=1, **words)
         assert gen("x", retries=0, **words) == gen("x", retries=None, **words)  # nothing is asked for
     for value in (-1, True, 1.0, "2"):
-        with pytest.raises(BadProgram, match="retries takes a number"):
+        with pytest.raises(BadProgram, match="retries must be at least"):
             gen("x", int, retries=value)  # type: ignore[call-overload]
 
 

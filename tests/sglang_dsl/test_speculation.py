@@ -225,7 +225,7 @@ def test_a_turn_that_one_reply_cannot_hold_is_refused_with_the_reason() -> None:
 
     for parts, words in (
         (("A", gen("a"), ";B", gen("b")), "stop"),
-        (("A", gen("a", stop=";"), ";B", gen("b", stop=";", temperature=0.5)), "samples in another way"),
+        (("A", gen("a", stop=";"), ";B", gen("b", stop=";", temperature=0.5)), "other sampling parameters"),
         (("A", gen("a", stop=";", n=2), ";B", gen("b", stop=";")), "has n"),
         (("A", gen("a", regex="[0-9]"), ";B", gen("b", stop=";")), "constraint"),
     ):

@@ -157,7 +157,7 @@ def odd(callback: threading.Lock) -> None:  # type: ignore[valid-type]
         (untyped, "needs a type for its parameter 'a'"),
         (starred, "takes \\*names"),
         (odd, "the tool odd cannot be described"),
-        (lambda: 1, "give it one with Tool"),
+        (lambda: 1, "give it another one with Tool"),
         ([weather, weather], "two tools are called 'weather'"),
         ({"type": "web_search"}, "a tool needs a name"),
         ({"name": "a", "parameters": 3}, "must be a JSON schema"),
@@ -283,12 +283,12 @@ def test_what_the_model_does_wrong_is_told_to_it() -> None:
     for on_error in ("tell", "raise"):
         state = ask.run([add], on_error=on_error, backend=sgl.MockBackend([wrong, "ok"]))
         unknown, missing, no_number, more, broken, no_object, right = told(state)
-        assert unknown == "Error: there is no tool 'sub'; there is add"
+        assert unknown == "Error: there is no tool 'sub'; the tools are add"
         assert missing == "Error: wrong arguments for add: b: Field required"
         assert "a: Input should be a valid integer" in no_number
         assert "c: Extra inputs are not permitted" in more
         assert "not JSON" in broken
-        assert "no JSON object" in no_object
+        assert "not a JSON object" in no_object
         assert right == "3"
         assert [call.failed for call in state.tool_calls("answer")] == [True] * 6 + [False]
 
@@ -331,10 +331,10 @@ def test_a_slow_tool_is_given_up() -> None:
     try:
         state = ask.run([hangs, waits], limit_s=0.05, backend=sgl.MockBackend(replies))
         assert told(state) == [
-            "Error: hangs did not end within 0.05 s", "Error: waits did not end within 0.05 s",
+            "Error: hangs did not finish within 0.05 s", "Error: waits did not finish within 0.05 s",
         ]  # fmt: skip
         state = ask.run([hangs], limit_s=0.05, on_error="raise", backend=sgl.MockBackend(replies))
-        with pytest.raises(ToolError, match="did not end within"):
+        with pytest.raises(ToolError, match="did not finish within"):
             state["answer"]
     finally:
         end.set()
@@ -445,11 +445,11 @@ def nested(s: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (shaped, "in a tool_loop it is free text"),
+        (shaped, "in a tool_loop use free text"),
         (without_tools, "no tools are offered"),
-        (outside, "in a turn of the assistant"),
+        (outside, "in an assistant turn"),
         (many, "fork instead"),
-        (nested, "inside of another"),
+        (nested, "inside another"),
         (lambda s: ask.write(s, ([weather],), {"max_steps": 0}), "max_steps"),
         (lambda s: ask.write(s, ([weather],), {"on_error": "ignore"}), "on_error"),
         (lambda s: ask.write(s, ([weather],), {"limit_s": 0}), "timeout"),
@@ -466,7 +466,7 @@ def test_a_backend_without_tools_says_so() -> None:
     class Plain(sgl.MockBackend):
         calls_tools = False
 
-    with pytest.raises(Unsupported, match="cannot be offered tools"):
+    with pytest.raises(Unsupported, match="does not support tools"):
         ask.run([weather], backend=Plain()).text()
 
 

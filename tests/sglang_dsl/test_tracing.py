@@ -101,7 +101,7 @@ def test_a_body_that_needs_real_values_is_refused_with_the_reason() -> None:
         program.trace()
     with pytest.raises(sgl.MissingVariable, match="known: none"):
         sgl.function(lambda s: s["x"]).trace()
-    with pytest.raises(BadProgram, match="cannot begin inside"):
+    with pytest.raises(BadProgram, match="cannot start inside"):
         sgl.function(lambda s: s.__iadd__(sgl.user("a" + sgl.user("b")))).trace()
 
 
@@ -173,5 +173,5 @@ def test_a_compiled_program_runs_its_function_and_prints_as_sglangs_programs_do(
     read = Program.from_json(compiled.to_json())
     assert read == compiled
     for run in (read.run, read.run_batch):
-        with pytest.raises(BadProgram, match="tips was read from JSON, which holds no function"):
+        with pytest.raises(BadProgram, match="tips was read from JSON, which contains no function"):
             run([])

@@ -58,7 +58,7 @@ def test_forks_share_and_do_not_see_each_other() -> None:
 
 
 def test_nesting_and_ending_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="cannot begin inside"):
+    with pytest.raises(ValueError, match="cannot start inside"):
         EMPTY.open("user").open("assistant")
     with pytest.raises(ValueError, match="no turn is open"):
         EMPTY.close()

@@ -276,22 +276,22 @@ def test_whitespace_is_a_default_of_a_program_too() -> None:
         ({"regex": "a", "ebnf": "b"}, "got regex and ebnf"),
         ({"typed": int, "json_schema": {}}, "got a type and json_schema"),
         ({"structural_tag": TAG, "choices": ["a"]}, "got structural_tag and choices"),
-        ({"ebnf": " "}, "text of a grammar"),
-        ({"ebnf": 3}, "text of a grammar"),
+        ({"ebnf": " "}, "a grammar as text"),
+        ({"ebnf": 3}, "a grammar as text"),
         ({"structural_tag": "[]"}, "JSON object"),
         ({"structural_tag": True}, "takes JSON text"),
         ({"structural_tag": {"a": {1}}}, "not JSON"),
         ({"json_schema": {"a": float("nan")}}, "not JSON"),
         ({"json_schema": 3}, "a mapping or a type"),
         ({"json_schema": print}, "json_schema takes"),
-        ({"json_schema": threading.Thread}, r"^json_schema: Thread is no type that can be read.*\.$"),
-        ({"whitespace": "compact"}, "goes with json_schema"),
-        ({"whitespace": "compact", "regex": "a"}, "goes with json_schema"),
+        ({"json_schema": threading.Thread}, r"^json_schema: Thread is not a type that can be read.*\.$"),
+        ({"whitespace": "compact"}, "requires json_schema"),
+        ({"whitespace": "compact", "regex": "a"}, "requires json_schema"),
         ({"whitespace": "wide", "json_schema": {}}, "compact, single, flexible"),
-        ({"schema_format": "annotation", "ebnf": "a"}, "schema_format goes with json_schema"),
+        ({"schema_format": "annotation", "ebnf": "a"}, "schema_format requires json_schema"),
         ({"schema_format": "off", "json_schema": {}}, "assertion, annotation"),
         ({"typed": "Hero"}, "expected a type"),
-        ({"typed": threading.Thread}, "no type that can be read from JSON"),
+        ({"typed": threading.Thread}, "not a type that can be read from JSON"),
         ({"typed": Callable[[int], int]}, "Callable"),
     ],
 )
@@ -310,7 +310,9 @@ def test_a_long_form_is_shown_by_its_beginning_and_written_whole() -> None:
 
 @pytest.mark.parametrize("second", ["int", {"type": "object"}, Weapon(name="bow", damage=1), 2.5, [int]])
 def test_a_second_argument_that_is_neither_type_nor_number_is_told(second: Any) -> None:
-    with pytest.raises(BadProgram, match="second argument is a type, or max_tokens, a whole number; got"):
+    with pytest.raises(
+        BadProgram, match=r"second argument must be a type, or a whole number \(max_tokens\); got"
+    ):
         gen("x", second)
 
 

@@ -37,7 +37,7 @@ def test_only_nodes_that_set_a_variable_can_be_read() -> None:
     with pytest.raises(MissingVariable):
         s[gen("other")]
     for wrong in (3, None, sgl.user("x")):
-        with pytest.raises(BadProgram, match="read by its name"):
+        with pytest.raises(BadProgram, match="by its name"):
             s[wrong]  # type: ignore[call-overload]
 
 

@@ -63,7 +63,7 @@ from sglang_dsl.ir import Gen, RoleBegin, RoleEnd, Sampling, Select, Seq, Text, 
         ({"stop": [1]}, "str values"),
         ({"stop_regex": "("}, "cannot be compiled"),
         ({"ignore_eos": 1}, "True or False"),
-        ({"name": 3}, "name is text"),
+        ({"name": 3}, "name must be a string"),
     ],
 )
 def test_a_wrong_word_is_refused_where_it_is_written(words: dict[str, object], said: str) -> None:

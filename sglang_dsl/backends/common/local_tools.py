@@ -33,9 +33,9 @@ def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]
     parser = key if constraint is None or constraint.key is None else constraint.key
     if parser is None:
         raise Unsupported(
-            "nobody knows in which format this model calls tools",
+            "this model's tool call format is not known",
             backend=backend,
-            hint='start it with tool_call_parser, or ask with tool_choice="required"',
+            hint='start it with tool_call_parser, or use tool_choice="required"',
         )
     shape = None if constraint is None else Constraint(constraint.kind, json.dumps(constraint.spec))
     sampling = msgspec.structs.replace(call.sampling, skip_special_tokens=False)

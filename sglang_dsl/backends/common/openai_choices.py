@@ -1,4 +1,4 @@
-"""Choices on a completion model that gives no log-probabilities of given text: the likeliest option by what
+"""Choices on a completion model that returns no log-probabilities of given text: the likeliest option by what
 the model would say next. Knows the words of a completion's log-probabilities, and no requests.
 """
 
@@ -61,6 +61,7 @@ def _ended(options: Sequence[str], said: str, tops: dict[str, float]) -> int:
     if said in options:
         return options.index(said)
     raise BackendError(
-        f"the model would say none of the options; likeliest here: {', '.join(map(repr, tops)) or 'nothing'}",
-        hint="say in the prompt what the options are",
+        "the model would write none of the options; most likely here: "
+        f"{', '.join(map(repr, tops)) or 'nothing'}",
+        hint="list the options in the prompt",
     )

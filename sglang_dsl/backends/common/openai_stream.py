@@ -80,7 +80,7 @@ class Reply:
                 f"the stream broke off after {self.length} characters",
                 backend=self.backend,
                 retryable=True,
-                hint="the connection or the server failed; what came so far is not the whole reply",
+                hint="the connection or the server failed; the text so far is incomplete",
             )
         return self.meta
 
@@ -111,7 +111,9 @@ class Reply:
             self._tops.append([(lp, None, text) for text, lp in (tops or {}).items()])
 
     def _no_answer(self, answer: Any) -> BackendError:
-        return BackendError(f"the API's answer is no completion: {str(answer)[:200]!r}", backend=self.backend)
+        return BackendError(
+            f"the API's answer is not a completion: {str(answer)[:200]!r}", backend=self.backend
+        )
 
     def _refused(self, text: str) -> BackendError:
         return BackendError(f"the model refused: {text[:500]}", backend=self.backend)
@@ -137,9 +139,9 @@ async def pieces_of(events: AsyncIterator[str], reply: Reply) -> AsyncIterator[D
             try:
                 data = json.loads(event)
             except ValueError as error:
-                raise BackendError(f"an event of the stream is no JSON: {event[:200]!r}") from error
+                raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
             if not isinstance(data, dict):
-                raise BackendError(f"an event of the stream is no object: {event[:200]!r}")
+                raise BackendError(f"an event of the stream is not an object: {event[:200]!r}")
             piece = reply.event(data)
             if piece:
                 yield Delta(piece)

@@ -39,7 +39,7 @@ def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> di
         raise Unsupported(
             f"{backend} does not take {', '.join(unknown)}",
             backend=backend,
-            hint=f"it takes {', '.join(sorted(takes))}; leave the others out for this backend",
+            hint=f"it supports {', '.join(sorted(takes))}; leave the others out for this backend",
         )
     return {takes[word]: value for word, value in said.items()}
 
@@ -172,9 +172,9 @@ def _fits(spec: str, text: str) -> bool:
 
 def broken_promise(constraint: Constraint, text: str) -> BackendError:
     return BackendError(
-        f"the reply is not what {constraint.kind} {constraint.spec:.80} asks for: {text[:200]!r}",
+        f"the reply is not what {constraint.kind} {constraint.spec:.80} requires: {text[:200]!r}",
         retryable=True,
-        hint="the API did not keep to the structure it was asked for; describing it in the prompt helps",
+        hint="the API did not follow the requested structure; describe it in the prompt",
     )
 
 
@@ -270,7 +270,7 @@ def check_spec_only(constraint: Constraint, backend: str) -> None:
     said = [word for word in JSON_WORDS if getattr(constraint, word) is not None]
     if said:
         raise Unsupported(
-            f"{backend} does not take {', '.join(said)} beside a constraint",
+            f"{backend} does not take {', '.join(said)} together with a constraint",
             backend=backend,
             hint="leave it out for this backend",
         )
@@ -285,13 +285,13 @@ def form_for(call: Call, backend: str, hint: str = "use json_schema or choices")
     form = json_form(call.constraint)
     if form is None:
         raise Unsupported(
-            f"{backend} cannot be held to {call.constraint.kind} {call.constraint.spec:.60}",
+            f"{backend} cannot enforce {call.constraint.kind} {call.constraint.spec:.60}",
             backend=backend,
             hint=hint,
         )
     if not form.strict and not can_check_schemas():
         raise Unsupported(
-            f"{backend} does not promise to keep to this schema, and without jsonschema nothing checks that",
+            f"{backend} does not guarantee this schema, and without jsonschema it cannot be checked",
             backend=backend,
             hint="make every property required and additionalProperties false, or pip install jsonschema",
         )
@@ -325,7 +325,7 @@ def picked(call: ChoiceCall, text: str, meta: Mapping[str, Any], backend: str) -
         index = call.choices.index(json.loads(text)["choice"])
     except (ValueError, TypeError, KeyError) as error:
         raise BackendError(
-            f"the reply {text[:200]!r} is none of the choices", backend=backend, retryable=True
+            f"the reply {text[:200]!r} is not one of the choices", backend=backend, retryable=True
         ) from error
     scores = (ChoiceScore((0.0 if at == index else -math.inf,)) for at in range(len(call.choices)))
     return ChoiceScores(tuple(scores), {**meta, "exact": False, "how": "structured output"})
@@ -347,7 +347,7 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
             if isinstance(message.content, str) and not message.content.strip():
                 continue
             raise Unsupported(
-                f"{backend} takes turns; the text {str(message.content)[:60]!r} stands outside of any",
+                f"{backend} supports only turns; the text {str(message.content)[:60]!r} is outside of a turn",
                 backend=backend,
                 hint="put it into user(...) or system(...)",
             )
@@ -362,7 +362,7 @@ def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
             )
         return done, (message if message.content else None)
     raise Unsupported(
-        f"{backend} replies in a turn of the assistant; none is open",
+        f"{backend} replies only in an assistant turn; none is open",
         backend=backend,
         hint="generate inside assistant(...)",
     )

@@ -217,7 +217,7 @@ class _Answer:
             except (TimeoutError, httpx.TimeoutException) as error:
                 raise transport._late(self._path, None) from error
             except httpx.InvalidURL as error:
-                raise BackendError(f"{transport.base_url!r} is no URL: {error}") from error
+                raise BackendError(f"{transport.base_url!r} is not a URL: {error}") from error
             except httpx.HTTPError as error:
                 raise told or transport._broken(self._path, error) from error
             except HttpFault as fault:

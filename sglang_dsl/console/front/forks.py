@@ -97,7 +97,7 @@ def conversation(seen: Snapshot) -> RenderableType:
     """All that was said, with the branches where they were."""
     parts = outline(seen)
     if not parts:
-        return Text("nothing was said yet", style="dim")
+        return Text("nothing yet", style="dim")
     made: list[RenderableType] = []
     for part in parts:
         if isinstance(part, Branches):

@@ -113,7 +113,9 @@ class Magic:
             if cell.lstrip().startswith(":") and not line.strip():
                 return self._command(cell.strip().removeprefix(":"))
             if line.strip():
-                raise BadProgram(f"%%{MAGIC} takes nothing on its line; %{MAGIC} {line.strip()} is a command")
+                raise BadProgram(
+                    f"%%{MAGIC} takes no arguments on its line; %{MAGIC} {line.strip()} is a command"
+                )
             session = self._begun()
             return self._came(session, session.run(cell, self._view()))
         except (SglError, MissingExtra) as error:

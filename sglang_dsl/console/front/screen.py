@@ -211,7 +211,7 @@ class Screen:
             self.failed(made.error)
             return
         if made.stopped:
-            kept = "; what was said until then stays" if made.kept else ""
+            kept = "; the text so far stays" if made.kept else ""
             self.console.print(Text(f"stopped{kept}", style="dim"))
             return
         for error in made.unfit:

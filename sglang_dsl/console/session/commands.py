@@ -90,7 +90,7 @@ def _vars(session: Session, rest: str, view: View | None) -> Said:
 
 def _text(session: Session, rest: str, view: View | None) -> Said:
     said = tables.shown(session.state.text())
-    return Said(Text(said.rstrip("\n")) if said else Text("nothing was said yet", style="dim"))
+    return Said(Text(said.rstrip("\n")) if said else Text("nothing yet", style="dim"))
 
 
 def _messages(session: Session, rest: str, view: View | None) -> Said:
@@ -107,13 +107,13 @@ def _fork(session: Session, rest: str, view: View | None) -> Said:
     if count == "take":
         if held is None or not message.isdigit() or int(message) >= len(held):
             many = "no forks" if held is None else f"{len(held)} forks, from 0"
-            raise BadProgram(f":fork take N goes on with a branch; there are {many}")
+            raise BadProgram(f":fork take N continues with a branch; there are {many}")
         return Said(outcome=session.run(f"s.adopt({FORKS}[{int(message)}])", view))
     if not count.isdigit() or not 1 <= int(count) <= 64:
         raise BadProgram(f":fork takes a number of branches from 1 to 64, got {count!r}")
     turns = session.state.messages()
     if not message and (not turns or turns[-1]["role"] == "assistant"):
-        raise BadProgram(f"say what to ask in the branches: :fork {count} And what about Karsk?")
+        raise BadProgram(f"add the question for the branches: :fork {count} And what about Karsk?")
     asked = f"user({code_of(message)}) + " if message else ""
     return Said(
         outcome=session.run(
@@ -148,7 +148,7 @@ def _system(session: Session, rest: str, view: View | None) -> Said:
 
 def _path(session: Session, rest: str, name: str) -> Path:
     if not rest:
-        raise BadProgram(f":{name} takes a file's name")
+        raise BadProgram(f":{name} takes a file name")
     return session.folder / Path(rest).expanduser()
 
 
@@ -234,7 +234,7 @@ def _trace(session: Session, rest: str, view: View | None) -> Said:
         have = (
             ", ".join(name for name, one in session.names.items() if isinstance(one, SglFunction)) or "none"
         )
-        raise BadProgram(f"{rest!r} is no program; there are: {have}")
+        raise BadProgram(f"{rest!r} is not a program; there are: {have}")
     return Said(Text(tables.shown(found.trace().tree())))
 
 
@@ -244,27 +244,30 @@ def _quit(session: Session, rest: str, view: View | None) -> Said:
 
 COMMANDS = {
     "vars": Command(_vars, "", "the variables of s: type, value, tokens"),
-    "text": Command(_text, "", "all that was said, as text"),
-    "messages": Command(_messages, "", "the turns as chat APIs have them, in JSON"),
+    "text": Command(_text, "", "the whole conversation as text"),
+    "messages": Command(_messages, "", "the turns as JSON, in the format of chat APIs"),
     "fork": Command(
-        _fork, "[N [TEXT] | take N]", "ask TEXT in N branches at once; take one; alone: show them"
+        _fork, "[N [TEXT] | take N]", "ask TEXT in N parallel branches; continue with one; alone: show them"
     ),
-    "undo": Command(_undo, "[N]", "take the last cell, or the last N, back"),
-    "retry": Command(_retry, "", "take the last cell back and run it again"),
-    "new": Command(_new, "", "begin a new conversation; Python names stay"),
-    "system": Command(_system, "[TEXT]", "begin a new conversation with this system turn; alone: show it"),
-    "save": Command(_save, "FILE", "keep what was said and the variables in a file", "file"),
-    "load": Command(_load, "FILE", "go on from a file; runs nothing of it", "file"),
+    "undo": Command(_undo, "[N]", "take back the last cell, or the last N"),
+    "retry": Command(_retry, "", "take back the last cell and run it again"),
+    "new": Command(_new, "", "start a new conversation; Python names stay"),
+    "system": Command(_system, "[TEXT]", "start a new conversation with this system turn; alone: show it"),
+    "save": Command(_save, "FILE", "save the conversation and the variables to a file", "file"),
+    "load": Command(_load, "FILE", "continue from a file; runs no code from it", "file"),
     "export": Command(_export, "FILE", "write the session as a program (.py) or a notebook (.ipynb)", "file"),
-    "backend": Command(_backend, "[NAME|URL [MODEL]]", "go on with another backend", "backend"),
-    "model": Command(_model, "[MODEL]", "go on with another model"),
-    "set": Command(_set, "[NAME=VALUE ...]", "defaults of generations: temperature=0 max_tokens=64"),
+    "backend": Command(_backend, "[NAME|URL [MODEL]]", "continue with another backend", "backend"),
+    "model": Command(_model, "[MODEL]", "continue with another model"),
+    "set": Command(_set, "[NAME=VALUE ...]", "set defaults of generations: temperature=0 max_tokens=64"),
     "usage": Command(_usage, "", "tokens of each cell: prompt, generated, reused, jumped"),
     "time": Command(_time, "", "seconds of each cell, to the first token, tokens per second"),
     "trace": Command(
-        _trace, "[PROGRAM]", "the state as a tree with its calls; a program's nodes, without a run", "name"
+        _trace,
+        "[PROGRAM]",
+        "the state as a tree with its calls; or a program's nodes, without running it",
+        "name",
     ),
-    "help": Command(_help, "[COMMAND]", "this"),
+    "help": Command(_help, "[COMMAND]", "this list"),
     "quit": Command(_quit, "", "leave; so does Ctrl-D"),
 }
 ALIASES = {"q": "quit", "exit": "quit", "h": "help", "?": "help", "v": "vars", "u": "undo", "r": "retry"}

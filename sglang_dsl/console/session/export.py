@@ -35,7 +35,7 @@ def export(session: Session, path: Path) -> str:
             write(path, notebook(counted, session.place, session.words).encode(), 0o666)
             return "a notebook"
         case _:
-            raise BadProgram(f"{path} is to end with .py or .ipynb")
+            raise BadProgram(f"{path} must end with .py or .ipynb")
 
 
 def program(cells: Sequence[Cell], place: Place, words: dict[str, object]) -> str:

@@ -31,7 +31,7 @@ class Place:
     def __post_init__(self) -> None:
         takes_model = self.backend == "engine" or self.backend in NEED_A_MODEL
         if self.model is not None and not takes_model:
-            raise BadProgram(f"--model goes with --backend engine, {', '.join(sorted(NEED_A_MODEL))}")
+            raise BadProgram(f"--model requires --backend engine, {', '.join(sorted(NEED_A_MODEL))}")
         if self.model is None and self.backend in NEED_A_MODEL:
             raise BadProgram(f"--backend {self.backend} needs --model, the name of a model there")
         if not self.is_url and (self.backend not in BACKENDS.names() or self.backend == "endpoint"):

@@ -65,7 +65,7 @@ def save(session: Session, path: Path) -> list[str]:
             plain = False
         if not plain:
             text = one.raw if one.raw is not None else repr(value)
-            lost.append(f"{name} is kept as its text: a {type(value).__name__} is no plain data")
+            lost.append(f"{name} is kept as its text: a {type(value).__name__} is not plain data")
             value = text
         kept.append(SavedVariable(name, value, one.raw))
     entries = []
@@ -94,7 +94,9 @@ def load(session: Session, path: Path) -> Saved:
     """Put the session to what a file says; it goes on with its own backend. The file. Raises BadProgram."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise BadProgram(f"{path} has more than {MOST_BYTES >> 20} MiB, which no saved session has")
+            raise BadProgram(
+                f"{path} has more than {MOST_BYTES >> 20} MiB, more than the limit of a saved session"
+            )
         found = msgspec.json.decode(path.read_bytes(), type=Saved)
         if found.sglang_dsl_session != VERSION:
             raise BadProgram(f"{path} is of version {found.sglang_dsl_session}; this is version {VERSION}")
@@ -102,7 +104,7 @@ def load(session: Session, path: Path) -> Saved:
     except OSError as error:
         raise BadProgram(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise BadProgram(f"{path} is no saved session: {error}") from error
+        raise BadProgram(f"{path} is not a saved session: {error}") from error
     variables = {one.name: settled_variable(one.name, one.value, one.raw) for one in found.variables}
     session.ready()
     session.adopt(moment(said, variables), "\n\n".join(found.cells))
@@ -112,7 +114,7 @@ def load(session: Session, path: Path) -> Saved:
 def _entry(entry: Entry) -> Transcript:
     """Raises ValueError."""
     if entry.kind not in ("text", "open", "close", "media", "calls"):
-        raise ValueError(f"an entry is no {entry.kind!r}")
+        raise ValueError(f"an entry is not a {entry.kind!r}")
     if entry.kind == "media" and (entry.part is None or not isinstance(entry.part.get("type"), str)):
         raise ValueError("media have a part with a type")
     calls = tuple(_call(*call) for call in entry.calls)

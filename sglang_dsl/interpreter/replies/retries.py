@@ -17,9 +17,9 @@ def corrected(prompt: Prompt, text: str, kind: str, fault: str, hint: str | None
     """The prompt that asks again for a `kind` after the model said `text`: in an assistant's turn by a turn
     of the user behind it, elsewhere by words in the text, and the prompt's last line once more."""
     *before, last = prompt.messages
-    said = f"That is no valid {kind}: {fault}."
+    said = f"That is not a valid {kind}: {fault}."
     if hint is not None:
-        said += " It was cut at its limit of tokens: say less."
+        said += " It was cut off at the token limit: write less."
     failed = _behind(last.content, text)
     if last.role == "assistant":
         asked = Message("user", f"{said} Answer again, with a valid {kind} and nothing else.")

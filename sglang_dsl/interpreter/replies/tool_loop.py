@@ -51,21 +51,21 @@ def may_call(node: Gen, ready: Lowered, offer: Offer) -> bool:
     shaped = ready.constraint is not None
     if offer.loop is not None:
         if not offer.runners:
-            raise BadProgram(f"{shown} stands in a tool_loop, and no tools are offered: s += tools([...])")
+            raise BadProgram(f"{shown} is in a tool_loop, but no tools are offered: s += tools([...])")
         if shaped or ready.peeks:
             raise BadProgram(
-                f"{shown} must match something, which a call of a tool would not: in a tool_loop it is free "
-                "text; ask for the value in a turn behind the loop"
+                f"{shown} has a constraint, which a tool call would not match; in a tool_loop use free "
+                "text, and ask for the value in a turn after the loop"
             )
     if ready.n > 1 and not shaped:
-        raise BadProgram(f"{shown} asks for {ready.n} replies, and each might call other tools; fork instead")
+        raise BadProgram(f"{shown} requests {ready.n} replies, and each might call other tools; fork instead")
     return not shaped and not ready.peeks
 
 
 async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Offer) -> None:
     """Do a generation that may call tools. Raises what goes wrong."""
     if state.transcript.role is None:
-        raise BadProgram("tools are called in a turn of the assistant: put the gen into assistant(...)")
+        raise BadProgram("tools are called in an assistant turn: put the gen into assistant(...)")
     loop, steps = offer.loop, list[ToolStep]()
     if loop is not None:
         ready = dataclasses.replace(ready, tool_choice=loop.choice, parallel_tools=loop.parallel)
@@ -83,7 +83,7 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
             if len(steps) >= loop.max_steps:
                 raise ToolLoopLimit(
                     f"after {loop.max_steps} steps the model still calls {made[0].name}",
-                    hint="give tool_loop a larger max_steps",
+                    hint="pass a larger max_steps to tool_loop",
                 )
             await _connect(stack, sessions, made, offer.runners, loop.timeout)
             step = ToolStep(
@@ -212,8 +212,8 @@ async def _run(
         return dataclasses.replace(call, result=f"Error: {fault}", failed=True)
     except TimeoutError as error:
         if loop.on_error != "tell":
-            raise ToolError(f"the tool {call.name} did not end within {where.timeout:g} s") from error
-        late = f"Error: {call.name} did not end within {where.timeout:g} s"
+            raise ToolError(f"the tool {call.name} did not finish within {where.timeout:g} s") from error
+        late = f"Error: {call.name} did not finish within {where.timeout:g} s"
         return dataclasses.replace(call, result=late, failed=True)
     return dataclasses.replace(call, result=ran.text, failed=ran.failed)
 

@@ -23,7 +23,7 @@ from sglang_dsl.lang.choices import ChoicesDecision
 from sglang_dsl.lang.ir import SglSamplingParams, SglSeparateReasoning
 from tests.sglang_dsl.conformance.parts import Api, claude, openai_completion, openai_stream
 
-SAYS = "without effect beside choices"
+SAYS = "no effect with choices"
 
 
 def run(backend: Backend, body: Callable[[Any], Any], **words: Any) -> Any:
@@ -90,7 +90,7 @@ def test_every_idle_word_is_named_once(words: set[str]) -> None:
 
 
 def test_a_choice_method_without_choices_is_a_generation(backend: Backend) -> None:
-    with pytest.warns(UserWarning, match="without effect without choices"):
+    with pytest.warns(UserWarning, match="no effect without choices"):
         node = sgl.gen("a", max_tokens=3, choices=None, choices_method=sgl.greedy_token_selection)
     assert isinstance(run(backend, lambda s: s.__iadd__("x" + node))["a"], str)
 
@@ -193,7 +193,7 @@ def test_text_beside_turns_is_still_refused(api: Api) -> None:
     def body(s: Any) -> None:
         s += "Loose. " + sgl.user("Hello") + sgl.assistant(sgl.gen("a"))
 
-    with pytest.raises(Unsupported, match="stands outside of any"):
+    with pytest.raises(Unsupported, match="is outside of a turn"):
         run(sgl.Anthropic("m", base_url=api.url, api_key="k"), body)
     assert not api.sent
 

@@ -14,7 +14,7 @@ from sglang_dsl.backends.base import Backend
 from sglang_dsl.lang.ir import REGEX_INT
 from sglang_dsl.srt.constrained import build_regex_from_object
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*without effect beside choices")
+pytestmark = pytest.mark.filterwarnings("ignore:.*no effect with choices")
 STOP = ["\n"]
 SCHEMA = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
 

@@ -167,7 +167,7 @@ def test_settings_do_something(pocket: Any, capsys: pytest.CaptureFixture[str]) 
         "spaces_between_special_tokens_in_out",
     ):
         setattr(sgl.global_config, name, False)
-        with pytest.raises(sgl.BadProgram, match="not offered"):
+        with pytest.raises(sgl.BadProgram, match="not supported"):
             setattr(sgl.global_config, name, True)
 
 

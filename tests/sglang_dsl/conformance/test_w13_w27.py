@@ -111,7 +111,7 @@ def test_w18_bound_arguments_are_defaults_and_nothing_is_written_into_the_caller
     assert bound.run("3", backend=watched).text().startswith("3bound")
     assert bound.run("3", "4", backend=watched).text().startswith("34")
     assert {call.sampling.temperature for call in watched.calls if isinstance(call, Call)} == {0.0}
-    with pytest.raises(sgl.BadProgram, match="takes no argument"):
+    with pytest.raises(sgl.BadProgram, match="has no parameter"):
         program.bind(c=1)
 
 

@@ -195,12 +195,12 @@ def test_files(session: Session, folder: Path, mock: MockBackend) -> None:
     other.undo(2)
     assert said(other) == []
     for content, why in (
-        ("{}", "no saved session"),
-        ("[]", "no saved session"),
-        ("{", "no saved session"),
+        ("{}", "not a saved session"),
+        ("[]", "not a saved session"),
+        ("{", "not a saved session"),
         (path.read_text().replace('"sglang_dsl_session": 1', '"sglang_dsl_session": 9'), "version 9"),
-        (path.read_text().replace('"kind": "close"', '"kind": "open"'), "no saved session"),
-        (path.read_text().replace('"kind": "close"', '"kind": "root"'), "no saved session"),
+        (path.read_text().replace('"kind": "close"', '"kind": "open"'), "not a saved session"),
+        (path.read_text().replace('"kind": "close"', '"kind": "root"'), "not a saved session"),
     ):
         (folder / "bad.json").write_text(content)
         with pytest.raises(BadProgram, match=why):
