@@ -135,6 +135,10 @@ def test_two_runs_are_looked_at_and_compared(page: Page, runs: list[Path]) -> No
         )
         assert shares == sorted(shares)
         assert all(share <= 50 for share in shares)
+        page.choose("#below", "1")
+        page.choose("#origin", "forced")
+        forced = page.evaluate("document.querySelectorAll('.tokens-table tbody tr').length")
+        assert forced == page.evaluate("document.querySelectorAll('.tokens-table code.forced').length") > 4
         # the prefix cache
         page.click("[data-tab=cache]")
         page.wait("document.querySelectorAll('table.radix tbody tr').length > 8")

@@ -16,7 +16,7 @@ const WITH_DETAIL = new Set(["tree", "timeline", "tokens", "compare"]);
 const page = {
   tab: "tree", sources: { title: "", runs: [] }, files: [], chosen: null, notice: "", loading: true,
   unit: "", kind: "", state: "", search: "",
-  zoom: 1, scroll: 0, order: "order", below: 1, onlyChosen: false, a: null, b: null, onlyDifferent: false,
+  zoom: 1, scroll: 0, order: "order", below: 1, origin: "", onlyChosen: false, a: null, b: null, onlyDifferent: false,
   opened: new Map(), closed: new Set(), prefix: null, tree: null, treeNote: "No prefix cache was recorded.",
 };
 
@@ -96,7 +96,7 @@ function draw(calls, every) {
       break;
     }
     case "tokens":
-      showTokens(view, { ...common, order: page.order, below: page.below, onlyChosen: page.onlyChosen });
+      showTokens(view, { ...common, order: page.order, below: page.below, origin: page.origin, onlyChosen: page.onlyChosen });
       break;
     case "cache":
       showRadix(view, { tree: shownTree(), treeNote: page.treeNote, words: words(), prefix: page.prefix, closed: page.closed,

@@ -95,6 +95,7 @@ export class Call {
   /** Of a generation with log-probabilities: its tokens. */
   get tokens() {
     const tops = list(this.meta.output_top_logprobs);
+    const origins = list(this.meta.output_token_origins);
     return list(this.meta.output_token_logprobs).map((one, at) => {
       const [logprob, id, text] = list(one);
       return {
@@ -102,6 +103,7 @@ export class Call {
         at,
         id,
         text: typeof text === "string" ? text : `#${id}`,
+        origin: String(origins[at] ?? ""), // sampled, forced or speculated, where the backend says
         probability: typeof logprob === "number" ? Math.exp(logprob) : null,
         others: list(tops[at]).map(([value, other, name]) => ({
           probability: Math.exp(finite(value)),

@@ -174,17 +174,20 @@ function reply(call) {
     h("h3", {}, call.texts.length > 1 ? `Replies (${call.texts.length})` : call.request.arguments ? "Result" : "Reply"),
     ...call.texts.map((text) => h("div", { class: "message reply" }, h("div", { class: "text" },
       tokens.length
-        ? tokens.map((one) => h("span", { class: `token p${level(one.probability)}`, title: tokenTitle(one) }, one.text))
+        ? tokens.map((one) => h("span", { class: `token ${look(one)}`, title: tokenTitle(one) }, one.text))
         : text))),
   ];
 }
 
 /** 0 (sure) to 4 (a guess). */
-export const level = (probability) =>
+const level = (probability) =>
   probability === null ? 0 : probability > 0.9 ? 0 : probability > 0.6 ? 1 : probability > 0.3 ? 2 : probability > 0.1 ? 3 : 4;
+
+/** How a token is marked: by how sure the model was of it, or as forced, when it had no choice. */
+export const look = (token) => (token.origin === "forced" ? "forced" : `p${level(token.probability)}`);
 
 function tokenTitle(one) {
   const share = (value) => (value === null ? "?" : `${(value * 100).toFixed(1)} %`);
-  return [`${JSON.stringify(one.text)} ${share(one.probability)}`,
+  return [`${JSON.stringify(one.text)} ${share(one.probability)} ${one.origin}`.trimEnd(),
     ...one.others.map((other) => `${JSON.stringify(other.text)} ${share(other.probability)}`)].join("\n");
 }
