@@ -14,12 +14,13 @@ import dataclasses
 import enum
 import functools
 import json
+import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 from runtime.protocol.registry import MissingExtra, Registry
 
@@ -200,9 +201,13 @@ def _readable(annotation: Any) -> Any:
 
 
 def _name(annotation: Any) -> str:
+    """As a reader, or a model that is asked again, knows it: without what only annotates it, and without
+    addresses, which differ from one process to the next."""
+    if get_origin(annotation) is Annotated:
+        return _name(get_args(annotation)[0])
     if isinstance(annotation, type) and get_origin(annotation) is None:
         return annotation.__name__
-    return repr(annotation).replace("typing.", "")
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(annotation)).replace("typing.", "")
 
 
 def _options(annotation: Any) -> dict[str, Any]:

@@ -111,6 +111,19 @@ def test_a_turn_is_asked_for_again_with_what_was_wrong() -> None:
     assert state.usage()["calls"] == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Even, "int"), (list[Even], "list[Annotated[int, AfterValidator(func=<function even>)]]")],
+)
+def test_a_model_is_asked_again_in_words_that_are_the_same_everywhere(kind: Any, name: str) -> None:
+    backend = MockBackend(["3", "4"] if kind is Even else ["[3]", "[4]"])
+    sgl.function(lambda s: s.__iadd__(user("?") + assistant(gen("n", kind, retries=1)))).run(
+        backend=backend
+    ).sync()
+    again = str(backend.calls[1].prompt.messages[2].content)
+    assert again.startswith(f"That is no valid {name}: ")
+
+
 def test_a_plain_text_is_asked_for_again() -> None:
     backend = MockBackend(["3", "4"])
     program = sgl.function(lambda s: s.__iadd__("Numbers.\nAn even one: " + gen("n", Even, retries=1) + "."))
