@@ -134,7 +134,7 @@ def test_generate_and_what_is_refused(server: Served, case: Case) -> None:
         ("file:///etc/hostname", "does not read files"),
         ("bm8=", "not an image that can be read"),
         (None, "1 image placeholders"),
-        ([data_url(A)] * 4, "at most 3|1 places"),
+        ([data_url(A)] * 4, "at most 3|1 image placeholders"),
     ):
         answer = post(text=IMAGE, image_data=data)
         assert answer.status_code == 400, data
