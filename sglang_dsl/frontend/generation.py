@@ -270,9 +270,7 @@ def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
     if type(typed).__module__.partition(".")[0] == "outlines":
         form: dict[str, Any] = _PARTS.load("outlines")(typed)
         if both := sorted(form.keys() & kwargs.keys()):
-            raise BadProgram(
-                f"gen takes one of {', '.join(both)} and a type of outlines, which says the same"
-            )
+            raise BadProgram(f"gen takes only one of {', '.join(both)} and a type of outlines")
         return _gen(name, *others, **form | kwargs)
     if not is_type(typed):
         shown = f"{typed!r:.80}"

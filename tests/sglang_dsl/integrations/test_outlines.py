@@ -55,7 +55,7 @@ def test_the_text_matches() -> None:
 
 @pytest.mark.parametrize("words", [{"regex": "a"}, {"choices": ["a"]}, {"json_schema": SCHEMA}])
 def test_one_form_alone(words: Any) -> None:
-    with pytest.raises(BadProgram, match="gen takes one of"):
+    with pytest.raises(BadProgram, match="gen takes only one of"):
         gen("x", types.email, **words)
 
 
