@@ -15,17 +15,16 @@ from typing import Any, Protocol
 
 import msgspec
 
-from runtime.cache.none import NoCache
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
 from runtime.processes.pipeline.memory_release import MemoryRelease
 from runtime.processes.pipeline.posts import as_fault, batch, failed, vector_batch
 from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
+from runtime.processes.pipeline.prefixes import surveyed
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
 from runtime.processes.pipeline.weight_updates import WeightUpdates
 from runtime.protocol.adapters import no_adapters
-from runtime.protocol.control import MAX_PREFIX_IDS, MAX_PREFIXES
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
@@ -216,7 +215,7 @@ class SchedulerProcess:
             case GetStateReq():
                 self._answer(item, lambda: (True, "", self._state()))
             case GetPrefixesReq():
-                self._answer(item, lambda: (True, "", self._prefixes(item)))
+                self._answer(item, lambda: (True, "", surveyed(self._scheduler, item)))
             case SetStateReq():
                 self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
             case PrecompileReq():
@@ -483,16 +482,6 @@ class SchedulerProcess:
             "faults_in_a_row": self._faults,
             "released": self._memory.released,
         }
-
-    def _prefixes(self, item: GetPrefixesReq) -> dict[str, Any]:
-        match self._scheduler:
-            case Scheduler(manager=manager):
-                cache = manager.cache
-            case EmbeddingScheduler():
-                cache = NoCache()
-        tree = cache.survey(min(max(0, item.most), MAX_PREFIXES), min(max(0, item.ids), MAX_PREFIX_IDS))
-        data: dict[str, Any] = msgspec.to_builtins(tree)
-        return data
 
     def _grammar_state(self) -> dict[str, Any]:
         if self._grammar is None:

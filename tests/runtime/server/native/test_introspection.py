@@ -15,12 +15,15 @@ import httpx
 import pytest
 
 from runtime import viewer
+from runtime.config.scheduler import SchedulerConfig
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, Client
 from runtime.processes.frontend.observe import Begun
 from runtime.processes.pipeline.launch import Pipeline
-from runtime.protocol.control import FlushCacheReq
+from runtime.processes.pipeline.prefixes import surveyed
+from runtime.protocol.control import FlushCacheReq, GetPrefixesReq
 from runtime.protocol.errors import DeadlineExceeded
+from runtime.scheduler.embedding import EmbeddingScheduler, TextLimits
 from runtime.server.app import build_app
 from runtime.server.http.auth import PAGE_PATHS
 from runtime.server.observe import recent
@@ -275,3 +278,8 @@ def test_behind_a_key_the_pages_are_there_and_tell_nothing(asked: Callable[..., 
 def test_a_name_that_leads_here_is_not_answered(client: httpx.Client) -> None:
     for path in ("/", "/viewer", "/viewer/page.js", "/radix_tree", "/recent_requests"):
         assert client.get(path, headers={"host": "pages.example.com"}).status_code == 403
+
+
+def test_a_scheduler_of_vectors_has_no_cache_to_show() -> None:
+    scheduler = EmbeddingScheduler(SchedulerConfig(), TextLimits(9, 9, 1, 9, False))
+    assert surveyed(scheduler, GetPrefixesReq(most=10**9, ids=10**9))["nodes"] == []
