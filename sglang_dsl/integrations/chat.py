@@ -63,7 +63,7 @@ class Chat:
             raise BadProgram(f"{self.name} takes no {', '.join(unknown)}; known: {known}")
         forms = {word: said.pop(word) for word in FORMS if word in said}
         if len(forms) > 1:
-            raise BadProgram(f"{self.name} takes one of {', '.join(FORMS)}; got {' and '.join(forms)}")
+            raise BadProgram(f"{self.name} takes only one of {', '.join(FORMS)}; got {' and '.join(forms)}")
         made = {word: getattr(lower, word)(value) for word, value in forms.items()}
         return Gen(name=None, sampling=lower.sampling(said), **made)
 

@@ -1,4 +1,4 @@
-"""Types of outlines (outlines.types.email, Regex, JsonSchema, CFG, either(...), ...) as gen's words.
+"""Types of outlines (outlines.types.email, Regex, JsonSchema, CFG, either(...), ...) as gen's arguments.
 
 Loaded when a generation is given one, by which outlines is there.
 """

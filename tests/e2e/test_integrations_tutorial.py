@@ -39,6 +39,7 @@ def run(code: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_python_runs_as_printed(tmp_path: Path) -> None:
     for package in ("outlines", "pandas", "datasets", "langchain_core"):
         pytest.importorskip(package, reason=f"{package} is not installed (the extra `dev`)")
