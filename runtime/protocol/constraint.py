@@ -47,5 +47,5 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
         if not self.spec:
             raise BadConstraint("is empty", where=self.kind)
         if size > MAX_SPEC_BYTES:
-            raise BadConstraint(f"has {size} bytes; at most {MAX_SPEC_BYTES} are taken", where=self.kind)
+            raise BadConstraint(f"has {size} bytes; at most {MAX_SPEC_BYTES} are allowed", where=self.kind)
         return self

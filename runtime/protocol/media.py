@@ -42,7 +42,8 @@ class ImageData(msgspec.Struct, frozen=True, omit_defaults=True):
                     raise BadRequest(str(error), where=where) from error
             case _:
                 raise BadRequest(
-                    f"an image is a text or an object with a url, got {type(given).__name__}", where=where
+                    f"an image must be a string or an object with a url, got {type(given).__name__}",
+                    where=where,
                 )
 
 

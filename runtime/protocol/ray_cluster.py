@@ -92,5 +92,6 @@ def refuse_what_never_fits(ray: Any, wanted: dict[str, float], what: str) -> Non
         most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in wanted}
         has = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         raise BadRequest(
-            f"asks for {asked}, and no machine of the Ray cluster has it (most: {has})", where=what
+            f"{asked} are requested, but no machine of the Ray cluster has that much (most: {has})",
+            where=what,
         )

@@ -234,7 +234,7 @@ def _biases(given: Any) -> dict[int, Any]:
         else:
             raise BadRequest(f"{key!r} is not a token id", where=where)
         if token in made:
-            raise BadRequest(f"{token} is given twice", where=where)
+            raise BadRequest(f"{token} occurs twice", where=where)
         made[token] = bias
     return made
 

@@ -255,7 +255,7 @@ class EmbeddingScheduler:
         """The text to compute. Raises what makes the request impossible, and QueueFull."""
         limits, ids = self._limits, req.input_ids
         if req.rid in self._waiting:
-            raise BadRequest("a request with this id is live already", where="rid", hint="use a new id")
+            raise BadRequest("a request with this id is already running", where="rid", hint="use a new id")
         if not ids:
             raise BadRequest("the text has no tokens", where="input_ids")
         if min(ids) < 0 or max(ids) >= limits.vocab_size:

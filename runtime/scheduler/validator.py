@@ -53,7 +53,7 @@ class RequestValidator:
         BadRequest for what makes it impossible, whatever else runs, ModelNotFound for an adapter that is not
         loaded, and QueueFull."""
         if req.rid in self._live:
-            raise BadRequest("a request with this id is live already", where="rid", hint="use a new id")
+            raise BadRequest("a request with this id is already running", where="rid", hint="use a new id")
         if req.lora_path is not None:
             number, key = self._adapters.key_of(req.lora_path, req.extra_key)
             req = msgspec.structs.replace(req, adapter=number, extra_key=key)

@@ -165,7 +165,7 @@ def test_a_batch_on_ray_gives_what_a_batch_here_gives(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     said = finished(run_python(str(script)))
     assert "raised OwnError: six" in said
-    assert "asks for 1 CPU, 3 GPU, and no machine of the Ray cluster has it" in said
+    assert "1 CPU, 3 GPU are requested, but no machine of the Ray cluster has that much" in said
 
 
 def asked(folder: Path) -> list[tuple[int, int]]:

@@ -155,7 +155,7 @@ def _sampling(one: GenerateReqInput) -> tuple[SamplingParams, Any]:
     if params.n != 1:
         params = msgspec.structs.replace(params, n=1)
     if constraint is not None and one.constraint is not None:
-        raise BadRequest(f"there is a {constraint.kind} in sampling_params already", where="constraint")
+        raise BadRequest(f"sampling_params already has a {constraint.kind}", where="constraint")
     processor = one.custom_logit_processor
     if processor is not None:
         if not isinstance(processor, str):
@@ -164,7 +164,7 @@ def _sampling(one: GenerateReqInput) -> tuple[SamplingParams, Any]:
             )
         if params.custom_logit_processor not in (None, processor):
             raise BadRequest(
-                f"sampling_params name another one, {params.custom_logit_processor!r}",
+                f"sampling_params has a different one, {params.custom_logit_processor!r}",
                 where="custom_logit_processor",
             )
         params = msgspec.structs.replace(params, custom_logit_processor=processor).verify()

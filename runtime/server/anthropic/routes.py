@@ -136,7 +136,7 @@ class AnthropicError(msgspec.Struct):
 
 OPENAPI = {
     "POST /v1/messages": Operation(
-        "reply to a conversation (Anthropic's interface)",
+        "Chat completion (Anthropic API)",
         request=MessagesRequest,
         response=MessageReply,
         stream=True,
@@ -145,7 +145,7 @@ OPENAPI = {
         tag="anthropic",
     ),
     "POST /v1/messages/count_tokens": Operation(
-        "how many tokens a conversation has",
+        "Count the tokens of a conversation",
         request=Prompting,
         response=TokenCount,
         errors=(404, 501),

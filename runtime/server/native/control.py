@@ -182,24 +182,24 @@ class Done(msgspec.Struct):
 _WAIT = {"timeout": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S}}
 OPENAPI: dict[str, Operation] = {
     "POST /flush_cache": Operation(
-        "Forget all prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
+        "Drop all cached prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
     ),
     "POST /abort_request": Operation("Cancel requests", request=Abort, response=Done),
     "POST /pause_generation": Operation(
-        "Stop generating", request=Pause, response=Done, empty_ok=True, errors=(504,)
+        "Pause generation", request=Pause, response=Done, empty_ok=True, errors=(504,)
     ),
-    "POST /continue_generation": Operation("Go on generating", response=Done, errors=(400, 504)),
+    "POST /continue_generation": Operation("Continue generation", response=Done, errors=(400, 504)),
     "POST /open_session": Operation(
-        "Open a session; gives its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
+        "Open a session; returns its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
     ),
     "POST /close_session": Operation("Close a session", request=CloseSession, response=Done, errors=(504,)),
     "POST /start_profile": Operation(
-        "Begin to write a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)
+        "Start a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)
     ),
-    "POST /stop_profile": Operation("Finish the profile", response=Done, errors=(400, 504)),
-    "POST /configure_logging": Operation("Change what is logged", request=ConfigureLogging, response=Done),
+    "POST /stop_profile": Operation("Stop the profile", response=Done, errors=(400, 504)),
+    "POST /configure_logging": Operation("Change the logging", request=ConfigureLogging, response=Done),
     "POST /precompile": Operation(
-        "Compile constraints ahead of their use", request=Precompile, response=AllPrecompiled, errors=(504,)
+        "Compile constraints in advance", request=Precompile, response=AllPrecompiled, errors=(504,)
     ),
     "POST /load_lora_adapter": Operation(
         "Load a LoRA adapter", request=LoadLora, response=LoadedLoras, errors=(504,)
@@ -208,7 +208,7 @@ OPENAPI: dict[str, Operation] = {
         "Unload a LoRA adapter", request=UnloadLora, response=LoadedLoras, errors=(404, 504)
     ),
     "POST /update_weights_from_disk": Operation(
-        "Compute with another checkpoint's weights", request=UpdateWeights, response=Done, errors=(504,)
+        "Load the weights of another checkpoint", request=UpdateWeights, response=Done, errors=(504,)
     ),
     "POST /set_internal_state": Operation(
         "Change settings of the scheduler", request=SetInternalState, response=Done, errors=(504,)

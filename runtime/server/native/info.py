@@ -85,16 +85,16 @@ class Version(msgspec.Struct):
 
 
 OPENAPI: dict[str, Operation] = {
-    "GET /health": Operation("Does the engine work?", response="text", public=True),
-    "GET /health_generate": Operation("Does the server generate?", response="text", public=True),
-    "GET /ready": Operation("Can the server take requests?", response="text", public=True),
-    "GET /metrics": Operation("Counters for Prometheus", response="text"),
-    **{f"{method} /ping": Operation("Does the engine live?", response="text") for method in ("GET", "POST")},
+    "GET /health": Operation("Is the engine healthy?", response="text", public=True),
+    "GET /health_generate": Operation("Can the server generate a token?", response="text", public=True),
+    "GET /ready": Operation("Can the server accept requests?", response="text", public=True),
+    "GET /metrics": Operation("Metrics for Prometheus", response="text"),
+    **{f"{method} /ping": Operation("Is the engine alive?", response="text") for method in ("GET", "POST")},
     "GET /version": Operation("The version of this server", response=Version),
-    "GET /v1/loads": Operation("How busy the server is, in full", response=Loads, errors=(504,)),
-    "GET /get_load": Operation("How busy the server is", response=list[Load], errors=(504,)),
+    "GET /v1/loads": Operation("Load of the server, in detail", response=Loads, errors=(504,)),
+    "GET /get_load": Operation("Load of the server", response=list[Load], errors=(504,)),
     **{
-        f"GET {path}": Operation("The model", response={"type": "object"})
+        f"GET {path}": Operation("Information about the model", response={"type": "object"})
         for path in ("/model_info", "/get_model_info")
     },
     **{

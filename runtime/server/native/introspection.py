@@ -65,12 +65,12 @@ class RecentRequests(msgspec.Struct):
 
 OPENAPI: dict[str, Operation] = {
     "GET /radix_tree": Operation(
-        "What the prefix cache holds, the most used first",
+        "Contents of the prefix cache, most used first",
         response=ShownTree,
         errors=(400, 504),
         query={"limit": {"type": "integer", "minimum": 1, "maximum": MAX_PREFIXES}},
     ),
-    "GET /recent_requests": Operation("The last requests: counts and times", response=RecentRequests),
+    "GET /recent_requests": Operation("The most recent requests: counts and times", response=RecentRequests),
 }
 
 

@@ -27,7 +27,7 @@ LINKS = {
     "/docs": "API: what each route takes",
     "/openapi.json": "API as an OpenAPI document",
     "/server_info": "Options and counters of this server",
-    "/metrics": "Counters for Prometheus",
+    "/metrics": "Metrics for Prometheus",
     "/health": "Whether it works",
 }
 

@@ -58,10 +58,12 @@ class SeparatedReasoning(msgspec.Struct):
 
 OPENAPI = {
     "POST /separate_reasoning": Operation(
-        "reasoning and answer of a model's text", request=SeparateReasoning, response=SeparatedReasoning
+        "Separate the reasoning from the answer in a text",
+        request=SeparateReasoning,
+        response=SeparatedReasoning,
     ),
     "POST /parse_function_call": Operation(
-        "content and tool calls of a model's text", request=ParseFunctionCall, response=ParsedCalls
+        "Extract the tool calls from a text", request=ParseFunctionCall, response=ParsedCalls
     ),
 }
 

@@ -48,19 +48,19 @@ _TAGS = {"type": "array", "items": {"enum": list(PARTS)}}
 _ERRORS = (400, 501, 504)
 OPENAPI: dict[str, Operation] = {
     "POST /sleep": Operation(
-        "Give the memory of the KV cache back; level 2: of the weights, too",
+        "Release the memory of the KV cache; level 2: also of the weights",
         response=Done,
         errors=_ERRORS,
         query={"level": {"enum": [1, 2]}, "mode": {"enum": ["wait", "abort"]}, **_WAIT},
     ),
-    "POST /wake_up": Operation("Take it again", response=Done, errors=_ERRORS, query={"tags": _TAGS}),
-    "GET /is_sleeping": Operation("Is some of it given back?", response=Sleeping, errors=(504,)),
+    "POST /wake_up": Operation("Take the memory back", response=Done, errors=_ERRORS, query={"tags": _TAGS}),
+    "GET /is_sleeping": Operation("Whether memory is released", response=Sleeping, errors=(504,)),
     "POST /release_memory_occupation": Operation(
-        "Give the memory of KV cache or weights back", request=Memory, response=Done, empty_ok=True,
+        "Release the memory of KV cache or weights", request=Memory, response=Done, empty_ok=True,
         errors=_ERRORS,
     ),
     "POST /resume_memory_occupation": Operation(
-        "Take it again", request=Memory, response=Done, empty_ok=True, errors=_ERRORS
+        "Take the memory back", request=Memory, response=Done, empty_ok=True, errors=_ERRORS
     ),
 }  # fmt: skip
 ORDERS = frozenset(key.partition(" ")[2] for key in OPENAPI if key.startswith("POST"))

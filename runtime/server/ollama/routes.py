@@ -100,28 +100,28 @@ def _operation(summary: str, response: Any, request: Any = None, **more: Any) ->
 
 OPENAPI = {
     "POST /api/chat": _operation(
-        "reply to a conversation (Ollama's interface)",
+        "Chat completion (Ollama API)",
         OllamaAnswer,
         OllamaChat,
         errors=(404, 501, 504),
         lines=True,
     ),
     "POST /api/generate": _operation(
-        "continue a text (Ollama's interface)",
+        "Text completion (Ollama API)",
         OllamaAnswer,
         OllamaGenerate,
         errors=(404, 501, 504),
         lines=True,
     ),
     "POST /api/embed": _operation(
-        "vectors of texts (Ollama's interface)", OllamaVectors, OllamaEmbed, errors=(404, 501, 504)
+        "Embeddings (Ollama API)", OllamaVectors, OllamaEmbed, errors=(404, 501, 504)
     ),
     "POST /api/show": _operation(
-        "facts about the model (Ollama's interface)", {"type": "object"}, OllamaShow, errors=(404,)
+        "Information about the model (Ollama API)", {"type": "object"}, OllamaShow, errors=(404,)
     ),
-    "GET /api/tags": _operation("the model that is served (Ollama's interface)", OllamaModels),
-    "GET /api/ps": _operation("the model that is loaded (Ollama's interface)", OllamaModels),
-    "GET /api/version": _operation("the version of this server (Ollama's interface)", OllamaVersion),
+    "GET /api/tags": _operation("The served model (Ollama API)", OllamaModels),
+    "GET /api/ps": _operation("The loaded model (Ollama API)", OllamaModels),
+    "GET /api/version": _operation("The version of this server (Ollama API)", OllamaVersion),
 }
 
 

@@ -121,7 +121,7 @@ class ChatCompletion(msgspec.Struct):
 
 OPENAPI = {
     "POST /v1/chat/completions": Operation(
-        "reply to a conversation",
+        "Chat completion",
         request=ChatRequest,
         response=ChatCompletion,
         stream=True,

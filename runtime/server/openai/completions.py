@@ -87,7 +87,7 @@ class Completion(msgspec.Struct):
 
 OPENAPI = {
     "POST /v1/completions": Operation(
-        "continue one text or several",
+        "Text completion",
         request=CompletionRequest,
         response=Completion,
         stream=True,

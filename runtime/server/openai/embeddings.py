@@ -59,7 +59,7 @@ class EmbeddingList(msgspec.Struct):
 
 OPENAPI = {
     "POST /v1/embeddings": Operation(
-        "vectors of texts",
+        "Embeddings",
         request=EmbeddingRequest,
         response=EmbeddingList,
         errors=(404, 501, 504),

@@ -36,12 +36,14 @@ class ModelList(msgspec.Struct):
 
 OPENAPI = {
     "GET /v1/models": Operation(
-        "the model that is served, alone and with each adapter",
+        "The served model, alone and with each adapter",
         response=ModelList,
         tag="openai",
         errors=(504,),
     ),
-    "GET /v1/models/{model}": Operation("one model's card", response=ModelCard, tag="openai", errors=(504,)),
+    "GET /v1/models/{model}": Operation(
+        "Information about a model", response=ModelCard, tag="openai", errors=(504,)
+    ),
 }
 
 

@@ -182,7 +182,7 @@ def test_a_full_queue_and_one_id_twice() -> None:
     bench.ask("a", [2])
     (refused,) = bench.scheduler.drain()
     assert refused.finish is not None
-    assert "live already" in str(refused.finish.error)
+    assert "already running" in str(refused.finish.error)
     bench.finish()
     assert bench.told["a"].hidden_states == [[1.0, 1.0]]
 

@@ -396,7 +396,7 @@ def test_session_and_processor_find_their_place() -> None:
     made = resolve(GenerateReqInput(text="a", session_id="s", custom_logit_processor="p"))
     assert made.session_params == {"id": "s"}
     assert made.sampling_params.custom_logit_processor == "p"
-    with pytest.raises(BadRequest, match="another one"):
+    with pytest.raises(BadRequest, match="a different one"):
         resolve(
             GenerateReqInput(
                 text="a", custom_logit_processor="p", sampling_params={"custom_logit_processor": "q"}

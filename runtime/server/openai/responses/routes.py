@@ -35,7 +35,7 @@ MAX_ITEMS = 100
 _ID = {"response_id": {"type": "string"}}
 OPENAPI = {
     "POST /v1/responses": Operation(
-        "reply to items (OpenAI's Responses)",
+        "Create a response (OpenAI Responses API)",
         request=ResponsesRequest,
         response=ResponseObject,
         stream=True,
@@ -43,13 +43,13 @@ OPENAPI = {
         tag="openai",
     ),
     "GET /v1/responses/{response_id}": Operation(
-        "a response that was kept", response=ResponseObject, path=_ID, tag="openai"
+        "A stored response", response=ResponseObject, path=_ID, tag="openai"
     ),
     "DELETE /v1/responses/{response_id}": Operation(
-        "forget a response", response=Deleted, path=_ID, tag="openai"
+        "Delete a stored response", response=Deleted, path=_ID, tag="openai"
     ),
     "GET /v1/responses/{response_id}/input_items": Operation(
-        "the items that a response was asked with",
+        "The input items of a response",
         response=InputItems,
         errors=(400,),
         path=_ID,
@@ -61,7 +61,7 @@ OPENAPI = {
         tag="openai",
     ),
     "POST /v1/responses/{response_id}/cancel": Operation(
-        "cancel a response in the background", response=ResponseObject, errors=(400,), path=_ID, tag="openai"
+        "Cancel a background response", response=ResponseObject, errors=(400,), path=_ID, tag="openai"
     ),
 }
 

@@ -203,7 +203,7 @@ def test_what_never_fits_is_refused_at_once() -> None:
     command = [sys.executable, "-P", "-m", "runtime", "serve", "--engine", "ray", "--replica-gpus", "64"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
-    assert "asks for 1 CPU, 64 GPU, and no machine of the Ray cluster has it" in done.stderr
+    assert "1 CPU, 64 GPU are requested, but no machine of the Ray cluster has that much" in done.stderr
 
 
 def test_replicas_that_cannot_start_say_why() -> None:
