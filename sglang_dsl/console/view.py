@@ -61,7 +61,7 @@ def check(file: str, *, live: bool) -> None:
             raise BadProgram(f"the folder of {file} does not exist")
         return
     if not path.is_file():
-        raise BadProgram(f"the file {file} {'is no file' if path.exists() else 'does not exist'}")
+        raise BadProgram(f"the file {file} {'is not a file' if path.exists() else 'does not exist'}")
     read_run(path, growing=live)
 
 

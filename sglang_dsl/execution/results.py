@@ -19,9 +19,12 @@ _COSTS = ("calls", *COUNTED, "seconds")
 
 
 class Batch(list[T]):
-    """Finished states, and errors where on_error="return" leaves them in their places. `arguments`: what each
-    item of the batch was called with, in the order of the items; a state's `index` is its item's place.
-    `ordered`: whether an error stands in its item's place."""
+    """The results of a batch: finished states and, with on_error="return", errors in their places.
+
+    arguments  the arguments of each item of the batch, in the order of the items; a state's `index` is the
+               position of its item
+    ordered    whether an error is in its item's place
+    """
 
     def __init__(
         self,

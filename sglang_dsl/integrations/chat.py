@@ -47,7 +47,9 @@ class Chat:
         """Raises NoBackend."""
         given = global_config.default_backend if self._given is None else self._given
         if given is None:
-            raise NoBackend(f"{self.name} needs a backend: pass backend=..., or set_default_backend(...)")
+            raise NoBackend(
+                f"{self.name} needs a backend: pass backend=..., or call set_default_backend(...)"
+            )
         return as_backend(given)
 
     @property
@@ -60,7 +62,7 @@ class Chat:
         said = self.words | {word: value for word, value in words.items() if value is not None}
         if unknown := sorted(said.keys() - SAMPLING - {*FORMS}):
             known = ", ".join(sorted({*SAMPLING, *FORMS}))
-            raise BadProgram(f"{self.name} takes no {', '.join(unknown)}; known: {known}")
+            raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}")
         forms = {word: said.pop(word) for word in FORMS if word in said}
         if len(forms) > 1:
             raise BadProgram(f"{self.name} takes only one of {', '.join(FORMS)}; got {' and '.join(forms)}")
@@ -83,7 +85,7 @@ class Chat:
         prompt = Prompt((*turns, Message("assistant", open=True)), tuple(map(dict, tools)))
         choice = choice_of(tool_choice, tools)
         if tools and choice != "none" and any(getattr(node, form) is not None for form in FORMS):
-            raise BadProgram("a reply that must match something calls no tools; give one of the two")
+            raise BadProgram("a reply with a constraint cannot call tools; pass only one of the two")
         ready = dataclasses.replace(
             self._lowered(node), tool_choice=choice if tools else "auto", parallel_tools=parallel_tools
         )
@@ -191,7 +193,7 @@ def message_of(said: Mapping[str, Any]) -> Message:
     """One message of a chat API. Raises BadProgram."""
     role, content = said.get("role"), said.get("content")
     if not isinstance(role, str) or not role or role == RAW_ROLE:
-        raise BadProgram(f"a message has a role, got {role!r:.80}")
+        raise BadProgram(f"a message needs a role, got {role!r:.80}")
     if isinstance(content, list):
         for part in content:
             if not isinstance(part, Mapping) or part.get("type") not in _PARTS:
@@ -223,7 +225,7 @@ def choice_of(said: Any, tools: Sequence[Mapping[str, Any]]) -> str:
             return f"={name}"
         case _:
             known = ", ".join(("auto", "none", "required", *names))
-            raise BadProgram(f"tool_choice is one of {known}; got {said!r:.80}")
+            raise BadProgram(f"tool_choice must be one of {known}; got {said!r:.80}")
 
 
 def schema_of(response_format: Any) -> dict[str, Any]:
@@ -242,7 +244,7 @@ def schema_of(response_format: Any) -> dict[str, Any]:
             return {"json_schema": response_format}
         case _:
             raise BadProgram(
-                "response_format is a type, or has the type text, json_object or json_schema; got "
+                "response_format must be a type, or have the type text, json_object or json_schema; got "
                 f"{response_format!r:.80}"
             )
 

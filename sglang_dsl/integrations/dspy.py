@@ -100,7 +100,7 @@ def call_of(chat: Chat, request: lm15.Request) -> Call:
     config = request.config
     left = ("reasoning", "cache", "service_tier", "user_id", "store", "logprobs", "probabilities")
     if refused := [name for name in left if getattr(config, name) is not None]:
-        raise BadProgram(f"dspy_lm takes no {', '.join(refused)}")
+        raise BadProgram(f"dspy_lm does not support {', '.join(refused)}")
     words = {name: getattr(config, name) for name in _TAKEN} | {"stop": config.stop or None}
     messages = [] if request.system is None else [{"role": "system", "content": _text(request.system)}]
     for message in request.messages:
@@ -134,7 +134,7 @@ def _text(parts: Any) -> str:
     if isinstance(parts, str):
         return parts
     if others := [part.type for part in parts if part.type != "text"]:
-        raise BadProgram(f"dspy_lm takes text there, got {', '.join(others)}")
+        raise BadProgram(f"dspy_lm supports only text there, got {', '.join(others)}")
     return "".join(part.text for part in parts)
 
 
@@ -159,7 +159,7 @@ def _turns(message: lm15.Message) -> Iterator[dict[str, Any]]:
             case "tool_result":
                 yield {"role": "tool", "tool_call_id": part.id, "content": _text(part.content)}
             case kind:
-                raise BadProgram(f"dspy_lm takes text, images and tools in messages, got {kind}")
+                raise BadProgram(f"dspy_lm supports text, images and tools in messages, got {kind}")
     if said or calls or message.role != "tool":
         yield {"role": message.role, "content": said, "tool_calls": calls}
 

@@ -48,7 +48,7 @@ class LangChainModel(BaseChatModel):
         super().model_post_init(context)
         words = {name: getattr(self, name) for name in ("temperature", "max_tokens", "top_p", "seed", "stop")}
         if both := sorted(self.model_kwargs.keys() & words.keys()):
-            raise BadProgram(f"{', '.join(both)}: give it to LangChainModel itself, not in model_kwargs")
+            raise BadProgram(f"{', '.join(both)}: pass it to LangChainModel itself, not in model_kwargs")
         self._chat = Chat("LangChainModel", self.backend, self.timeout, **words, **self.model_kwargs)
 
     @property
@@ -159,9 +159,9 @@ class LangChainModel(BaseChatModel):
         if method == "function_calling":
             return super().with_structured_output(schema, include_raw=include_raw, **words)
         if method != "json_schema":
-            raise BadProgram(f'method is "json_schema" or "function_calling", got {method!r:.80}')
+            raise BadProgram(f'method must be "json_schema" or "function_calling", got {method!r:.80}')
         if strict is False:
-            raise BadProgram("strict=False is not offered: a grammar keeps the reply to the schema")
+            raise BadProgram("strict=False is not supported: a grammar enforces the schema")
         # A type's objects have the members that it names and no others; a JSON schema says that itself.
         made = types.schema(schema) if isinstance(schema, type) else convert_to_json_schema(schema)
         model = self.bind(json_schema=made, **words)

@@ -51,7 +51,7 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         words = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         if both := sorted(self.additional_kwargs.keys() & words.keys()):
             raise BadProgram(
-                f"{', '.join(both)}: give it to LlamaIndexModel itself, not in additional_kwargs"
+                f"{', '.join(both)}: pass it to LlamaIndexModel itself, not in additional_kwargs"
             )
         self._chat = Chat("LlamaIndexModel", self.backend, self.timeout, **words, **self.additional_kwargs)
 
@@ -187,7 +187,7 @@ class LlamaIndexModel(FunctionCallingLLM):  # type: ignore[misc, unused-ignore]
         """The tools that a reply calls. Raises BackendError where it calls none, unless told otherwise."""
         blocks = [one for one in response.message.blocks if isinstance(one, ToolCallBlock)]
         if not blocks and error_on_no_tool_call:
-            raise BackendError("the model called no tool", hint="pass tool_required=True to make it")
+            raise BackendError("the model called no tool", hint="pass tool_required=True to force a call")
         return [
             ToolSelection(
                 tool_id=one.tool_call_id or "", tool_name=one.tool_name, tool_kwargs=one.tool_kwargs
@@ -212,7 +212,7 @@ def _message(message: ChatMessage) -> dict[str, Any]:
                 made = {"name": block.tool_name, "arguments": _json(block.tool_kwargs)}
                 calls.append({"id": block.tool_call_id, "type": "function", "function": made})
             case _:
-                raise BadProgram(f"LlamaIndexModel takes text, images and tools, got {block.block_type}")
+                raise BadProgram(f"LlamaIndexModel supports text, images and tools, got {block.block_type}")
     said: dict[str, Any] = {"role": message.role.value, "content": parts, "tool_calls": calls}
     if message.role == MessageRole.TOOL:
         said["tool_call_id"] = message.additional_kwargs.get("tool_call_id")

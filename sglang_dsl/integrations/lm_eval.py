@@ -69,7 +69,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         """The last three are told by lm-eval to every model; an engine decides on its batches and device."""
         super().__init__()
         if type(num_concurrent) is not int or num_concurrent < 1:
-            raise BadProgram(f"num_concurrent is a number of at least 1, got {num_concurrent!r}")
+            raise BadProgram(f"num_concurrent must be at least 1, got {num_concurrent!r}")
         self._chat = Chat("LMEvalModel", backend, timeout)
         self._program = _loaded(program) if isinstance(program, str) else program
         self._variable, self._concurrent = variable, num_concurrent
@@ -98,7 +98,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
     ) -> Conversation:
         """The turns as they are: the backend renders them with its checkpoint's own template."""
         if not add_generation_prompt:
-            raise Unsupported("a turn of the assistant that lm-eval has begun is not gone on with")
+            raise Unsupported("an assistant turn that lm-eval has begun cannot be continued")
         return Conversation(json.dumps(chat_history, ensure_ascii=False))
 
     @property
@@ -137,7 +137,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
 
     def _scores_texts(self) -> None:
         if self._program is not None:
-            raise Unsupported("a program scores no texts: use tasks of the output type generate_until")
+            raise Unsupported("a program cannot score texts: use tasks of the output type generate_until")
 
     async def _score(self, context: str, continuation: str) -> tuple[float, bool]:
         """The log-probability of a text behind another, and whether the model would have said it."""
@@ -149,7 +149,7 @@ class LMEvalModel(LM):  # type: ignore[misc, unused-ignore]
         meta = (await self._chat.answer(call)).meta
         tokens, best = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
         if tokens is None or best is None:
-            raise Unsupported("the backend tells no log-probabilities of prompts")
+            raise Unsupported("the backend returns no log-probabilities of prompts")
         pairs = [(one, top) for one, top in zip(tokens, best, strict=True) if one[0] is not None]
         return sum(one[0] for one, _ in pairs), all(one[1] == top[0][1] for one, top in pairs)
 
@@ -209,7 +209,7 @@ def _loaded(name: str) -> Program:
     """Raises BadProgram."""
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise BadProgram(f'program is a program or "module:name", got {name!r:.80}')
+        raise BadProgram(f'program must be a program or "module:name", got {name!r:.80}')
     found: Program = getattr(importlib.import_module(module), attribute)
     return found
 

@@ -25,4 +25,4 @@ def form_of(term: object) -> dict[str, str]:
                     f"{type(term).__name__} of outlines cannot be a regular expression: {error}"
                 ) from error
         case _:
-            raise BadProgram(f"gen takes types of outlines, and {type(term).__name__} is none")
+            raise BadProgram(f"gen takes types of outlines, and {type(term).__name__} is not one")

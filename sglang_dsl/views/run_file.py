@@ -152,10 +152,11 @@ def _line(event: CallEvent, now: float) -> Line:
 
 @contextmanager
 def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
-    """Write all calls that programs of this process make within the block to a file, which is made anew:
-    `sglang-dsl view` shows it, also while it grows. Prompts and replies are in it.
+    """Write all calls that programs of this process make within the block to a new file, for `sglang-dsl
+    view`, which can also follow it while it grows. The file contains prompts and replies.
 
-    Raises BadProgram where the file cannot be written, at the end where that came about later."""
+    Raises BadProgram if the file cannot be written; if that happens later, at the end of the block.
+    """
     try:
         file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed below; who follows it sees all
     except OSError as error:
@@ -166,7 +167,7 @@ def write_run(path: str | os.PathLike[str]) -> Iterator[RunWriter]:
             yield writer
         if writer.error is not None:
             said = writer.error.strerror or writer.error
-            raise BadProgram(f"{os.fspath(path)} is not whole: {said}") from writer.error
+            raise BadProgram(f"{os.fspath(path)} is incomplete: {said}") from writer.error
 
 
 def read_run(path: str | os.PathLike[str], *, growing: bool = False) -> list[Line]:
@@ -205,8 +206,8 @@ def _check_head(name: str, head: Line) -> None:
         raise BadProgram(f'{name}, line 1: it is not a run file: the first line has no "type": "run"')
     if head.version != VERSION:
         raise BadProgram(
-            f"{name}, line 1: its format has version {head.version}, this is {VERSION}; "
+            f"{name}, line 1: its format has version {head.version}, not {VERSION}; "
             "use the release that wrote it"
         )
     if not math.isfinite(head.began):
-        raise BadProgram(f"{name}, line 1: `began` is no time")
+        raise BadProgram(f"{name}, line 1: `began` is not a time")

@@ -119,7 +119,7 @@ def test_langchain_gives_typed_outputs(model: LangChainModel, method: str) -> No
 
 
 def test_langchain_tells_errors(model: LangChainModel, engine: Engine) -> None:
-    with pytest.raises(BadProgram, match="takes no temprature"):
+    with pytest.raises(BadProgram, match="has no parameter temprature"):
         model.invoke(RIVER_QUESTION, temprature=0)
     with pytest.raises(ValueError, match="not in model_kwargs"):
         LangChainModel(backend=engine, model_kwargs={"temperature": 0})
@@ -234,4 +234,4 @@ def test_dspy(tmp_path: Path) -> None:
     assert told["answer"] == ANSWER
     assert told["read"]["city"] in "".join(told["pieces"])
     assert told["error"][0] == "LMInvalidRequestError"
-    assert "calls no tools" in told["error"][1]
+    assert "cannot call tools" in told["error"][1]

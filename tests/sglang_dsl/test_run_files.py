@@ -96,7 +96,7 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         pass
     full = Path("/dev/full")
     if full.exists():
-        with pytest.raises(BadProgram, match="is not whole"), write_run(full):
+        with pytest.raises(BadProgram, match="is incomplete"), write_run(full):
             program.run("why?", backend=sgl.MockBackend()).sync()
 
 
@@ -156,7 +156,7 @@ def test_files_have_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ("words", "said"),
     [
         (["none.jsonl"], "does not exist"),
-        (["."], "is no file"),
+        (["."], "is not a file"),
         (["none/run.jsonl", "--live"], "the folder of none/run.jsonl does not exist"),
         (["a.jsonl"] * 17, "at most 16"),
         (["a.jsonl", "--port", "70000"], "--port 70000"),

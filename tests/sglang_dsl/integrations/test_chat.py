@@ -60,7 +60,7 @@ def test_calls_of_tools() -> None:
     reply = made.begin(made.call(ASKED, [TOOL]), stream=True)
     assert list(reply.pieces()) == []
     assert reply.whole().meta["tool_calls"] == CALLED.meta["tool_calls"]
-    with pytest.raises(BadProgram, match="calls no tools"):
+    with pytest.raises(BadProgram, match="cannot call tools"):
         made.call(ASKED, [TOOL], regex="a")
     assert made.call(ASKED, [TOOL], "none", regex="a").constraint is not None
 
@@ -122,9 +122,9 @@ def test_errors_reach_the_reader() -> None:
 
 
 def test_wrong_words_are_told_at_once() -> None:
-    with pytest.raises(BadProgram, match="it takes no temprature; known: "):
+    with pytest.raises(BadProgram, match="it has no parameter temprature; known: "):
         chat(temprature=0)
-    with pytest.raises(BadProgram, match="takes no n"):
+    with pytest.raises(BadProgram, match="has no parameter n"):
         chat().call(ASKED, n=2)
     with pytest.raises(BadProgram, match="regex and json_schema"):
         chat().call(ASKED, regex="a", json_schema={})

@@ -62,7 +62,7 @@ def test_one_form_alone(words: Any) -> None:
 def test_what_cannot_be_one_is_refused() -> None:
     with pytest.raises(BadProgram, match="Sequence of outlines cannot be a regular expression"):
         gen("x", "a" + types.cfg('start: "a"'))
-    with pytest.raises(BadProgram, match="Template is none"):
+    with pytest.raises(BadProgram, match="Template is not one"):
         gen("x", outlines.Template.from_string("a"))
 
 
