@@ -324,7 +324,7 @@ def test_checkers_are_told_every_word() -> None:
     assert forms | {"typed", "n", "choices", "choices_method"} == gen_words
     batch = set(typing.get_type_hints(checked.BlockingBatchWords))
     own = set(inspect.signature(SglFunction.run_batch).parameters)
-    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "words"}) | RUN_WORDS
+    assert batch == (own - {"self", "batch_kwargs", "generator_style", "on_error", "kwargs"}) | RUN_WORDS
     told = re.findall(r"\*args: Any, (\w+): Any, ", inspect.getsource(checked.Runs))
     assert sorted(told) == sorted(RUN_WORDS), "sglang_dsl/checked.py lists all words of run"
     assert set(lower.WORDS) < RUN_WORDS
