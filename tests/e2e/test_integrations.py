@@ -125,7 +125,7 @@ def test_langchain_tells_errors(model: LangChainModel, engine: Engine) -> None:
         LangChainModel(backend=engine, model_kwargs={"temperature": 0})
     with pytest.raises(BackendError, match="tokens"):
         model.invoke("word " * 9000)
-    with pytest.raises(BadProgram, match="method is"):
+    with pytest.raises(BadProgram, match="method must be"):
         model.with_structured_output(City, method="json_mode")
 
 

@@ -135,7 +135,7 @@ def test_llama_index_over_the_engine(python: Path, tmp_path: Path) -> None:
     assert told["calls"] == [["get_weather", {"city": "Lisbon"}]]
     assert told["typed"] == "Lisbon"
     assert told["awaited"] == [RIVER, RIVER, RULER, "The weather in Lisbon is sun with 21 degrees."]
-    assert "takes no temprature" in told["error"]
+    assert "has no parameter temprature" in told["error"]
 
 
 @pytest.mark.timeout(INSTALL_S + ASK_S)
@@ -149,7 +149,7 @@ def test_lm_eval_over_the_engine(python: Path, tmp_path: Path) -> None:
     assert (greedy, other) == (True, False)
     assert unlikely < likely
     assert [likely, told["rolling"][0]] == pytest.approx(told["engine"], abs=1e-3)
-    assert told["error"].startswith("a program scores no texts")
+    assert told["error"].startswith("a program cannot score texts")
 
 
 @pytest.mark.timeout(INSTALL_S + ASK_S)
