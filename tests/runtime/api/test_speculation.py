@@ -96,7 +96,7 @@ def test_a_draft_model_that_cannot_be(checkpoint: Path) -> None:
     options: dict[str, Any] = {**ROOMY, "speculative_algorithm": "STANDALONE"}
     with pytest.raises(ModelLoadError, match="384 ids, the model"):
         Engine("pocket", **options, speculative_draft_model_path=str(checkpoint))
-    with pytest.raises(BadRequest, match="not with tp_size"):
+    with pytest.raises(BadRequest, match="cannot be combined with tp_size"):
         Engine("pocket", **options, speculative_draft_model_path="pocket", tp_size=2)
 
 

@@ -166,7 +166,7 @@ def test_constrained_outputs(engine: Engine) -> None:
         ({"text": f"{IMAGE}{IMAGE}", "image_data": data_url(A)}, "images", "2 image placeholders.*1 images"),
         ({"text": IMAGE}, "images", "1 image placeholders.*0 images"),
         ({"text": IMAGE * 4, "image_data": [data_url(A)] * 4}, "images", "at most 3"),
-        ({"input_ids": [PAD, 1]}, "images", "1 places"),
+        ({"input_ids": [PAD, 1]}, "images", "1 image placeholders"),
         ({"text": IMAGE, "image_data": {"url": data_url(A), "detail": "fine"}}, "images\\[0\\]", "detail"),
         ({"text": IMAGE, "image_data": [5]}, "image_data\\[0\\]", "int"),
         ({"messages": [Message("user", "a")], "image_data": data_url(A)}, "image_data", "messages"),
