@@ -161,4 +161,4 @@ def test_views_know_snapshots_and_no_states() -> None:
         tree = ast.parse(view.read_text(encoding="utf-8"))
         known = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         rooms = {name.split(".")[1] for name in known if name.startswith("sglang_dsl.")}
-        assert rooms <= {"views", "conversation", "ir", "errors"}, view
+        assert rooms <= {"views", "conversation", "ir", "errors", "hooks"}, view
