@@ -131,7 +131,7 @@ def test_streaming_benchmark_in_small() -> None:
     )
     assert done.returncode == 0, done.stderr
     heads, _, *rows = done.stdout[done.stdout.rindex("| interface") :].splitlines()
-    assert heads == "| interface | worker | 3 x 12 | 1 x 20 |"
+    assert heads == "| interface | worker | 3 x 12 | 1 x 20 | a request |"
     names = [row.split(" | ")[0].removeprefix("| ") for row in rows]
     assert names == ["native", "native, incremental", "completions", "chat", "chat, reasoning", "responses",
                      "messages"]  # fmt: skip

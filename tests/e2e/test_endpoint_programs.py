@@ -50,7 +50,7 @@ SAID = {
     "02_chat_two_turns": "user: And what is its capital called?",
     "03_fork_and_select": "chosen among",
     "04_regex_fields": "'job': ",
-    "05_batch_and_stream": "BackendError: the prompt has",
+    "05_batch_and_stream": "BackendError: prompt: the prompt has",
 }
 SOON_S = 60.0
 
@@ -509,7 +509,7 @@ def test_a_runtime_that_cannot_start_says_why() -> None:
 
 
 def test_what_an_endpoint_cannot_do_it_refuses(endpoint: Any) -> None:
-    with pytest.raises(ValueError, match="begins with"):
+    with pytest.raises(ValueError, match="starts with"):
         RuntimeEndpoint("localhost:30000")
     call = Call(Prompt((Message("raw", "x", open=True),)), SamplingParams(), options={"no_such_option": 1})
     with pytest.raises(Unsupported, match="no_such_option"):

@@ -129,5 +129,5 @@ def waiting(engine: Engine) -> bool:
 
 
 def test_an_engine_that_does_both_refuses_a_room(alone: Engine) -> None:
-    with pytest.raises(BadRequest, match="one place"):
+    with pytest.raises(BadRequest, match="computes both"):
         alone.generate("a", bootstrap_host="127.0.0.1", bootstrap_room=3)

@@ -99,7 +99,7 @@ def test_a_configuration_as_it_was_published(checkpoint: Callable[..., Case], tm
     [
         ({"vision_config": None}, "vision_config"),
         ({"image_token_id": 5000}, "image_token_id"),
-        ({"vision_config": {"hidden_size": 32, "out_hidden_size": 48, "num_heads": 2}}, "48 numbers a token"),
+        ({"vision_config": {"hidden_size": 32, "out_hidden_size": 48, "num_heads": 2}}, "output size is 48"),
         ({"vision_config": {"hidden_size": 30, "num_heads": 4}}, "heads"),
     ],
 )
