@@ -107,8 +107,11 @@ def test_a_browser_clicks_through_the_site(tmp_path: Path) -> None:
                 page.wait("[...document.images].every(one => one.loading === 'lazy' || one.complete)")
                 broken = "[...document.images].filter(one => one.complete && !one.naturalWidth).length"
                 assert page.evaluate(broken) == 0, url
-            page.click("label[for=__search]")
-            page.type(".md-search__input", "jump-forward")
+            page.open(f"http://127.0.0.1:{server.server_port}/")
+            field = "document.querySelector('.md-search__input')"
+            page.wait(f"{field} !== null && (document.querySelector('#__search').click(), true)")
+            page.evaluate(f"{field}.focus()")
+            page.send("Input.insertText", text="jump-forward")
             page.wait("document.querySelectorAll('.md-search-result__item').length > 2")
             page.click(".md-search-result__item a")
             page.wait("document.querySelector('article').innerText.toLowerCase().includes('jump-forward')")
