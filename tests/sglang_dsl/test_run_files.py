@@ -248,7 +248,12 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(HEAD)
-    words = [sys.executable, "-m", "sglang_dsl", "view", str(path), "--no-browser"]
+    # A suite that runs in the background may have the signal ignored, and its children with it.
+    code = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from sglang_dsl.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", code, "view", str(path), "--no-browser"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -257,7 +262,10 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         address = it.stdout.readline().split()[0]
         assert httpx.get(address, timeout=60, trust_env=False).status_code == 200
         it.send_signal(signal.SIGINT)
-        _, err = it.communicate(timeout=PATIENCE_S)
+        try:
+            _, err = it.communicate(timeout=PATIENCE_S)
+        finally:
+            it.kill()
         assert (it.returncode, err) == (0, "")
 
 
