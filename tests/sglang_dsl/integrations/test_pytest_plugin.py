@@ -54,10 +54,10 @@ def sgl_record_backend():
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "-q", *(f"-pno:{name}" for name in OTHERS), *arguments],
+        [sys.executable, "-P", "-m", "pytest", "-q", "-rN", *(f"-pno:{name}" for name in OTHERS), *arguments],
         cwd=folder, capture_output=True, text=True, timeout=RUN_S, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "site"), str(ROOT)]),
-             "PYTHONDONTWRITEBYTECODE": "1"},
+             "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
