@@ -60,6 +60,28 @@ def connect(address: str | None = None, cpus: float | None = None) -> Any:
         if address not in (None, "local"):
             ray.init(address, **quiet)
         else:
+            _start(ray, cpus, quiet)
+    except (ConnectionError, ValueError) as error:
+        raise BadRequest(
+            f"no Ray cluster answers: {error}",
+            where=str(address),
+            hint="RAY_ADDRESS; and RAY_AUTH_MODE=token, where the cluster asks for its token",
+        ) from error
+    except Exception as error:  # Ray raises Exception itself where a process of its own is late
+        raise InternalFault(f"Ray cannot be started: {error}") from error
+    if address in (None, "local") and not ray.get_runtime_context().gcs_address.startswith(LOOPBACK):
+        log.warning(
+            "Ray was imported earlier, without RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment: it "
+            "listens on all addresses of this machine"
+        )
+    return ray
+
+
+def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 2) -> None:
+    """Ray on this machine. It gives its processes 30 s, which cannot be set and which a busy machine may
+    need: so a second attempt."""
+    for attempt in range(1, attempts + 1):
+        try:
             ray.init(
                 "local",
                 num_cpus=None if cpus is None else max(1, round(cpus)),
@@ -68,20 +90,12 @@ def connect(address: str | None = None, cpus: float | None = None) -> Any:
                 _node_ip_address=LOOPBACK,
                 **quiet,
             )
-    except (ConnectionError, ValueError) as error:
-        raise BadRequest(
-            f"no Ray cluster answers: {error}",
-            where=str(address),
-            hint="RAY_ADDRESS; and RAY_AUTH_MODE=token, where the cluster asks for its token",
-        ) from error
-    except (RuntimeError, OSError) as error:
-        raise InternalFault(f"Ray cannot be started: {error}") from error
-    if address in (None, "local") and not ray.get_runtime_context().gcs_address.startswith(LOOPBACK):
-        log.warning(
-            "Ray was imported earlier, without RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0 in the environment: it "
-            "listens on all addresses of this machine"
-        )
-    return ray
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == attempts or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray did not start within 30 s; trying again")
 
 
 def refuse_what_never_fits(ray: Any, wanted: dict[str, float], what: str) -> None:

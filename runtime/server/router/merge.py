@@ -24,13 +24,19 @@ def merge_for(path: str, body: Mapping[str, Any]) -> Callable[[Any], Merge] | No
     """What makes a Merge of the prefill side's answer, decoded; None where this request needs none."""
     if path == "/generate":
         wanted = any(body.get(name) for name in ("return_logprob", "top_logprobs_num", "token_ids_logprob"))
-        starts = body.get("logprob_start_len")
-        listed = starts if isinstance(starts, list) else [starts]
-        scored = any(isinstance(start, int) and start >= 0 for start in listed)
+        starts = _listed(body.get("logprob_start_len"))
+        scored = any(isinstance(start, int) and start >= 0 for start in starts)
+        # A request that makes no tokens asks for the prompt's, wherever they start.
+        params = _listed(body.get("sampling_params"))
+        scored |= any(isinstance(each, dict) and each.get("max_new_tokens") == 0 for each in params)
         return NativeMerge if wanted and scored else None
     if path == "/v1/completions" and body.get("echo") and body.get("logprobs") is not None:
         return CompletionMerge
     return None
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def decoded(worker: Worker, body: bytes) -> Any:

@@ -250,6 +250,11 @@ def test_the_prompts_log_probabilities_come_from_the_prefill_side() -> None:
             assert (meta["input_token_logprobs"], meta["output_token_logprobs"]) == (prompt, output)
             meta = (await here.post(text="one", return_logprob=True)).json()["meta_info"]
             assert meta["input_token_logprobs"] == [], "not asked for"
+            none = {"max_new_tokens": 0}
+            for params in (none, [{}, none]):
+                fields = {"text": "one", "return_logprob": True, "sampling_params": params}
+                meta = (await here.post(**fields)).json()["meta_info"]
+                assert meta["input_token_logprobs"] == prompt, "what else could a request for no tokens want"
             events = events_of((await here.post(text="one", stream=True, **SCORED)).text)
             assert [one["text"] for one in events] == ["d1", "d2", "d3"]
             found = [one["meta_info"]["input_token_logprobs"] for one in events]
