@@ -96,7 +96,7 @@ def test_choices_without_their_prompt_are_refused(backend: Backend) -> None:
 
 def test_where_nobody_listens_an_error_says_so(backend: Backend) -> None:
     if backend.name == "litellm":
-        pytest.skip("the package is asked in a process of its own: tests/e2e/test_remote_backends.py")
+        pytest.skip("the package is asked in its own process: tests/e2e/programs/test_remote_backends.py")
     with pytest.raises(BackendError, match="no connection to http://127") as caught:
         run(backend.generate(Call(ASK, PLAIN)))
     assert (caught.value.backend, caught.value.retryable) == (backend.name, True)
