@@ -19,7 +19,7 @@ from runtime.grammar.ebnf.tree import Chars, Grammar, Repeat
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.runtime.grammar.test_ebnf import CASES, accepts, matches
+from tests.runtime.grammar.ebnf.test_ebnf import CASES, accepts, matches
 
 
 def longest(spec: str) -> set[str]:
