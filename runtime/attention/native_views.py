@@ -9,8 +9,10 @@ keys and values where they lie, and keeps scores in registers and the first cach
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from ctypes import c_void_p
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,49 @@ from runtime.plan import Run, StepPlan
 
 WORTH = 256
 """What rows share is a piece of its own if so many fewer keys are read: its results must be merged."""
+
+
+class Prepared(NamedTuple):
+    """The struct, and what it points to."""
+
+    made: Pass
+    arrays: list[npt.NDArray[np.int64]]
+    memory: list[Tensor]
+
+
+class NativeStep:
+    """The AttentionStep of a pass. passes: by window; windows, pools, sinks: of each layer; shape: of what it
+    gives."""
+
+    def __init__(
+        self,
+        native: Library,
+        passes: Mapping[int | None, Prepared],
+        windows: Sequence[int | None],
+        pools: ctypes.Array[c_void_p],
+        sinks: ctypes.Array[c_void_p],
+        shape: tuple[int, int],
+    ) -> None:
+        self.native, self.pools, self.sinks = native, pools, sinks
+        self._passes, self._windows, self._shape = passes, windows, shape
+
+    def __call__(self, layer: int, qkv: Tensor) -> Tensor:
+        given = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
+        out = given.new_empty(self._shape)
+        mine = self._passes[self._windows[layer]].made
+        mine.short_queries = given.dtype == torch.bfloat16
+        address = ctypes.byref(mine)
+        self.native.attend(address, given.data_ptr(), self.pools[layer], out.data_ptr(), self.sinks[layer])
+        return out.to(qkv.dtype)
+
+    def passes(self, dtype: torch.dtype) -> ctypes.Array[c_void_p]:
+        """Of each layer the struct's address, for queries of `dtype`, one of the kernel's. They are this
+        object's."""
+        addresses = {}
+        for window, prepared in self._passes.items():
+            prepared.made.short_queries = dtype == torch.bfloat16
+            addresses[window] = ctypes.addressof(prepared.made)
+        return (c_void_p * len(self._windows))(*[addresses[window] for window in self._windows])
 
 
 class NativeViews(TorchViews):
@@ -44,8 +89,10 @@ class NativeViews(TorchViews):
         fits = shape.device.type == "cpu" and shape.dtype in TYPES and shape.head_dim % DIM_STEP == 0
         self._library = library() if fits else None
         self._memory = [torch.empty(0)] * 3
-        self._layers = [self.pool.data[layer].data_ptr() for layer in range(shape.layers)]
+        addresses = c_void_p * shape.layers
+        self._pools = addresses(*(self.pool.data[layer].data_ptr() for layer in range(shape.layers)))
         self._own_sinks = [sink.float().contiguous() for sink in self.sinks]
+        self._sinks = addresses(*(sink.data_ptr() for sink in self._own_sinks))
 
     def begin(self, plan: StepPlan) -> AttentionStep:
         native, threads = self._library, torch.get_num_threads()
@@ -57,20 +104,8 @@ class NativeViews(TorchViews):
         }
         memory = self._memory_for(max(one.part_tokens for one in tables.values()), threads, native)
         passes = {window: self._pass(one, native, threads, memory) for window, one in tables.items()}
-        layers, windows = self._layers, self.windows
-        sinks = [sink.data_ptr() for sink in self._own_sinks] or [None] * len(layers)
         shape = (plan.token_count, self.heads * self.pool.head_dim)
-
-        def attend(layer: int, qkv: Tensor) -> Tensor:
-            given = qkv.contiguous() if qkv.dtype in TYPES else qkv.float().contiguous()
-            out = given.new_empty(shape)
-            mine, *_ = passes[windows[layer]]
-            mine.short_queries = given.dtype == torch.bfloat16
-            address = ctypes.byref(mine)
-            native.attend(address, given.data_ptr(), layers[layer], out.data_ptr(), sinks[layer])
-            return out.to(qkv.dtype)
-
-        return attend
+        return NativeStep(native, passes, self.windows, self._pools, self._sinks, shape)
 
     def _memory_for(self, part_tokens: int, threads: int, native: Library) -> list[Tensor]:
         """For results of parts, their sums, and the threads' work: it grows with the largest pass."""
@@ -82,10 +117,7 @@ class NativeViews(TorchViews):
         ]
         return self._memory
 
-    def _pass(
-        self, tables: _Tables, native: Library, threads: int, memory: list[Tensor]
-    ) -> tuple[Pass, list[npt.NDArray[np.int64]], list[Tensor]]:
-        """The struct, and what it points to."""
+    def _pass(self, tables: _Tables, native: Library, threads: int, memory: list[Tensor]) -> Prepared:
         pool = self.pool
         arrays = [np.array(numbers, dtype=np.int64) for numbers in tables.lists]
         piece, span, run, place, merge, first_part, part = (array.ctypes.data for array in arrays)
@@ -99,7 +131,7 @@ class NativeViews(TorchViews):
             parts=parts, sums=sums, work=work, parallel=native.parallel, scale=self.scale,
             softcap=self.softcap or 0.0,
         )  # fmt: skip
-        return made, arrays, memory
+        return Prepared(made, arrays, memory)
 
 
 class _Tables:

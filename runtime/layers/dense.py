@@ -33,7 +33,6 @@ _ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
 _TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
 _TIMED_ROUNDS = 40
 _TIMED_S = 0.1
-_WORTH = 0.9  # the plain product must take less than this share of the packed one's time
 
 
 class DenseLinear(Linear):
@@ -76,6 +75,13 @@ class DenseLinear(Linear):
     @property
     def packed(self) -> bool:
         return self._packed is not None
+
+    @property
+    def few_rows(self) -> int:
+        """Up to how many rows of its type it is the library's kernel that reads `weight`; 0: it does not."""
+        if self._few is None:
+            return 0
+        return FEW_ROWS if self._packed is None else min(self.plain_up_to, FEW_ROWS)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -180,7 +186,7 @@ def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]
         if size >= _TIMED_BYTES:
             break
     took = [_least_s(some, rows) for rows in range(1, FEW_ROWS + 1)]
-    up_to = next((rows for rows, (plain, packed) in enumerate(took) if plain > _WORTH * packed), FEW_ROWS)
+    up_to = next((rows for rows, (plain, packed) in enumerate(took) if plain > packed), FEW_ROWS)
     for linear in linears:
         linear.plain_up_to = up_to
     return up_to, took[0]

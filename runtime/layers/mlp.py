@@ -20,18 +20,18 @@ class GatedMLP:
     """down(activation(gate(x)) * up(x)), gate and up in one product. `gate_up`: both projections, gate
     first."""
 
-    __slots__ = ("_activation", "_silu", "down", "gate_up")
+    __slots__ = ("_activation", "down", "gate_up", "silu")
 
     def __init__(self, gate_up: Linear, down: Linear, activation: str = "silu") -> None:
         self.gate_up, self.down, self._activation = gate_up, down, ACTIVATION[activation]
-        self._silu = activation == "silu"
+        self.silu = activation == "silu"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.activate(self.gate_up(x)))
 
     def activate(self, both: Tensor) -> Tensor:
         """[tokens, 2 * ffn], gate first -> [tokens, ffn]."""
-        fused = kernel("silu_mul", both.device) if self._silu else None
+        fused = kernel("silu_mul", both.device) if self.silu else None
         if fused is not None and both.stride(-1) == 1 and takes(both, both.shape[-1] // 2):
             made: Tensor = fused(both)
             return made

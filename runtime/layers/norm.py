@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.layers import takes
+from runtime.kernels.native.library import DIM_STEP, TYPES
 from runtime.kernels.table import kernel
 from runtime.parallel import Group
 
@@ -26,18 +27,18 @@ class RMSNorm:
     Computed as x / hypot(|x|, sqrt(size * eps)) * (weight * sqrt(size)): the same number in fewer operations.
     """
 
-    __slots__ = ("_eps", "_floor", "_kernel", "_scale", "weight")
+    __slots__ = ("_floor", "_kernel", "_scale", "eps", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         size = weight.shape[-1]
-        self.weight, self._eps = weight, eps
+        self.weight, self.eps = weight, eps
         self._kernel = kernel("rms_norm", weight.device) if weight.is_contiguous() else None
         self._scale = weight * math.sqrt(size) if weight.dtype == torch.float32 else None
         self._floor = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernel is not None and self._fits(x) and _together(x):
-            return self._kernel(x, self.weight, self._eps, wide=self._wide(x))
+            return self._kernel(x, self.weight, self.eps, wide=self._wide(x))
         wide = x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._floor)
         if self._scale is not None:
@@ -48,8 +49,14 @@ class RMSNorm:
     def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
         """`more` is added to x [tokens, size], in place; the norm of that."""
         if self._kernel is not None and self._fits(x) and more.stride(-1) == x.stride(-1) == 1:
-            return self._kernel(more, self.weight, self._eps, x, wide=self._wide(x))
+            return self._kernel(more, self.weight, self.eps, x, wide=self._wide(x))
         return self(x.add_(more))
+
+    def uses_kernel(self, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+        """Whether the kernel norms tokens of this shape, on the CPU."""
+        weight = self.weight
+        known = weight.dtype in (dtype, torch.float32) and weight.shape == shape
+        return self._kernel is not None and known and dtype in TYPES and shape[-1] % DIM_STEP == 0
 
     def _fits(self, x: Tensor) -> bool:
         weight = self.weight

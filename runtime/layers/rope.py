@@ -12,6 +12,7 @@ from torch import Tensor
 
 from runtime.config.model import RopeSpec
 from runtime.kernels.native.layers import takes
+from runtime.kernels.native.library import DIM_STEP
 from runtime.kernels.table import kernel
 
 
@@ -70,6 +71,11 @@ class Rotary:
         axes = [axis for axis, count in enumerate(rope.sections) for _ in range(count)]
         self._axes = torch.tensor(axes, dtype=torch.int64, device=device)
         self._kernel = None if self._neighbours else kernel("rotate", device)
+
+    @property
+    def turned(self) -> int:
+        """How many numbers of a head the kernel turns; 0: there is none for it."""
+        return self._dims if self._kernel is not None and self._dims % (2 * DIM_STEP) == 0 else 0
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """positions [tokens], or [3, tokens] where a position is time, row and column -> cos and signed sin,

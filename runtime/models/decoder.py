@@ -6,6 +6,7 @@ business.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.attention.base import AttentionStep, Scoring
+from runtime.attention.native_views import NativeStep
 from runtime.config.family import ARCHITECTURES, Names
 from runtime.config.model import ModelSpec
 from runtime.config.shards import Shard
@@ -31,27 +33,13 @@ from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.layers.weights import Weights
 from runtime.models.experts import ExpertsLoader
 from runtime.models.latent import LatentLoader
+from runtime.models.layer import Layer
+from runtime.models.native_layers import NativeLayers
 from runtime.models.vision.tower import VisionTower
 from runtime.parallel import ALONE, Group
 from runtime.protocol.errors import ModelLoadError
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Layer:
-    """Norms that are None are left out. The `_post_` ones normalise what is added to the residual sum. sinks
-    [own heads] float32."""
-
-    attention_norm: Norm | None
-    qkv: Linear | LatentHeads
-    qk_norm: Norm | None
-    output: Linear | LatentOutput
-    attention_post_norm: Norm | None
-    mlp_norm: Norm | None
-    mlp: FeedForward
-    mlp_post_norm: Norm | None
-    sinks: Tensor | None = None
 
 
 class Decoder:
@@ -99,6 +87,14 @@ class Decoder:
         """Whether it stands in for one with weights."""
         return not self._layers
 
+    @functools.cached_property
+    def _native(self) -> NativeLayers | None:
+        """For passes of few tokens; made with the first one, when it is known which products are faster."""
+        heads = (self._heads, self._kv_heads)
+        return NativeLayers.of(
+            self.spec, self._layers, self._final_norm, heads, self._rotaries, self._rotary_of, self.dtype
+        )
+
     def without_weights(self) -> Decoder:
         """One of the same shape that computes nothing, to stand in while the memory is to be free. What is
         small stays."""
@@ -129,11 +125,11 @@ class Decoder:
             x = x.mul_(self._scale)
         if self._positions is not None:
             x = x.add_(F.embedding(positions, self._positions))
-        step = _Step(
-            attend,
-            [rotary.angles(positions, x.dtype) for rotary in self._rotaries],
-            self._query_growth(positions),
-        )
+        angles = [rotary.angles(positions, x.dtype) for rotary in self._rotaries]
+        if isinstance(attend, NativeStep) and (native := self._native) and len(x) <= native.most:
+            made = native(x, attend, angles)
+            return made if wanted is None else made[wanted]
+        step = _Step(attend, angles, self._query_growth(positions))
         last = len(self._layers) - 1
         behind = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
         given = _normed(x, self._layers[0].attention_norm)

@@ -39,11 +39,34 @@ class Pass(ctypes.Structure):
     )
 
 
+class DecoderLayer(ctypes.Structure):
+    """The source's struct of that name."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("attention_norm", "qkv", "qkv_bias", "qk_norm", "output")),
+        *((name, c_void_p) for name in ("output_bias", "mlp_norm", "gate_up", "gate_up_bias", "down")),
+        ("down_bias", c_void_p),
+        *((name, c_int64) for name in ("rope", "turned")),
+    )
+
+
+class DecoderShape(ctypes.Structure):
+    """The source's struct Decoder."""
+
+    _fields_ = (
+        ("layer", ctypes.POINTER(DecoderLayer)),
+        ("final_norm", c_void_p),
+        *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "ffn")),
+        *((name, c_int64) for name in ("is_short", "short_norms", "wide", "shared")),
+        ("eps", c_float),
+    )
+
+
 class Library:
-    """attend, product, rms_norm, rotate, silu_mul: see the source. path: where it lies. lanes: how many
-    floats its vectors have on this processor. parallel: the address of what starts torch's own OpenMP threads
-    (others beside them would wait for the same cores); None: it has none, or they go by another name, and
-    there is one thread."""
+    """attend, decode, product, rms_norm, rotate, silu_mul: see the source. path: where it lies. lanes: how
+    many floats its vectors have on this processor. parallel: the address of what starts torch's own OpenMP
+    threads (others beside them would wait for the same cores); None: it has none, or they go by another name,
+    and there is one thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError and AttributeError: it is no such library, or one of another version."""
@@ -58,7 +81,9 @@ class Library:
         self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
-        loaded.product.restype = c_int
+        self.decode = _function(loaded.decode, "ppppppppp")
+        loaded.product.restype = loaded.decode.restype = c_int
+        loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded
         self.lanes = self.use_lanes(16)
         try:
@@ -74,6 +99,10 @@ class Library:
     def work_size(self, dim: int) -> int:
         """Floats of working memory that each thread needs for heads of `dim` numbers."""
         return int(self._loaded.attend_work(dim))
+
+    def decode_work(self, model: DecoderShape) -> int:
+        """Numbers of working memory that `decode` needs for each token."""
+        return int(self._loaded.decode_work(ctypes.byref(model)))
 
 
 _C_TYPES: dict[str, Any] = {"p": c_void_p, "i": c_int64, "b": c_int, "f": c_float}

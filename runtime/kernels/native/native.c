@@ -1,8 +1,8 @@
 /* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. layers.h: products
- * with few rows, norms, rotary embedding, SiLU. tasks.h: attention of one layer over runs of a pool of keys and values:
- * new keys and values are written to their slots, then each task takes up to ROWS query rows of a piece through the keys in blocks, with a running
- * maximum and sum (online softmax, arXiv 1805.02867); results of tokens in several pieces are merged by their
- * sums (log-sum-exp). All in float32, whatever the pool holds.
+ * with few rows, norms, rotary embedding, SiLU. decoder.h: all layers of a decoder. tasks.h: attention of one layer over
+ * runs of a pool of keys and values: new keys and values are written to their slots, then each task takes up to ROWS
+ * query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax, arXiv 1805.02867);
+ * results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever the pool holds.
  *
  * Plain C with the vectors of GCC and Clang, no library but libm: one copy of the tasks for each kind of
  * processor, chosen when called. Threads are those of whoever hands in `parallel`. */
@@ -211,7 +211,7 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 2; }
+int native_version(void) { return 3; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
@@ -347,3 +347,5 @@ void silu_mul(const void *both, void *out, int64_t rows, int64_t size, int64_t s
     Gate job = {both, out, rows, size, stride, is_short, shared(rows, threads, 1)};
     share_out(BY_KIND(gates), &job, parallel, threads);
 }
+
+#include "decoder.h"

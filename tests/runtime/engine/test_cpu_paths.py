@@ -1,10 +1,12 @@
 """The fast ways of the CPU give the tokens of the plain ones: packed matrices, attention and all between in
-C, rows sampled one by one; random requests that share prefixes, greedy and drawn, in batches of two sizes."""
+C, rows sampled one by one; random requests that share prefixes, greedy and drawn, in batches of two sizes.
+All layers in one call give the numbers of the calls one by one."""
 
 from __future__ import annotations
 
 import contextlib
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,12 @@ from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import sampler
 from runtime.engine.sampling.draw import pick, pick_at_once
 from runtime.kernels.native import layers
+from runtime.kernels.native.library import library
 from runtime.layers import dense
 from runtime.protocol.sampling import SamplingParams
+from tests.runtime.engine.conftest import CASES
 
+needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 SETTINGS: dict[str, Any] = {"max_total_tokens": 8192, "dtype": "float32", "device": "cpu", "threads": 1}
 FAST = {"attention": "native"}
 PLAIN = {"attention": "torch_plain", "pack_weights": "never"}
@@ -92,3 +97,85 @@ def test_they_change_no_token(
                     assert found == batch(drive, plain, prompt, seed, rows)
                     assert torch.get_num_threads() == 1
     assert FEW in asked
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+ONE_CALL = {
+    "biased": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "heads normed": ("Qwen3", {}),
+    "windows": ("Mistral", {"sliding_window": 37}),
+    "layers without rope": ("SmolLM3", {"no_rope_layer_interval": 2}),
+}
+SEVERAL_CALLS = {
+    "norms of what is added": ("Gemma2", {"query_pre_attn_scalar": 24}),
+    "another activation": ("Llama", {"hidden_act": "gelu"}),
+    "sizes that are not for kernels": ("Llama", {"hidden_size": 48}),
+}
+
+
+@pytest.fixture
+def shaped(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The runner of a family with such fields."""
+    with contextlib.ExitStack() as stack:
+
+        def load(family: str, fields: dict[str, Any], **settings: Any) -> TorchRunner:
+            monkeypatch.setitem(CASES, family, (family, {**SIZES, **fields}))
+            path = make(tmp_path, family).path
+            config = RunnerConfig(**{**SETTINGS, "pack_weights": "never", **settings})
+            return stack.enter_context(
+                contextlib.closing(TorchRunner.load(path, ModelSpec.from_dir(path), config))
+            )
+
+        yield load
+
+
+def states(drive: Any, runner: TorchRunner, prompt: Any) -> list[Any]:
+    """What rows of one token, and one of several, are answered below a prefix that most of them share."""
+    driver = drive(runner, page=4, seed=1)
+    root, seen = driver.new(), []
+    driver.step([driver.ask(root, prompt(60, seed=1))])
+    for rows in range(1, 5):
+        seqs = [driver.fork(root) for _ in range(rows - 1)] + [driver.new()]
+        for step in range(3):
+            asks = [driver.ask(seq, prompt(1, seed=step), hidden="all", sample=False) for seq in seqs]
+            seen += [one.hidden for one in driver.step(asks)]
+    more = driver.ask(driver.fork(root), prompt(4, seed=9), hidden="last", scores=((0, 5), (2, 7)))
+    return [*seen, *[(one.samples, one.scores, one.hidden) for one in driver.step([more])]]
+
+
+@needs_compiler
+@pytest.mark.parametrize(("dtype", "threads"), [("float32", 1), ("bfloat16", 1), ("float32", 3)])
+@pytest.mark.parametrize("name", ONE_CALL)
+def test_all_layers_in_one_call(
+    name: str,
+    dtype: str,
+    threads: int,
+    shaped: Any,
+    drive: Any,
+    prompt: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if threads > 1:
+        monkeypatch.setattr(layers, "SHARED", 1)  # whatever the size
+    runner = shaped(*ONE_CALL[name], dtype=dtype, threads=threads)
+    decoder = runner._decoder
+    assert decoder._native.most == layers.FEW_ROWS
+    found = states(drive, runner, prompt)
+    vars(decoder)["_native"] = None
+    assert found == states(drive, runner, prompt)
+
+
+@pytest.mark.parametrize("name", SEVERAL_CALLS)
+def test_layers_that_are_not_for_one_call(name: str, shaped: Any) -> None:
+    assert shaped(*SEVERAL_CALLS[name])._decoder._native is None
+
+
+@needs_compiler
+@pytest.mark.parametrize(("seconds", "most"), [((0.0, 1.0), layers.FEW_ROWS), ((1.0, 0.0), None)])
+def test_packed_products_are_not_in_it(
+    seconds: tuple[float, float], most: int | None, shaped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """seconds: of plain and of packed products."""
+    monkeypatch.setattr(dense, "_least_s", lambda linears, rows: seconds)
+    native = shaped("Llama", {}, pack_weights="auto")._decoder._native
+    assert (native and native.most) == most

@@ -1,0 +1,86 @@
+/* All layers of a decoder in one call: the functions above, in the order in which Python would call them. */
+
+/* A bias, or the norm of queries and keys, that is 0 the layer has not. rope: which of the pass's rotary embeddings; -1:
+ * none. turned: how many numbers of a head that one turns. */
+typedef struct {
+    const void *attention_norm, *qkv, *qkv_bias, *qk_norm, *output, *output_bias;
+    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    int64_t rope, turned;
+} DecoderLayer;
+
+/* is_short, short_norms: whether numbers, and the norms' weights, are bfloat16. wide: as of Norm. shared: numbers from
+ * which on an operation is shared out among the pass's threads. */
+typedef struct {
+    const DecoderLayer *layer;
+    const void *final_norm;
+    int64_t layers, hidden, heads, kv_heads, dim, ffn, is_short, short_norms, wide, shared;
+    float eps;
+} Decoder;
+
+typedef struct {
+    const Decoder *model;
+    int64_t tokens, threads;
+    Parallel parallel;
+} Step;
+
+static int64_t threads_of(const Step *step, int64_t numbers) { return numbers >= step->model->shared ? step->threads : 1; }
+
+static int multiply(const Step *step, const void *x, const void *weight, const void *bias, void *out, int64_t outputs,
+                    int64_t inputs) {
+    return product(x, weight, bias, out, step->tokens, outputs, inputs, step->model->is_short, step->parallel,
+                   threads_of(step, outputs * inputs));
+}
+
+static void normalise(const Step *step, void *x, const void *weight, void *residual, void *out) {
+    const Decoder *model = step->model;
+    const int64_t hidden = model->hidden;
+    rms_norm(x, weight, residual, out, step->tokens, 1, hidden, hidden, hidden, model->eps, 0, model->is_short,
+             model->short_norms, model->wide, step->parallel, threads_of(step, step->tokens * hidden));
+}
+
+/* Each head by itself, in place. */
+static void normalise_heads(const Step *step, char *qkv, const void *weight, int64_t width, int64_t heads) {
+    const Decoder *model = step->model;
+    const int64_t bytes = model->is_short ? 2 : 4, dim = model->dim;
+    for (int64_t token = 0; token < step->tokens; token++) {
+        char *x = qkv + token * width * bytes;
+        rms_norm(x, weight, 0, x, 1, heads, dim, width, 0, model->eps, 1, model->is_short, model->short_norms,
+                 model->wide, step->parallel, 1);
+    }
+}
+
+/* Numbers of `work` that each token needs. */
+int64_t decode_work(const Decoder *model) {
+    return 2 * model->hidden + (2 * model->heads + 2 * model->kv_heads) * model->dim + 3 * model->ffn;
+}
+
+/* x [tokens, hidden]: the tokens' embeddings, which are used up. out, of the same shape: the final norm's. pass, pool,
+ * sinks: of each layer. cosine, sine: of each rotary embedding. 0: there was no memory for it. */
+int decode(const Decoder *model, const Pass *const *pass, void *const *pool, const float *const *sinks,
+           const void *const *cosine, const void *const *sine, void *x, void *out, void *work) {
+    const Step now = {model, pass[0]->tokens, pass[0]->threads, (Parallel)pass[0]->parallel}, *step = &now;
+    const int64_t tokens = step->tokens, bytes = model->is_short ? 2 : 4, hidden = model->hidden, ffn = model->ffn;
+    const int64_t turned = model->heads + model->kv_heads, width = (turned + model->kv_heads) * model->dim;
+    char *normed = work, *more = normed + tokens * hidden * bytes, *qkv = more + tokens * hidden * bytes;
+    char *attended = qkv + tokens * width * bytes, *both = attended + tokens * model->heads * model->dim * bytes;
+    char *gated = both + tokens * 2 * ffn * bytes;
+    int whole = 1;
+    normalise(step, x, model->layer[0].attention_norm, 0, normed);
+    for (int64_t i = 0; i < model->layers && whole; i++) {
+        const DecoderLayer *layer = model->layer + i;
+        const int last = i + 1 == model->layers;
+        whole &= multiply(step, normed, layer->qkv, layer->qkv_bias, qkv, width, hidden);
+        if (layer->qk_norm) normalise_heads(step, qkv, layer->qk_norm, width, turned);
+        if (layer->rope >= 0)
+            rotate(qkv, cosine[layer->rope], sine[layer->rope], tokens, turned, model->dim, layer->turned, width,
+                   model->is_short, step->parallel, threads_of(step, tokens * turned * model->dim));
+        attend(pass[i], qkv, pool[i], attended, sinks[i]);
+        whole &= multiply(step, attended, layer->output, layer->output_bias, more, hidden, model->heads * model->dim);
+        normalise(step, more, layer->mlp_norm, x, normed);
+        whole &= multiply(step, normed, layer->gate_up, layer->gate_up_bias, both, 2 * ffn, hidden);
+        silu_mul(both, gated, tokens, ffn, 2 * ffn, model->is_short, step->parallel, threads_of(step, tokens * ffn));
+        whole &= multiply(step, gated, layer->down, layer->down_bias, more, hidden, ffn);
+        normalise(step, more, last ? model->final_norm : layer[1].attention_norm, x, last ? out : normed);
+    }
+    return whole;
+}

@@ -1,0 +1,28 @@
+"""Layer: the parts of one layer of a decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.layers.latent import LatentHeads, LatentOutput
+from runtime.layers.linear import Linear
+from runtime.layers.mlp import FeedForward
+from runtime.layers.norm import Norm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """Norms that are None are left out. The `_post_` ones normalise what is added to the residual sum. sinks
+    [own heads] float32."""
+
+    attention_norm: Norm | None
+    qkv: Linear | LatentHeads
+    qk_norm: Norm | None
+    output: Linear | LatentOutput
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: FeedForward
+    mlp_post_norm: Norm | None
+    sinks: Tensor | None = None

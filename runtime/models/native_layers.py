@@ -1,0 +1,131 @@
+"""NativeLayers: all layers of a decoder in one call of the C library, for passes of a few tokens.
+
+The same kernels in the same order as where layers are computed one by one, and so the same numbers. What it
+saves is the price of some ten calls and tensors a layer, which is more than a small model's products take.
+Only for layers as most families have them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_void_p
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from runtime.attention.native_views import NativeStep
+from runtime.config.model import ModelSpec
+from runtime.kernels.native import layers as kernels
+from runtime.kernels.native.library import DecoderLayer, DecoderShape
+from runtime.layers.dense import DenseLinear
+from runtime.layers.mlp import GatedMLP
+from runtime.layers.norm import Norm, RMSNorm
+from runtime.layers.rope import Rotary
+from runtime.models.layer import Layer
+
+
+class NativeLayers:
+    """For passes of up to `most` tokens, of numbers of type `dtype`."""
+
+    def __init__(
+        self, shape: DecoderShape, entries: ctypes.Array[DecoderLayer], dtype: torch.dtype, most: int
+    ) -> None:
+        """shape points to entries; what these point to is the caller's to keep."""
+        self.dtype, self.most = dtype, most
+        self._shape, self._entries = shape, entries
+        self._work: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        layers: Sequence[Layer],
+        final_norm: Norm,
+        heads: tuple[int, int],
+        rotaries: Sequence[Rotary],
+        rotary_of: Sequence[int | None],
+        dtype: torch.dtype,
+    ) -> NativeLayers | None:
+        """heads: those that are here, and their key heads; rotary_of: of each layer the place in `rotaries`.
+        None: it is not for such layers, or another product is faster."""
+        if spec.parallel or spec.qkv_by_head or spec.query_growth or spec.residual_scale != 1.0:
+            return None
+        parts = [_Parts.of(layer) for layer in layers]
+        found = [one for one in parts if one is not None]
+        if not found or len(found) < len(parts) or not isinstance(final_norm, RMSNorm):
+            return None
+        norms = [final_norm, *(norm for one in found for norm in one.norms)]
+        by_head = [one.qk_norm for one in found if one.qk_norm is not None]
+        linears = [linear for one in found for linear in one.linears]
+        most = min(linear.few_rows for linear in linears)
+        if (
+            most < 1
+            or any(linear.dtype != dtype for linear in linears)
+            or any(norm.weight.dtype != final_norm.weight.dtype for norm in (*norms, *by_head))
+            or not all(norm.uses_kernel((spec.hidden_size,), dtype) for norm in norms)
+            or not all(norm.uses_kernel((sum(heads), spec.head_dim), dtype) for norm in by_head)
+            or not all(rotary.turned for rotary in rotaries)
+        ):
+            return None
+        entries = (DecoderLayer * len(found))()
+        for number, (one, place) in enumerate(zip(found, rotary_of, strict=True)):
+            turned = 0 if place is None else rotaries[place].turned
+            entries[number] = one.entry(-1 if place is None else place, turned)
+        short, short_norms = dtype == torch.bfloat16, final_norm.weight.dtype == torch.bfloat16
+        shape = DecoderShape(
+            layer=entries, final_norm=final_norm.weight.data_ptr(), layers=len(found),
+            hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1], dim=spec.head_dim,
+            ffn=found[0].linears[3].weight.shape[1], is_short=short, short_norms=short_norms,
+            wide=short and not short_norms, shared=kernels.SHARED, eps=final_norm.eps,
+        )  # fmt: skip
+        return cls(shape, entries, dtype, most)
+
+    def __call__(self, x: Tensor, attend: NativeStep, angles: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """x [tokens, hidden]: the embeddings, which are used up. angles: of each rotary embedding. What the
+        final norm gives, of the same shape."""
+        if self._work is None:
+            self._work = x.new_empty(self.most * attend.native.decode_work(self._shape))
+        out = torch.empty_like(x)
+        some = c_void_p * len(angles)
+        if not attend.native.decode(
+            ctypes.byref(self._shape), attend.passes(x.dtype), attend.pools, attend.sinks,
+            some(*[cos.data_ptr() for cos, _ in angles]), some(*[sin.data_ptr() for _, sin in angles]),
+            x.data_ptr(), out.data_ptr(), self._work.data_ptr(),
+        ):  # fmt: skip
+            raise MemoryError(f"a pass of {len(x)} tokens")
+        return out
+
+
+class _Parts(NamedTuple):
+    """Of a layer: the norms of the hidden state, that of heads, and the matrices."""
+
+    norms: list[RMSNorm]
+    qk_norm: RMSNorm | None
+    linears: list[DenseLinear]
+
+    @classmethod
+    def of(cls, layer: Layer) -> _Parts | None:
+        """None: it has others."""
+        mlp, by_head = layer.mlp, layer.qk_norm
+        if not isinstance(mlp, GatedMLP) or not mlp.silu:
+            return None
+        if layer.attention_post_norm is not None or layer.mlp_post_norm is not None:
+            return None
+        given = (layer.qkv, layer.output, mlp.gate_up, mlp.down)
+        norms = [norm for norm in (layer.attention_norm, layer.mlp_norm) if isinstance(norm, RMSNorm)]
+        linears = [linear for linear in given if isinstance(linear, DenseLinear)]
+        if len(norms) < 2 or len(linears) < len(given) or not isinstance(by_head, RMSNorm | None):
+            return None
+        return cls(norms, by_head, linears)
+
+    def entry(self, rope: int, turned: int) -> DecoderLayer:
+        qkv, output, gate_up, down = [linear.weight.data_ptr() for linear in self.linears]
+        biases = [None if one.bias is None else one.bias.data_ptr() for one in self.linears]
+        return DecoderLayer(
+            attention_norm=self.norms[0].weight.data_ptr(), mlp_norm=self.norms[1].weight.data_ptr(),
+            qk_norm=None if self.qk_norm is None else self.qk_norm.weight.data_ptr(), qkv=qkv,
+            qkv_bias=biases[0], output=output, output_bias=biases[1], gate_up=gate_up,
+            gate_up_bias=biases[2], down=down, down_bias=biases[3], rope=rope, turned=turned,
+        )  # fmt: skip
