@@ -13,10 +13,10 @@ import math
 import resource
 from typing import Any
 
-import h11
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from runtime.config.serving.server import ServerConfig
 
@@ -26,27 +26,12 @@ OTHER_FILES = 256
 """What a process has open besides its connections: libraries, pipes, sockets between processes, and those
 that are accepted at once before one of them is closed."""
 MAX_HEADER_BYTES = 32 << 10
+MAX_PIPELINED = 32
+"""Requests that a client may send on one connection before the one in hand is answered."""
 _TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 )
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-
-class Connection(h11.Connection):
-    """h11's, with a short way for the pieces of a chunked body: a stream has one per token, and they change
-    no state."""
-
-    _chunked = False
-
-    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]
-        if type(event) is h11.Data and self._chunked and self.our_state is h11.SEND_BODY:
-            data = event.data
-            return b"".join((b"%x\r\n" % len(data), data, b"\r\n")) if data else b""
-        made = super().send(event)
-        if type(event) is h11.Response:
-            # The whole line: the value of another header may hold these words.
-            self._chunked = made is not None and b"\r\ntransfer-encoding: chunked\r\n" in made.lower()
-        return made
 
 
 class Connections:
@@ -80,18 +65,28 @@ class Connections:
         self._open.pop(connection, None)
 
 
-class PatientProtocol(H11Protocol):
+class Unacceptable(Exception):
+    """A request is not read further. Raised to the parser: the client gets a 400, or no more."""
+
+
+class PatientProtocol(HttpToolsProtocol):
     """HTTP/1.1 whose patience ends: a request's headers must come within header_timeout_s, and what was sent
     must be read within stall_timeout_s; else the connection is cut, which ends what it asked for. What waits
-    to be read is bounded by the transport's high-water mark, for each connection by itself."""
+    to be read is bounded by the transport's high-water mark, for each connection by itself. Headers have at
+    most MAX_HEADER_BYTES; what follows a chunked body (trailers) is left out."""
 
     def __init__(self, limits: ServerConfig, connections: Connections, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._connections = connections
-        self.conn = Connection(h11.SERVER, MAX_HEADER_BYTES)
         self._limits = limits
         self._headers_due: asyncio.TimerHandle | None = None
         self._reading_due: asyncio.TimerHandle | None = None
+        self._in_hand: RequestResponseCycle | None = None
+        """What is being answered; `cycle` is the last one that came."""
+        self._half_sent = False
+        """Whether the client is in the middle of headers, or of a body."""
+        self._in_headers, self._header_bytes = False, 0
+        self._advanced, self._unparsed_bytes = False, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -102,7 +97,12 @@ class PatientProtocol(H11Protocol):
         if self.transport.is_closing():
             return  # what came before it was refused
         self._connections.used(self)
-        super().data_received(data)
+        self._advanced = False
+        self._unset_keepalive_if_required()
+        self._parse(data)
+        self._unparsed_bytes = 0 if self._advanced else self._unparsed_bytes + len(data)
+        if self._unparsed_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response("A line of the request is too long.")  # the parser keeps its beginning
         if self.answering or not self._half_sent:
             self._stop_headers_timer()
         elif self._headers_due is None and not self.transport.is_closing():
@@ -112,6 +112,9 @@ class PatientProtocol(H11Protocol):
         self._stop_headers_timer()
         self._stop_reading_timer()
         self._connections.remove(self)
+        self.pipeline.clear()
+        if self._in_hand is not None:
+            self.cycle = self._in_hand  # it is the one that hears of it
         super().connection_lost(exc)
 
     def refuse(self) -> None:
@@ -119,6 +122,96 @@ class PatientProtocol(H11Protocol):
         self.transport.write(_TOO_MANY)
         self.transport.close()
         self._expect_reading()
+
+    def send_400_response(self, msg: str) -> None:
+        asked = self._in_hand
+        if asked is None or asked.response_complete:
+            super().send_400_response(msg)
+        elif asked.more_body and not asked.response_started:
+            asked.disconnected = True  # its body was wrong, and this is the answer
+            asked.message_event.set()
+            super().send_400_response(msg)
+        else:
+            self.transport.close()  # another's answer is no place to say so
+        self._expect_reading()
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                # The parser leaves the body to another protocol, which there is none of: it is asked again as
+                # if the client had not proposed one. Java's client and curl --http2 do.
+                data = self._head_again() + data[stop.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError as error:
+                log.info("not HTTP: %s", error.__context__ or error)
+                self.send_400_response("Invalid HTTP request received.")
+                return
+
+    def _head_again(self) -> bytes:
+        """What came of the request, without the other protocol."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
+
+    # -- what the parser found
+
+    def on_message_begin(self) -> None:
+        self._half_sent = self._in_headers = self._advanced = True
+        self._header_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._advanced = True
+        if self._in_headers:
+            self._count(len(name) + len(value))
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._advanced = True
+        if self.parser.get_method() == b"CONNECT":
+            raise Unacceptable("this is no proxy")
+        if self.parser.should_upgrade():
+            return  # see _parse
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            raise Unacceptable("the request must name one host")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise Unacceptable("too many requests wait on this connection")
+        super().on_headers_complete()
+        if self.answering:
+            self.flow.resume_reading()  # else nobody would hear that the client is gone
+        else:
+            self._in_hand = self.cycle
+
+    def on_body(self, body: bytes) -> None:
+        self._advanced = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._advanced = True
+        if not self.parser.should_upgrade():
+            self._half_sent = False
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._in_hand = self.pipeline[-1][0] if self.pipeline else None
+        super().on_response_complete()
+
+    def _count(self, size: int) -> None:
+        self._header_bytes += size
+        if self._header_bytes > MAX_HEADER_BYTES:
+            raise Unacceptable("the headers are too long")
+
+    # -- deadlines
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -140,12 +233,7 @@ class PatientProtocol(H11Protocol):
     @property
     def answering(self) -> bool:
         """Whether a request is under way, its body or its answer."""
-        return _under_way(self.cycle)
-
-    @property
-    def _half_sent(self) -> bool:
-        """Whether the client is in the middle of headers, or of a body that was answered before its end."""
-        return bool(self.conn.trailing_data[0]) or self.conn.their_state is h11.SEND_BODY
+        return self._in_hand is not None and not self._in_hand.response_complete
 
     def _expect_headers(self) -> None:
         self._headers_due = self.loop.call_later(self._limits.header_timeout_s, self._headers_missing)
@@ -191,7 +279,6 @@ def make_server(app: ASGIApp, config: ServerConfig) -> uvicorn.Server:
             forwarded_allow_ips=list(config.forwarded_allow_ips),
             timeout_keep_alive=max(1, math.ceil(config.keep_alive_s)),
             timeout_graceful_shutdown=math.ceil(config.drain_timeout_s),
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         )
     )
 
@@ -214,7 +301,3 @@ def room_for_connections(config: ServerConfig) -> int:
         soft, room, config.max_connections, wanted,
     )  # fmt: skip
     return room
-
-
-def _under_way(cycle: RequestResponseCycle | None) -> bool:
-    return cycle is not None and not cycle.response_complete

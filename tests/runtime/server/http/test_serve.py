@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-import h11
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
-from runtime.server.http.serve import Connection
 
 Serving = Callable[..., contextlib.AbstractContextManager[Any]]
 REQUEST = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -152,20 +152,160 @@ def test_what_is_no_http_is_refused(serving: Serving) -> None:
                 assert read_all(link)[:13] in (b"HTTP/1.1 400 ", b"")
 
 
-@pytest.mark.parametrize(
-    "header", [(b"content-length", b"5"), (b"transfer-encoding", b"chunked")], ids=["sized", "chunked"]
-)
-def test_a_body_is_framed_as_h11_frames_it(header: tuple[bytes, bytes]) -> None:
-    """Also where the value of another header holds the words that chunked bodies are told by."""
-    headers = [(b"x-request-id", b"transfer-encoding: chunked"), header]
-    sent = []
-    for made in (Connection(h11.SERVER), h11.Connection(h11.SERVER)):
-        made.receive_data(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        made.next_event()
-        start = h11.Response(status_code=200, headers=headers)
-        events = (start, h11.Data(data=b"hello"), h11.EndOfMessage())
-        sent.append(b"".join(made.send(event) or b"" for event in events))
-    assert sent[0] == sent[1]
+class Echo:
+    """Answers with what was asked: the path, the body, and the names of the headers. `/later` waits for
+    `go_on`; `/unread` is answered without its body; `/chunked` in two pieces."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.asked: list[str] = []
+        self.gone = threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.asked.append(scope["path"])
+        body = b""
+        while scope["path"] != "/unread":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.gone.set()
+                return
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        while scope["path"] == "/later" and not self.go_on.is_set():
+            await asyncio.sleep(0.01)
+        if scope["path"] == "/wait":
+            assert (await receive())["type"] == "http.disconnect"
+            self.gone.set()
+            return
+        names = b",".join(sorted(name for name, _ in scope["headers"]))
+        answer = b"|".join((scope["path"].encode(), body, names))
+        if scope["path"] == "/chunked":
+            headers = [(b"x-words", b"content-length: 3")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        sized = [(b"content-length", b"%d" % len(answer)), (b"x-words", b"transfer-encoding: chunked")]
+        await send({"type": "http.response.start", "status": 200, "headers": sized})
+        await send({"type": "http.response.body", "body": answer})
+
+
+def post(path: str, *headers: str, body: bytes = b"") -> bytes:
+    return "\r\n".join((f"POST {path} HTTP/1.1", "host: test", *headers, "", "")).encode() + body
+
+
+CLOSE, IN_CHUNKS = "connection: close", "transfer-encoding: chunked"
+
+
+def exchanged(port: int, *parts: bytes) -> bytes:
+    """All that comes for these parts, each sent by itself, until the server closes."""
+    with opened(port) as link:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                link.sendall(part)
+        return read_all(link)
+
+
+def test_bodies_are_framed(serving: Serving) -> None:
+    """By their length, or in pieces where none is told, whatever other headers say."""
+    with serving(Echo(), ServerConfig()) as server:
+        sized = exchanged(server.port, post("/", CLOSE, "content-length: 2", body=b"hi"))
+        assert sized.endswith(b"\r\n\r\n/|hi|connection,content-length,host")
+        pieces = exchanged(server.port, post("/chunked", CLOSE))
+        assert b"\r\ntransfer-encoding: chunked\r\n" in pieces
+        assert pieces.endswith(b"\r\n\r\n19\r\n/chunked||connection,host\r\n0\r\n\r\n")
+
+
+def test_what_follows_a_chunked_body_is_no_header(serving: Serving) -> None:
+    with serving(Echo(), ServerConfig()) as server:
+        body = b"2;note=x\r\nhi\r\n0\r\nx-request-id: mine\r\n\r\n"
+        said = exchanged(server.port, post("/", CLOSE, IN_CHUNKS, body=body))
+        assert said.endswith(b"/|hi|connection,host,transfer-encoding")
+
+
+WRONG = {
+    "no host": (b"GET / HTTP/1.1\r\n\r\n",),
+    "two hosts": (b"GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n",),
+    "both lengths": (post("/", IN_CHUNKS, "content-length: 4", body=b"0\r\n\r\n"),),
+    "two lengths": (post("/", "content-length: 1", "content-length: 2", body=b"ab"),),
+    "lines without CR": (b"GET / HTTP/1.1\nhost: a\n\n",),
+    "space before a colon": (b"GET / HTTP/1.1\r\nhost : a\r\n\r\n",),
+    "a chunk's size": (post("/", IN_CHUNKS, body=b"zz\r\nhi\r\n"),),
+    "a tunnel": (b"CONNECT host:80 HTTP/1.1\r\nhost: a\r\n\r\n",),
+    "many headers": (b"GET / HTTP/1.1\r\nhost: a\r\n", *[b"a: " + b"b" * 997 + b"\r\n"] * 70),
+    "a long header": (b"GET / HTTP/1.1\r\nhost: a\r\nb: ", *[b"c" * 1000] * 270),
+    "a long chunk header": (post("/", IN_CHUNKS), b"2;", *[b"c" * 1000] * 270),
+    "a long trailer": (post("/", IN_CHUNKS), b"0\r\nb: ", *[b"c" * 1000] * 270),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_requests_get_a_400(serving: Serving, name: str) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server:
+        # A reset can overtake the answer where the client still sends.
+        assert exchanged(server.port, *WRONG[name])[:13] in (b"HTTP/1.1 400 ", b"")
+        assert exchanged(server.port, post("/", CLOSE)).endswith(b"/||connection,host")
+    assert echo.asked.count("/") <= 2
+
+
+def test_requests_sent_ahead_are_answered_in_their_order(serving: Serving) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server, opened(server.port) as link:
+        others = b"".join(post(f"/{number}") for number in range(20))
+        link.sendall(post("/later") + others + post("/last", CLOSE))
+        while not echo.asked:
+            time.sleep(0.01)
+        echo.go_on.set()
+        said = read_all(link)
+    paths = ["/later", *(f"/{number}" for number in range(20)), "/last"]
+    assert echo.asked == paths
+    assert re.findall(rb"\r\n\r\n(/\w+)\|", said) == [path.encode() for path in paths]
+
+
+def test_one_who_sends_too_far_ahead_is_cut_off(serving: Serving) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server:
+        assert exchanged(server.port, post("/wait") + post("/") * 500) == b""
+        assert echo.gone.wait(60)
+    assert echo.asked == ["/wait"]
+
+
+def test_what_is_answered_hears_of_the_end_before_those_behind_it(serving: Serving) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server:
+        with opened(server.port) as link:
+            link.sendall(post("/wait"))
+            while not echo.asked:
+                time.sleep(0.01)
+            link.sendall(post("/"))
+        assert echo.gone.wait(60)
+    assert echo.asked == ["/wait"]
+
+
+def test_a_wrong_end_of_a_body_reaches_who_waits_for_it(serving: Serving) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server, opened(server.port) as link:
+        link.sendall(post("/", IN_CHUNKS, body=b"2\r\nhi\r\n"))
+        while not echo.asked:
+            time.sleep(0.01)
+        link.sendall(b"rubbish\r\n")
+        assert read_all(link).startswith(b"HTTP/1.1 400 ")
+        assert echo.gone.wait(60)
+
+
+def test_an_upgrade_is_not_made_and_harms_nothing(serving: Serving) -> None:
+    """Java's client and curl --http2 ask for one with each request."""
+    wish = ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAA", "content-length: 2")
+    asked = post("/", *wish, body=b"hi")
+    with serving(Echo(), ServerConfig()) as server:
+        said = exchanged(server.port, asked, asked * 3 + asked[:-1], b"i" + post("/last", CLOSE))
+    names = rb"connection,content-length,host,http2-settings"
+    assert re.findall(rb"\r\n\r\n(/[^H]+?)(?=HTTP|$)", said) == [
+        *[b"/|hi|" + names] * 5,
+        b"/last||connection,host",
+    ]
 
 
 def opened(port: int) -> socket.socket:
