@@ -44,9 +44,12 @@ async def hosting(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
             yield f"http://127.0.0.1:{held.getsockname()[1]}"
         finally:
             server.should_exit = server.force_exit = True
-            for connection in list(server.server_state.connections):
-                connection.transport.abort()  # type: ignore[union-attr]
             await task
+            # The listener is closed; of those that it took until then, some may be known a turn later.
+            for _ in range(3):
+                for connection in list(server.server_state.connections):
+                    connection.transport.abort()  # type: ignore[union-attr]
+                await asyncio.sleep(0)
 
 
 class Cut(Exception):
