@@ -48,18 +48,21 @@ class ContinueReq(SingleReq):
 class OpenSessionReq(SingleReq):
     """Open a session of at most `capacity` tokens. session_id: None asks for a fresh one; answered in
     data["session_id"]. timeout_s: seconds without use after which it is closed; None never. streaming: turns
-    only append to the last one, whose KV is kept between turns."""
+    only append to the last one, whose KV is kept between turns. owner: the client that has it, no other
+    may use it."""
 
     session_id: str | None = None
+    owner: str = ""
     capacity: int = 0
     timeout_s: float | None = None
     streaming: bool = False
 
 
 class CloseSessionReq(SingleReq):
-    """Close a session and free what it keeps."""
+    """Close a session of that owner and free what it keeps."""
 
     session_id: str
+    owner: str = ""
 
 
 class GetStateReq(SingleReq):

@@ -217,10 +217,11 @@ class EmbeddingScheduler:
         timeout_s: float | None = None,
         *,
         streaming: bool = False,
+        owner: str = "",
     ) -> str:
         _refuse("sessions")
 
-    def close_session(self, session_id: str) -> None:
+    def close_session(self, session_id: str, owner: str = "") -> None:
         _refuse("sessions")
 
     def tune(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -201,18 +201,20 @@ class Scheduler:
         timeout_s: float | None = None,
         *,
         streaming: bool = False,
+        owner: str = "",
     ) -> str:
         """Open a session; its id (a fresh one for None). `capacity`: prompt + new tokens of one turn, all
         earlier ones included, at most; 0: no limit. `timeout_s`: closed after so long without use; None:
         never. `streaming`: turns only append to the last one, whose KV is kept between turns as long as
-        nobody else needs the room. Raises BadRequest: the id is taken, a number out of range, too many."""
+        nobody else needs the room. `owner`: the client whose requests its turns are. Raises BadRequest: the
+        id is taken, a number out of range, too many."""
         now = self._clock()
         self._sessions.expire(now)
-        return self._sessions.open(session_id, capacity, timeout_s, streaming, now)
+        return self._sessions.open(session_id, capacity, timeout_s, streaming, now, owner)
 
-    def close_session(self, session_id: str) -> None:
+    def close_session(self, session_id: str, owner: str = "") -> None:
         """Forget a session and cancel what of it still runs. Raises BadRequest when there is none."""
-        for rid in self._sessions.close(session_id):
+        for rid in self._sessions.close(session_id, owner):
             self.abort(rid, message="its session was closed")
 
     def tune(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from runtime.protocol.requests.base import MAX_NAME_BYTES
 from runtime.scheduler.requests.request import Request
 
 MAX_TURNS = 4096  # of one session
+GIVEN_BY_FRONTEND = ("turn", "room", "owner")
 
 
 class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,6 +36,7 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop_previous_output   leave out that turn's output
     turn      what later turns call this one; None: the request's own id. Frontends give it, users do not
     room      lower max_new_tokens to the room there is, rather than refuse the turn; likewise
+    owner     the client whose session it is; likewise
     """
 
     id: str
@@ -44,6 +46,7 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drop_previous_output: bool = False
     turn: str | None = None
     room: bool = False
+    owner: str = ""
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> SessionParams:
@@ -55,7 +58,7 @@ class SessionParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             }
             return msgspec.convert(given, cls)
         except msgspec.ValidationError as error:
-            known = ", ".join(name for name in cls.__struct_fields__ if name not in ("turn", "room"))
+            known = ", ".join(name for name in cls.__struct_fields__ if name not in GIVEN_BY_FRONTEND)
             raise BadRequest(str(error), where="session_params", hint=f"fields: {known}") from error
 
 
@@ -94,10 +97,15 @@ class _Turn:
 
 
 class _Session:
-    __slots__ = ("capacity", "id", "last", "lease", "live", "streaming", "timeout_s", "turns", "used_at")
+    __slots__ = (
+        "capacity", "id", "last", "lease", "live", "owner", "streaming", "timeout_s", "turns", "used_at",
+    )  # fmt: skip
 
-    def __init__(self, id: str, capacity: int, timeout_s: float | None, streaming: bool, now: float) -> None:
-        self.id, self.capacity, self.timeout_s, self.streaming = id, capacity, timeout_s, streaming
+    def __init__(
+        self, id: str, owner: str, capacity: int, timeout_s: float | None, streaming: bool, now: float
+    ) -> None:
+        self.id, self.owner, self.capacity = id, owner, capacity
+        self.timeout_s, self.streaming = timeout_s, streaming
         self.turns: dict[str, _Turn] = {}
         self.last: _Turn | None = None
         self.live = 0  # turns that run or wait
@@ -115,19 +123,25 @@ class Sessions:
     def __init__(self, manager: CacheManager, limit: int, most_tokens: int = 16 << 20) -> None:
         self._manager, self._limit, self._most_tokens = manager, limit, most_tokens
         self.tokens = 0
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[tuple[str, str], _Session] = {}  # by owner and id
         self._of: dict[str, tuple[_Session, _Turn]] = {}  # live turns by rid
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def open(
-        self, session_id: str | None, capacity: int, timeout_s: float | None, streaming: bool, now: float
+        self,
+        session_id: str | None,
+        capacity: int,
+        timeout_s: float | None,
+        streaming: bool,
+        now: float,
+        owner: str = "",
     ) -> str:
         """The new session's id. Raises BadRequest: the id is taken, too many are open, a number is out of
         range."""
         name = uuid.uuid4().hex if session_id is None else session_id
-        if name in self._sessions:
+        if (owner, name) in self._sessions:
             raise BadRequest(
                 f"the session {name!r} is open already", where="session_id", hint="close it first"
             )
@@ -144,14 +158,14 @@ class Sessions:
                 f"{self._limit} sessions are open, the most there may be", where="session_id",
                 hint="close one, or give sessions a timeout",
             )  # fmt: skip
-        self._sessions[name] = _Session(name, capacity, timeout_s, streaming, now)
+        self._sessions[owner, name] = _Session(name, owner, capacity, timeout_s, streaming, now)
         return name
 
-    def close(self, session_id: str) -> list[str]:
+    def close(self, session_id: str, owner: str = "") -> list[str]:
         """Forget the session and free what it keeps; the rids of its turns that still run. Raises
         BadRequest."""
-        session = self._get(session_id, "session_id")
-        del self._sessions[session_id]
+        session = self._get(session_id, owner, "session_id")
+        del self._sessions[owner, session_id]
         self._let_go(session)
         self.tokens -= sum(map(_size, session.turns.values()))
         rids = [rid for rid, (owner, _) in self._of.items() if owner is session]
@@ -162,13 +176,13 @@ class Sessions:
     def expire(self, now: float) -> list[str]:
         """Close the sessions nobody used for their timeout; which."""
         late = [
-            one.id
+            one
             for one in self._sessions.values()
             if one.timeout_s is not None and not one.live and now - one.used_at >= one.timeout_s
         ]
-        for name in late:
-            self.close(name)
-        return late
+        for one in late:
+            self.close(one.id, one.owner)
+        return [one.id for one in late]
 
     def compose(
         self, req: TokenizedGenerateReqInput, live: Mapping[str, Request], now: float, limit: int
@@ -176,7 +190,7 @@ class Sessions:
         """The request with its whole prompt, and the rids of turns to cancel for it. Remembers nothing yet.
         `limit`: tokens of any request, at most. Raises BadRequest."""
         params = SessionParams.of(req.session_params or {})
-        session = self._get(params.id, "session_params.id")
+        session = self._get(params.id, params.owner, "session_params.id")
         session.used_at = now
         parent = self._parent(session, params)
         name = params.turn or req.rid
@@ -240,7 +254,7 @@ class Sessions:
     def begin(self, composed: TokenizedGenerateReqInput, own: int) -> None:
         """The composed request, whose last `own` tokens are its own, was taken in: it is a turn now."""
         params = SessionParams.of(composed.session_params or {})
-        session = self._sessions[params.id]
+        session = self._sessions[params.owner, params.id]
         parent = self._parent(session, params)
         if params.replace:
             for turn in parent.below() if parent else list(session.turns.values()):
@@ -297,8 +311,8 @@ class Sessions:
         for session in self._sessions.values():
             session.lease = None
 
-    def _get(self, session_id: str, where: str) -> _Session:
-        session = self._sessions.get(session_id)
+    def _get(self, session_id: str, owner: str, where: str) -> _Session:
+        session = self._sessions.get((owner, session_id))
         if session is None:
             raise BadRequest(
                 f"there is no session {session_id[:80]!r}", where=where, hint="open it; it may have timed out"

@@ -14,6 +14,11 @@ class Client:
     def __init__(self, name: str = "", *, is_tenant: bool = False, sees_all: bool = False) -> None:
         self.name, self.is_tenant, self.sees_all = name, is_tenant, sees_all
 
+    @property
+    def owner(self) -> str:
+        """Whose sessions and stored responses it may use: its own, or those of all who are no tenants."""
+        return self.name if self.is_tenant else ""
+
     def begin(self) -> None:
         """A request of its own begins. Raises RateLimited where it may have no more; then it did not."""
 

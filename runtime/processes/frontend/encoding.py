@@ -9,6 +9,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from runtime.processes.frontend.client import CLIENT
@@ -67,11 +69,13 @@ class EncodingPool:
         self.shares = Shares(most, "characters to be encoded", "max_encode_chars")
 
     async def run(self, size: int, work: Callable[[], T]) -> T:
-        """What `work` returns or raises; size: its characters, roughly. Raises QueueFull, BadRequest."""
+        """What `work` returns or raises, done in the caller's context: for its client. size: its characters,
+        roughly. Raises QueueFull, BadRequest."""
+        context = copy_context()
         with self._taken(size) as name:
             future: Future[T] = Future()
             with self._lock:
-                self._waiting.setdefault(name, deque()).append((future, work))
+                self._waiting.setdefault(name, deque()).append((future, partial(context.run, work)))
             self._pool.submit(self._next)
             return await asyncio.wrap_future(future)
 

@@ -18,6 +18,7 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.formats.reasoning.marks import SWITCHES, ReasoningMarks
 from runtime.grammar.jump_plan import JumpPlanner
 from runtime.processes.checkpoint.tokenizer import Tokenizer
+from runtime.processes.frontend.client import CLIENT
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.prompt import Prompt, PromptReader
@@ -291,12 +292,12 @@ class Preparer:
         given = request.session_params
         if given is None:
             return None
-        for name in ("turn", "room"):
+        for name in ("turn", "room", "owner"):
             if name in given:
                 raise BadRequest("unknown field", where=f"session_params.{name}")
         wanted = request.sampling_params.max_new_tokens
         room = self._limits.auto_truncate or wanted in (SamplingParams().max_new_tokens, ROOM)
-        return {**given, "turn": request.rid, "room": room}
+        return {**given, "turn": request.rid, "room": room, "owner": CLIENT.get().owner}
 
     def _textless(self, ids: Sequence[int]) -> bool:
         return not any(self._tokenizer.text_table.bytes_of(ids, skip_special_tokens=True))

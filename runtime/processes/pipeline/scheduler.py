@@ -442,11 +442,13 @@ class SchedulerProcess:
         return True, "", {"paused": None}
 
     def _open_session(self, item: OpenSessionReq) -> Answer:
-        asked = (item.session_id, item.capacity, item.timeout_s)
-        return True, "", {"session_id": self._scheduler.open_session(*asked, streaming=item.streaming)}
+        opened = self._scheduler.open_session(
+            item.session_id, item.capacity, item.timeout_s, streaming=item.streaming, owner=item.owner
+        )
+        return True, "", {"session_id": opened}
 
     def _close_session(self, item: CloseSessionReq) -> Answer:
-        self._scheduler.close_session(item.session_id)
+        self._scheduler.close_session(item.session_id, item.owner)
         return True, "", {"session_id": item.session_id}
 
     def _load_adapter(self, item: LoadLoRAAdapterReq) -> Answer:

@@ -330,6 +330,7 @@ class Control:
                 capacity=asked.capacity_of_str_len,
                 timeout_s=self._ctx.config.session_timeout_s if asked.timeout is None else asked.timeout,
                 streaming=asked.streaming,
+                owner=CLIENT.get().owner,
             )
         )
         raise_if_refused(answer)
@@ -337,7 +338,7 @@ class Control:
 
     async def close_session(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, CloseSession)
-        return await self._order(CloseSessionReq(session_id=asked.session_id))
+        return await self._order(CloseSessionReq(session_id=asked.session_id, owner=CLIENT.get().owner))
 
     async def start_profile(self, request: Request) -> Response:
         asked = await read_struct(request, self._ctx.config, StartProfile, empty_ok=True)

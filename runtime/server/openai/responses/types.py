@@ -143,8 +143,7 @@ class Kept:
 
 def owner() -> str:
     """What its responses are kept under."""
-    client = CLIENT.get()
-    return client.name if client.is_tenant else ""
+    return CLIENT.get().owner
 
 
 class Store:

@@ -108,6 +108,34 @@ def test_a_response_is_its_clients_own(shared: httpx.Client) -> None:
     assert 'sglang_dsl:kept_response_bytes{model_name="pocket"}' in text
 
 
+def test_a_session_is_its_clients_own(shared: httpx.Client) -> None:
+    opened = {"session_id": "talk"}
+    for who in (ALICE, BOB):  # each has one of that name
+        answer = shared.post("/open_session", json=opened, headers=who)
+        assert answer.status_code == 200, answer.text
+    assert shared.post("/open_session", json=opened, headers=ALICE).status_code == 400
+    said = {"text": "The river Sarn", "sampling_params": {"max_new_tokens": 1}, "rid": "first"}
+    turn = said | {"session_params": {"id": "talk"}}
+    chat = PATHS["/v1/chat/completions"] | {"session_params": {"id": "talk", "rid": "first"}}
+    assert shared.post("/generate", json=turn, headers=ALICE).status_code == 200
+    assert "has no turn" in shared.post("/v1/chat/completions", json=chat, headers=BOB).text
+    assert "there is no session" in shared.post("/generate", json=turn, headers=ADMIN).text
+    assert shared.post("/close_session", json=opened, headers=ADMIN).status_code == 400
+    assert shared.post("/close_session", json=opened, headers=BOB).status_code == 200
+    batch = {
+        **turn,
+        "text": ["a", "b"],
+        "rid": ["second", "third"],
+        "session_params": {"id": "talk", "rid": "first"},
+    }
+    assert shared.post("/generate", json=batch, headers=BOB).status_code == 400
+    answer = shared.post("/generate", json=batch, headers=ALICE)
+    assert answer.status_code == 200, answer.text
+    forged = turn | {"session_params": {"id": "talk", "owner": "key:alice"}, "rid": "forged"}
+    assert shared.post("/generate", json=forged, headers=BOB).status_code == 400
+    assert shared.post("/close_session", json=opened, headers=ALICE).status_code == 200
+
+
 def test_requests_of_others_are_not_cancelled(shared: httpx.Client) -> None:
     for order in ({"abort_all": True}, {"rid": "a", "prefix": True}):
         assert shared.post("/abort_request", json=order, headers=ALICE).status_code == 403
