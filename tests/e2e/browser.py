@@ -54,17 +54,25 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """What an expression of JavaScript gives."""
-        told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in told, told
-        return told["result"].get("value")
+        value, failed = self._evaluated(script)
+        assert failed is None, failed
+        return value
 
     def wait(self, script: str) -> Any:
-        """Wait until an expression is true (an element is not: say !== null); what it gives."""
+        """Wait until an expression is true (an element is not: say !== null); what it gives. It may fail at
+        first: what it speaks of need not be there yet."""
         deadline = time.monotonic() + PATIENCE_S
-        while not (found := self.evaluate(script)):
-            assert time.monotonic() < deadline, f"{script} did not come true; {self.complaints}"
+        while True:
+            found, failed = self._evaluated(script)
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"{script} did not come true; {failed}; {self.complaints}"
             time.sleep(0.05)
-        return found
+
+    def _evaluated(self, script: str) -> tuple[Any, Any]:
+        """Its value, and how it failed."""
+        told = self.send("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        return told["result"].get("value"), told.get("exceptionDetails")
 
     def open(self, url: str) -> None:
         self.send("Page.navigate", url=url)
