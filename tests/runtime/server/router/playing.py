@@ -29,8 +29,10 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def hosting(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
-    """The application behind a socket of its own; its URL."""
+async def hosting(
+    app: ASGIApp, port: int = 0, servers: list[uvicorn.Server] | None = None
+) -> AsyncIterator[str]:
+    """The application behind a socket of its own; its URL. servers: to add it to."""
     with socket.socket() as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind(("127.0.0.1", port))
@@ -38,6 +40,8 @@ async def hosting(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         if isinstance(app, Played):
             app.server = server
+        if servers is not None:
+            servers.append(server)
         task = asyncio.create_task(server.serve(sockets=[held]))
         await until(lambda: server.started)
         try:
@@ -167,16 +171,17 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """The router with these workers, once it has found those that are ready. prefill: the first so many are
     prefill servers, and the others decode servers. urls_as: instead of that, the router's options."""
+    servers: list[uvicorn.Server] = []
     async with contextlib.AsyncExitStack() as stack:
         for one in workers:
-            one.url = await stack.enter_async_context(hosting(one))
+            one.url = await stack.enter_async_context(hosting(one, servers=servers))
         urls = [one.url for one in workers]
         roles = {"prefill": urls[:prefill], "decode": urls[prefill:]} if prefill else {"worker": urls}
         policies = {"policy": "round_robin", "decode_policy": "round_robin"}
         given = {**(roles if urls_as is None else urls_as), **policies, "probe_interval_s": 0.05}
         router = Router(RouterConfig.of({**given, **options}))
         await stack.enter_async_context(router.running())
-        url = await stack.enter_async_context(hosting(router.app))
+        url = await stack.enter_async_context(hosting(router.app, servers=servers))
         client = await stack.enter_async_context(
             httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False)
         )
@@ -184,6 +189,8 @@ async def scene(
         if wait:
             await until(lambda: all(made.known(one).available for one in workers if one.ready))
         yield made
+        for server in servers:  # each needs a while to notice: all at once
+            server.should_exit = server.force_exit = True
 
 
 def play(work: Coroutine[Any, Any, None], patience_s: float = PATIENCE_S) -> None:
