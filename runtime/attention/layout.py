@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from runtime.attention.runs import cut_runs, join
-from runtime.plan import Run, StepPlan
+from runtime.plan import Run, Segment, StepPlan
 
 BUNDLE_KEYS = (
     128  # rows with at most so many keys of their own are copied side by side; longer ones are views
@@ -103,6 +103,8 @@ def layout(plan: StepPlan, window: int | None) -> list[Piece]:
 def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
     """worth: what is shared is apart only if so many keys fewer are read for it, over all its rows."""
     spans = spans_of(plan)
+    if window is None and all(len(segment.rows) == 1 for segment in plan.segments):
+        return Split([], _apart(plan, spans), [])
     own = {index: _Own(spans[index], row.slots) for index, row in enumerate(plan.rows)}
     bands: list[Band] = []
     if window is not None:
@@ -111,7 +113,7 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
                 bands += _bands(plan, index, spans[index], window)
                 del own[index]
     shared: dict[tuple[int, ...], list[Run]] = {}
-    for segment in sorted(plan.segments, key=lambda segment: segment.position):
+    for segment in sorted(plan.segments, key=_position):
         for rows, runs in _visible(
             plan, segment.rows, segment.runs, segment.position, segment.length, window
         ):
@@ -130,6 +132,21 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
         for rows in sorted(shared, key=len, reverse=True)
     ]
     return Split(bands, members, fulls)
+
+
+def _apart(plan: StepPlan, spans: Sequence[Span]) -> list[Member]:
+    """Of rows that share nothing."""
+    runs: list[list[Run]] = [[] for _ in spans]
+    for segment in sorted(plan.segments, key=_position):
+        runs[segment.rows[0]] += segment.runs
+    return [
+        Member(span, join([*mine, *row.slots]), row.position)
+        for span, mine, row in zip(spans, runs, plan.rows)
+    ]
+
+
+def _position(segment: Segment) -> int:
+    return segment.position
 
 
 def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:

@@ -9,13 +9,12 @@ keys and values where they lie, and keeps scores in registers and the first cach
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import c_void_p
 from itertools import chain
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class Prepared(NamedTuple):
     """The struct, and what it points to."""
 
     made: Pass
-    arrays: list[npt.NDArray[np.int64]]
+    numbers: array[int]
     memory: list[Tensor]
 
 
@@ -88,7 +87,8 @@ class NativeViews(TorchViews):
         super().__init__(shape, slots, heads, windows, scoring)
         fits = shape.device.type == "cpu" and shape.dtype in TYPES and shape.head_dim % DIM_STEP == 0
         self._library = library() if fits else None
-        self._memory = [torch.empty(0)] * 3
+        self._work_size = 0 if self._library is None else self._library.work_size(shape.head_dim)
+        self._memory, self._sizes = [torch.empty(0)] * 3, (0, 0)
         addresses = c_void_p * shape.layers
         self._pools = addresses(*(self.pool.data[layer].data_ptr() for layer in range(shape.layers)))
         self._own_sinks = [sink.float().contiguous() for sink in self.sinks]
@@ -102,36 +102,43 @@ class NativeViews(TorchViews):
             window: _Tables(plan, window, self.group, self.pool.kv_heads)
             for window in dict.fromkeys(self.windows)
         }
-        memory = self._memory_for(max(one.part_tokens for one in tables.values()), threads, native)
+        memory = self._memory_for(max(one.part_tokens for one in tables.values()), threads)
         passes = {window: self._pass(one, native, threads, memory) for window, one in tables.items()}
         shape = (plan.token_count, self.heads * self.pool.head_dim)
         return NativeStep(native, passes, self.windows, self._pools, self._sinks, shape)
 
-    def _memory_for(self, part_tokens: int, threads: int, native: Library) -> list[Tensor]:
+    def _memory_for(self, part_tokens: int, threads: int) -> list[Tensor]:
         """For results of parts, their sums, and the threads' work: it grows with the largest pass."""
-        rows = part_tokens * self.heads
-        sizes = (rows * self.pool.head_dim, 2 * rows, threads * native.work_size(self.pool.head_dim))
-        self._memory = [
-            have if have.numel() >= size else torch.empty(size, dtype=torch.float32)
-            for have, size in zip(self._memory, sizes)
-        ]
+        if part_tokens > self._sizes[0] or threads > self._sizes[1]:
+            part_tokens, threads = self._sizes = (
+                max(part_tokens, self._sizes[0]),
+                max(threads, self._sizes[1]),
+            )
+            rows = part_tokens * self.heads
+            sizes = (rows * self.pool.head_dim, 2 * rows, threads * self._work_size)
+            self._memory = [torch.empty(size, dtype=torch.float32) for size in sizes]
         return self._memory
 
     def _pass(self, tables: _Tables, native: Library, threads: int, memory: list[Tensor]) -> Prepared:
         pool = self.pool
-        arrays = [np.array(numbers, dtype=np.int64) for numbers in tables.lists]
-        piece, span, run, place, merge, first_part, part = (array.ctypes.data for array in arrays)
+        numbers = array("q")
+        starts = []
+        for mine in tables.lists:
+            starts.append(8 * len(numbers))
+            numbers.fromlist(mine)
+        address, _ = numbers.buffer_info()
+        piece, span, run, place, merge, first_part, part = [address + start for start in starts]
         parts, sums, work = (one.data_ptr() for one in memory)
         made = Pass(
             tokens=tables.tokens, kv_heads=pool.kv_heads, group=self.group, dim=pool.head_dim,
             slots=pool.slots, short_pool=pool.kv.dtype == torch.bfloat16, pieces=tables.pieces,
             tasks=tables.tasks, places=len(tables.places) // 2, merged=len(tables.merges) // 2,
-            part_tokens=tables.part_tokens, threads=threads, work_size=native.work_size(pool.head_dim),
+            part_tokens=tables.part_tokens, threads=threads, work_size=self._work_size,
             piece=piece, span=span, run=run, place=place, merge=merge, first_part=first_part, part=part,
             parts=parts, sums=sums, work=work, parallel=native.parallel, scale=self.scale,
             softcap=self.softcap or 0.0,
         )  # fmt: skip
-        return Prepared(made, arrays, memory)
+        return Prepared(made, numbers, memory)
 
 
 class _Tables:

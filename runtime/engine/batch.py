@@ -5,6 +5,7 @@ Knows the plan and the vocabulary's size; not the model, not sampling.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import chain
@@ -31,7 +32,7 @@ class Batch:
     sampled          plan row of each next token that is wanted
     wanted           [len(sampled) + scored + shown + drafts] int64: tokens whose final hidden states are
                      needed: to sample from, to score at, to give back as they are, to sample from behind
-                     drafts
+                     drafts; None: all tokens, to sample from, and nothing else
     targets          [scored] int64: the ids whose log-probabilities are wanted there, in the order of
     plan.rows
     wants            what each row with scores asks of them, in the same order
@@ -43,7 +44,7 @@ class Batch:
     ids: Tensor
     positions: Tensor
     sampled: tuple[int, ...]
-    wanted: Tensor
+    wanted: Tensor | None
     targets: Tensor
     wants: tuple[Want, ...]
     shown: tuple[int, ...]
@@ -61,6 +62,8 @@ class Batch:
     ) -> Batch:
         """Raises InternalFault when the plan is not whole: see check()."""
         check(plan, vocab_size, slots, adapters, images)
+        if all(map(_decodes, plan.rows)):
+            return cls._of_decoding(plan, device)
         lengths = [len(row.tokens) for row in plan.rows]
         ids = [token for row in plan.rows for token in row.tokens]
         positions = [
@@ -93,6 +96,20 @@ class Batch:
         if images is not None and any(row.media for row in plan.rows):
             places, media = _with_media(plan.rows, places, images)
         return cls(plan, made[0], places, tuple(sampled), made[2], made[3], tuple(wants), tuple(shown), media)
+
+    @classmethod
+    def _of_decoding(cls, plan: StepPlan, device: torch.device) -> Batch:
+        """Of rows that all decode: the usual plan, for which little has to be made."""
+        rows = plan.rows
+        numbers = [row.tokens[0] for row in rows] + [row.position + row.shift for row in rows]
+        ids, positions = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device).chunk(2)
+        return cls(plan, ids, positions, tuple(range(len(rows))), None, ids[:0], (), (0,) * len(rows))
+
+
+def _decodes(row: Row) -> bool:
+    """Whether it computes one token, to sample from, and nothing else."""
+    one = row.sample and len(row.tokens) == 1
+    return one and not row.scores and row.hidden == "none" and not row.media
 
 
 def _with_media(

@@ -78,7 +78,7 @@ class Graphs:
         self._ids[:rows].copy_(batch.ids)
         self._positions[:rows].copy_(batch.positions)
         step.again()
-        return step.out[batch.wanted]
+        return step.out[:rows].clone() if batch.wanted is None else step.out[batch.wanted]
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -152,7 +152,8 @@ class Passes:
             return recorded
         step = self._attention.begin(batch.plan)
         if adapted:  # in all layers the same tokens, each with its adapter
-            return self._decoder.hidden(batch.ids, batch.positions, step, given=given)[batch.wanted]
+            made = self._decoder.hidden(batch.ids, batch.positions, step, given=given)
+            return made if batch.wanted is None else made[batch.wanted]
         return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted, given)
 
     def _given(self, batch: Batch) -> tuple[Tensor, Tensor] | None:

@@ -325,7 +325,9 @@ class TorchRunner:
     def close(self) -> None:
         """Wait for a pass that still runs, within a limit, and end the thread."""
         pending, self._pending = self._pending, None
-        running = None if pending is None or pending.future.cancel() else pending.future
+        running = None
+        if pending is not None and not (pending.future.done() or pending.future.cancel()):
+            running = pending.future
         stuck = running is not None and bool(wait([running], _CLOSE_WAIT_S).not_done)
         if stuck:
             log.warning("a forward pass did not end within %g s and is left behind", _CLOSE_WAIT_S)
@@ -339,20 +341,8 @@ class TorchRunner:
         with torch.inference_mode(), current(decoder.device):
             hidden = self._passes.hidden(batch)
             hidden_s = time.perf_counter() - begin
-            scored = count + batch.targets.shape[0]
-            scaled = self._config.scaled_logprobs
-            scores = scores_of(
-                hidden[count:scored],
-                batch.targets,
-                batch.wants,
-                decoder.logits,
-                self.vocab_size,
-                temperatures_of_scores(batch.plan.rows, hidden.device) if scaled else None,
-            )
             rows = [batch.plan.rows[index] for index in batch.sampled]
-            last = hidden[:count]
-            shown = scored + sum(batch.shown)
-            states, drafts = hidden[scored:shown].float(), hidden[shown:]
+            last, scores, states, drafts = self._parts(batch, hidden)
             asked = asked_of(rows) if len(drafts) else rows
             later = any(row.masked for row in rows) or len(asked) > max(self._most_rows, count)
             whole = torch.cat((last, drafts)) if len(drafts) and not later else last
@@ -360,13 +350,32 @@ class TorchRunner:
             seconds = time.perf_counter() - begin
             return _Forward(last, logits, scores, states, drafts, asked, hidden_s, seconds)
 
+    def _parts(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Scores, Tensor, Tensor]:
+        """_Forward's last, scores, states and drafts."""
+        count = len(batch.sampled)
+        if batch.wanted is None:
+            nothing = hidden[:0]
+            return hidden, Scores(nothing, [], []), nothing, nothing
+        scored = count + batch.targets.shape[0]
+        shown = scored + sum(batch.shown)
+        scaled = self._config.scaled_logprobs
+        scores = scores_of(
+            hidden[count:scored],
+            batch.targets,
+            batch.wants,
+            self._decoder.logits,
+            self.vocab_size,
+            temperatures_of_scores(batch.plan.rows, hidden.device) if scaled else None,
+        )
+        return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
+
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
         logits = self._decoder.logits(last)
         wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._config.scaled_logprobs and wanted
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None, finite(logits))
+        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None)
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
@@ -468,9 +477,10 @@ class TorchRunner:
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
         logits = given.logits
-        healthy = given.finite.tolist()
+        sound = finite(logits)
+        healthy = sound.tolist()
         if not all(healthy):
-            logits = logits.masked_fill(~given.finite[:, None], 0.0)
+            logits = logits.masked_fill(~sound[:, None], 0.0)
         tokens = self._sampler.sample(logits, rows, masks, draws)
         errors = [
             NOT_FINITE if not well else token if isinstance(token, str) else None

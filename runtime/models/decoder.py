@@ -90,9 +90,9 @@ class Decoder:
     @functools.cached_property
     def _native(self) -> NativeLayers | None:
         """For passes of few tokens; made with the first one, when it is known which products are faster."""
-        heads = (self._heads, self._kv_heads)
+        heads, table = (self._heads, self._kv_heads), self._embedding.table
         return NativeLayers.of(
-            self.spec, self._layers, self._final_norm, heads, self._rotaries, self._rotary_of, self.dtype
+            self.spec, table, self._layers, self._final_norm, heads, self._rotaries, self._rotary_of
         )
 
     def without_weights(self) -> Decoder:
@@ -118,6 +118,10 @@ class Decoder:
         `wanted`: indices of the tokens whose output is needed; the others still write their keys and values.
         `given`: indices of tokens that stand for something else, and their embeddings [indices, hidden].
         """
+        native = self._native if given is None and positions.dim() == 1 else None
+        if native is not None and isinstance(attend, NativeStep) and len(ids) <= native.most:
+            made = native(ids, positions, attend)
+            return made if wanted is None else made[wanted]
         x = self._embedding(ids)
         if given is not None:
             x[given[0]] = given[1].to(x.dtype)
@@ -126,9 +130,6 @@ class Decoder:
         if self._positions is not None:
             x = x.add_(F.embedding(positions, self._positions))
         angles = [rotary.angles(positions, x.dtype) for rotary in self._rotaries]
-        if isinstance(attend, NativeStep) and (native := self._native) and len(x) <= native.most:
-            made = native(x, attend, angles)
-            return made if wanted is None else made[wanted]
         step = _Step(attend, angles, self._query_growth(positions))
         last = len(self._layers) - 1
         behind = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]

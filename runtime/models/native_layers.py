@@ -1,4 +1,4 @@
-"""NativeLayers: all layers of a decoder in one call of the C library, for passes of a few tokens.
+"""NativeLayers: a decoder, its head aside, in one call of the C library, for passes of a few tokens.
 
 The same kernels in the same order as where layers are computed one by one, and so the same numbers. What it
 saves is the price of some ten calls and tensors a layer, which is more than a small model's products take.
@@ -25,31 +25,45 @@ from runtime.layers.norm import Norm, RMSNorm
 from runtime.layers.rope import Rotary
 from runtime.models.layer import Layer
 
+ANGLES = 512, 8192
+"""Angles of positions are kept, of so many at first, and of at most so many: those of later ones are computed
+for each pass."""
+
 
 class NativeLayers:
-    """For passes of up to `most` tokens, of numbers of type `dtype`."""
+    """For passes of up to `most` tokens."""
 
     def __init__(
-        self, shape: DecoderShape, entries: ctypes.Array[DecoderLayer], dtype: torch.dtype, most: int
+        self,
+        shape: DecoderShape,
+        entries: ctypes.Array[DecoderLayer],
+        rotaries: Sequence[Rotary],
+        like: Tensor,
+        most: int,
     ) -> None:
-        """shape points to entries; what these point to is the caller's to keep."""
-        self.dtype, self.most = dtype, most
-        self._shape, self._entries = shape, entries
+        """shape points to entries; what these point to is the caller's to keep. like: a tensor of the
+        decoder's numbers."""
+        self.most = most
+        self._shape, self._entries, self._rotaries, self._like = shape, entries, rotaries, like
         self._work: Tensor | None = None
+        self._angles = _Angles([], 0)
+        self._first = torch.arange(most)
 
     @classmethod
     def of(
         cls,
         spec: ModelSpec,
+        embedding: Tensor,
         layers: Sequence[Layer],
         final_norm: Norm,
         heads: tuple[int, int],
         rotaries: Sequence[Rotary],
         rotary_of: Sequence[int | None],
-        dtype: torch.dtype,
     ) -> NativeLayers | None:
-        """heads: those that are here, and their key heads; rotary_of: of each layer the place in `rotaries`.
-        None: it is not for such layers, or another product is faster."""
+        """embedding: the whole table. heads: those that are here, and their key heads. rotary_of: of each
+        layer the place in `rotaries`. None: it is not for such layers, or another product is faster."""
+        if spec.embedding_scale != 1.0 or spec.learned_positions or not embedding.is_contiguous():
+            return None
         if spec.parallel or spec.qkv_by_head or spec.query_growth or spec.residual_scale != 1.0:
             return None
         parts = [_Parts.of(layer) for layer in layers]
@@ -59,6 +73,7 @@ class NativeLayers:
         norms = [final_norm, *(norm for one in found for norm in one.norms)]
         by_head = [one.qk_norm for one in found if one.qk_norm is not None]
         linears = [linear for one in found for linear in one.linears]
+        dtype = embedding.dtype
         most = min(linear.few_rows for linear in linears)
         if (
             most < 1
@@ -75,27 +90,49 @@ class NativeLayers:
             entries[number] = one.entry(-1 if place is None else place, turned)
         short, short_norms = dtype == torch.bfloat16, final_norm.weight.dtype == torch.bfloat16
         shape = DecoderShape(
-            layer=entries, final_norm=final_norm.weight.data_ptr(), layers=len(found),
-            hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1], dim=spec.head_dim,
+            layer=entries, embedding=embedding.data_ptr(), final_norm=final_norm.weight.data_ptr(),
+            layers=len(found), hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1], dim=spec.head_dim,
             ffn=found[0].linears[3].weight.shape[1], is_short=short, short_norms=short_norms,
             wide=short and not short_norms, shared=kernels.SHARED, eps=final_norm.eps,
         )  # fmt: skip
-        return cls(shape, entries, dtype, most)
+        return cls(shape, entries, rotaries, embedding, most)
 
-    def __call__(self, x: Tensor, attend: NativeStep, angles: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """x [tokens, hidden]: the embeddings, which are used up. angles: of each rotary embedding. What the
-        final norm gives, of the same shape."""
+    def __call__(self, ids: Tensor, positions: Tensor, attend: NativeStep) -> Tensor:
+        """ids, positions [tokens] -> what the final norm gives [tokens, hidden]."""
+        like, native = self._like, attend.native
         if self._work is None:
-            self._work = x.new_empty(self.most * attend.native.decode_work(self._shape))
-        out = torch.empty_like(x)
-        some = c_void_p * len(angles)
-        if not attend.native.decode(
-            ctypes.byref(self._shape), attend.passes(x.dtype), attend.pools, attend.sinks,
-            some(*[cos.data_ptr() for cos, _ in angles]), some(*[sin.data_ptr() for _, sin in angles]),
-            x.data_ptr(), out.data_ptr(), self._work.data_ptr(),
+            self._work = like.new_empty(self.most * native.decode_work(self._shape))
+        out = like.new_empty(len(ids), like.shape[1])
+        angles, places = self._angles_of(positions)
+        if not native.decode(
+            ctypes.byref(self._shape), ids.data_ptr(), places.data_ptr(), attend.passes(like.dtype),
+            attend.pools, attend.sinks, angles.cosines, angles.sines, out.data_ptr(), self._work.data_ptr(),
         ):  # fmt: skip
-            raise MemoryError(f"a pass of {len(x)} tokens")
+            raise MemoryError(f"a pass of {len(ids)} tokens")
         return out
+
+    def _angles_of(self, positions: Tensor) -> tuple[_Angles, Tensor]:
+        """Angles, and the places in them of `positions`."""
+        reach, (least, most) = max(positions.tolist()) + 1, ANGLES
+        if reach > most:
+            return self._made(positions), self._first
+        if reach > self._angles.length:
+            self._angles = self._made(torch.arange(max(least, 1 << (reach - 1).bit_length())))
+        return self._angles, positions
+
+    def _made(self, positions: Tensor) -> _Angles:
+        pairs = [rotary.angles(positions, self._like.dtype) for rotary in self._rotaries]
+        return _Angles(pairs, len(positions))
+
+
+class _Angles:
+    """cosines, sines: where those of each rotary embedding lie; length: of how many positions."""
+
+    def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], length: int) -> None:
+        some = c_void_p * len(pairs)
+        self.cosines = some(*[cosine.data_ptr() for cosine, _ in pairs])
+        self.sines = some(*[sine.data_ptr() for _, sine in pairs])
+        self.length, self._pairs = length, pairs
 
 
 class _Parts(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite
 from runtime.engine.sampling.penalties import Columns, Ids, adjusted, every, listed, penalised
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler
 from runtime.kernels.sampling import Changes, Draws, change, sample
@@ -52,7 +52,7 @@ class FusedSampler(Sampler):
         ):
             return None
         tokens = self._drawn(given.logits, rows, draws, masks)
-        facts = [tokens.double(), given.finite.double()]
+        facts = [tokens.double(), finite(given.logits).double()]
         if given.total is not None:
             picked = given.scaled.gather(1, tokens.clamp(min=0).long()[:, None]).squeeze(1)
             facts.append((picked - given.total).double())

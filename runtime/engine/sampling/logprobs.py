@@ -43,12 +43,11 @@ class Scores(NamedTuple):
 
 class Logits(NamedTuple):
     """Of sampled rows, [rows, vocab] float32; the same as log-probabilities are taken from them, and their
-    log-sum-exp (None where no row wants one); which rows are finite."""
+    log-sum-exp (None where no row wants one)."""
 
     logits: Tensor
     scaled: Tensor
     total: Tensor | None
-    finite: Tensor
 
 
 def scores_of(
@@ -60,6 +59,8 @@ def scores_of(
     temperatures: Tensor | None = None,
 ) -> Scores:
     """hidden [n, hidden_size], targets [n], the wants' lengths add up to n; temperatures [n, 1], None: 1."""
+    if not wants:
+        return Scores(hidden.new_empty(0, dtype=torch.float32), [], [])
     size = max(1, CHUNK_BYTES // (4 * vocab))
     values: list[Tensor] = []
     tops: list[Pairs] = []
@@ -79,11 +80,7 @@ def scores_of(
             values.append(torch.where(finite(some), picked - total, torch.nan))
         tops += top_of(some, total, counts[first : first + size])
         ids += ids_of(some, total, asked[first : first + size])
-    return Scores(
-        torch.cat(values) if values else hidden.new_empty(0, dtype=torch.float32),
-        tops,
-        ids,
-    )
+    return Scores(torch.cat(values), tops, ids)
 
 
 def temperatures_of(rows: Sequence[Row], device: torch.device) -> Tensor:

@@ -24,9 +24,10 @@ from torch.nn.utils.rnn import pad_sequence
 from runtime.engine.sampling.draw import pick
 from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logit_processors import OUTPUT_IDS, PROMPT_IDS, Processors
-from runtime.engine.sampling.logprobs import Logits
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted, every, listed
 from runtime.plan import Row, Sample, TokenMask
+from runtime.protocol.sampling import SamplingParams
 
 ROWS_AT_ONCE = 16  # what is computed at once stays in the cache
 NOTHING_ALLOWED = "the mask allows no token"
@@ -89,10 +90,17 @@ class Sampler:
     def at_once(
         self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
     ) -> list[Sample | str] | None:
-        """sample() with the log-probabilities of what was sampled, by a sampler that makes both in one;
-        None: it does not, or not of such rows. Rows need not be finite; those that are not give
-        NOT_FINITE."""
-        return None
+        """sample() with the log-probabilities of what was sampled, where both are made in one: here, of rows
+        that all take their best id as it is, and ask for nothing else. None: not of such rows. Rows need not
+        be finite; those that are not give NOT_FINITE."""
+        here = given.logits.device.type == "cpu"
+        if masks or given.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
+            return None
+        table = given.logits.numpy()
+        with np.errstate(invalid="ignore"):  # a sum is finite only if its terms are
+            finite = np.isfinite(table.sum(-1)).tolist()
+        best = table.argmax(-1).tolist()
+        return [Sample(token) if well else NOT_FINITE for token, well in zip(best, finite)]
 
     def sample_listed(
         self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
@@ -210,10 +218,20 @@ class Unsampled(Sampler):
     ) -> list[int | str]:
         return [0] * len(rows)
 
+    def at_once(
+        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+    ) -> list[Sample | str] | None:
+        return None
+
     def sample_listed(
         self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
     ) -> list[int | str]:
         return [0] * len(rows)
+
+
+def _takes_best(params: SamplingParams) -> bool:
+    """Of the model's logits as they are."""
+    return params.greedy and params.custom_logit_processor is None and not adjusted(params)
 
 
 def _failed(name: str, error: Exception) -> str:

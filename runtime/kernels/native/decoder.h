@@ -8,11 +8,11 @@ typedef struct {
     int64_t rope, turned;
 } DecoderLayer;
 
-/* is_short, short_norms: whether numbers, and the norms' weights, are bfloat16. wide: as of Norm. shared: numbers from
- * which on an operation is shared out among the pass's threads. */
+/* embedding [ids, hidden]. is_short, short_norms: whether numbers, and the norms' weights, are bfloat16. wide: as of Norm.
+ * shared: numbers from which on an operation is shared out among the pass's threads. */
 typedef struct {
     const DecoderLayer *layer;
-    const void *final_norm;
+    const void *embedding, *final_norm;
     int64_t layers, hidden, heads, kv_heads, dim, ffn, is_short, short_norms, wide, shared;
     float eps;
 } Decoder;
@@ -49,31 +49,43 @@ static void normalise_heads(const Step *step, char *qkv, const void *weight, int
     }
 }
 
-/* Numbers of `work` that each token needs. */
-int64_t decode_work(const Decoder *model) {
-    return 2 * model->hidden + (2 * model->heads + 2 * model->kv_heads) * model->dim + 3 * model->ffn;
+/* cosine, sine [places, turned]: a token's row is at its place. */
+static void turn(const Step *step, char *qkv, const DecoderLayer *layer, const char *cosine, const char *sine,
+                 const int64_t *place, int64_t width, int64_t heads) {
+    const int64_t bytes = step->model->is_short ? 2 : 4;
+    for (int64_t token = 0; token < step->tokens; token++) {
+        const int64_t row = place[token] * layer->turned * bytes;
+        rotate(qkv + token * width * bytes, cosine + row, sine + row, 1, heads, step->model->dim, layer->turned, width,
+               step->model->is_short, step->parallel, 1);
+    }
 }
 
-/* x [tokens, hidden]: the tokens' embeddings, which are used up. out, of the same shape: the final norm's. pass, pool,
- * sinks: of each layer. cosine, sine: of each rotary embedding. 0: there was no memory for it. */
-int decode(const Decoder *model, const Pass *const *pass, void *const *pool, const float *const *sinks,
-           const void *const *cosine, const void *const *sine, void *x, void *out, void *work) {
+/* Numbers of `work` that each token needs. */
+int64_t decode_work(const Decoder *model) {
+    return 3 * model->hidden + (2 * model->heads + 2 * model->kv_heads) * model->dim + 3 * model->ffn;
+}
+
+/* out [tokens, hidden]: the final norm's. id, place: of each token. pass, pool, sinks: of each layer. cosine, sine: of each
+ * rotary embedding, see turn(). 0: there was no memory for it. */
+int decode(const Decoder *model, const int64_t *id, const int64_t *place, const Pass *const *pass, void *const *pool,
+           const float *const *sinks, const void *const *cosine, const void *const *sine, void *out, void *work) {
     const Step now = {model, pass[0]->tokens, pass[0]->threads, (Parallel)pass[0]->parallel}, *step = &now;
     const int64_t tokens = step->tokens, bytes = model->is_short ? 2 : 4, hidden = model->hidden, ffn = model->ffn;
-    const int64_t turned = model->heads + model->kv_heads, width = (turned + model->kv_heads) * model->dim;
-    char *normed = work, *more = normed + tokens * hidden * bytes, *qkv = more + tokens * hidden * bytes;
+    const int64_t turned = model->heads + model->kv_heads; /* heads */
+    const int64_t width = (turned + model->kv_heads) * model->dim;
+    char *x = work, *normed = x + tokens * hidden * bytes, *more = normed + tokens * hidden * bytes, *qkv = more + tokens * hidden * bytes;
     char *attended = qkv + tokens * width * bytes, *both = attended + tokens * model->heads * model->dim * bytes;
     char *gated = both + tokens * 2 * ffn * bytes;
     int whole = 1;
+    for (int64_t token = 0; token < tokens; token++)
+        memcpy(x + token * hidden * bytes, (const char *)model->embedding + id[token] * hidden * bytes, hidden * bytes);
     normalise(step, x, model->layer[0].attention_norm, 0, normed);
     for (int64_t i = 0; i < model->layers && whole; i++) {
         const DecoderLayer *layer = model->layer + i;
         const int last = i + 1 == model->layers;
         whole &= multiply(step, normed, layer->qkv, layer->qkv_bias, qkv, width, hidden);
         if (layer->qk_norm) normalise_heads(step, qkv, layer->qk_norm, width, turned);
-        if (layer->rope >= 0)
-            rotate(qkv, cosine[layer->rope], sine[layer->rope], tokens, turned, model->dim, layer->turned, width,
-                   model->is_short, step->parallel, threads_of(step, tokens * turned * model->dim));
+        if (layer->rope >= 0) turn(step, qkv, layer, cosine[layer->rope], sine[layer->rope], place, width, turned);
         attend(pass[i], qkv, pool[i], attended, sinks[i]);
         whole &= multiply(step, attended, layer->output, layer->output_bias, more, hidden, model->heads * model->dim);
         normalise(step, more, layer->mlp_norm, x, normed);

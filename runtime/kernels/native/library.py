@@ -55,6 +55,7 @@ class DecoderShape(ctypes.Structure):
 
     _fields_ = (
         ("layer", ctypes.POINTER(DecoderLayer)),
+        ("embedding", c_void_p),
         ("final_norm", c_void_p),
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "dim", "ffn")),
         *((name, c_int64) for name in ("is_short", "short_norms", "wide", "shared")),
@@ -81,7 +82,7 @@ class Library:
         self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
-        self.decode = _function(loaded.decode, "ppppppppp")
+        self.decode = _function(loaded.decode, "pppppppppp")
         loaded.product.restype = loaded.decode.restype = c_int
         loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded

@@ -20,6 +20,7 @@ from runtime.engine.sampling.draw import pick, pick_at_once
 from runtime.kernels.native import layers
 from runtime.kernels.native.library import library
 from runtime.layers import dense
+from runtime.models import native_layers
 from runtime.protocol.sampling import SamplingParams
 from tests.runtime.engine.conftest import CASES
 
@@ -157,6 +158,7 @@ def test_all_layers_in_one_call(
 ) -> None:
     if threads > 1:
         monkeypatch.setattr(layers, "SHARED", 1)  # whatever the size
+    monkeypatch.setattr(native_layers, "ANGLES", (8, 62))  # positions are below these, and above
     runner = shaped(*ONE_CALL[name], dtype=dtype, threads=threads)
     decoder = runner._decoder
     assert decoder._native.most == layers.FEW_ROWS

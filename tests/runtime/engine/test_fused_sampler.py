@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from runtime.engine.sampling.fused import FusedSampler
-from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler
 from runtime.plan import Row, Run, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
@@ -80,7 +80,7 @@ def test_samples_with_their_log_probabilities() -> None:
     logits = logits_of(4)
     logits[2, 5] = math.nan
     rows = [*ROWS[:3], Row(99, (0,), 0, (Run(0, 1),), SamplingParams(temperature=0.0), logprob=False)]
-    given = Logits(logits, logits, logits.logsumexp(-1), finite(logits))
+    given = Logits(logits, logits, logits.logsumexp(-1))
     found = FusedSampler().at_once(given, rows, {0: MASKS[8], 1: MASKS[10]}, [0.1] * 4)
     assert found is not None
     first, nothing, bad, last = found
@@ -94,9 +94,8 @@ def test_samples_with_their_log_probabilities() -> None:
 
 def test_what_is_not_made_at_once() -> None:
     logits = logits_of(1)
-    given = Logits(logits, logits, None, finite(logits))
+    given = Logits(logits, logits, None)
     processed = row(custom_logit_processor="token_bias")
     ids = Row(1, (0,), 0, (Run(0, 1),), SamplingParams(), token_ids=(1,))
     for one in (processed, ids):
         assert FusedSampler().at_once(given, [one], {}, [0.0]) is None
-    assert Sampler().at_once(given, [ROWS[0]], {}, [0.0]) is None

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.sampling.forbidden import Forbidden
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, uniform
-from runtime.plan import Row, Run, TokenMask
+from runtime.plan import Row, Run, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
 VOCAB = 70
@@ -184,3 +185,29 @@ def test_a_draw_close_to_one_stays_inside() -> None:
         mask = TokenMask(packed(list(range(width // 2)), width))
         (token,) = sample(torch.zeros(1, width), [row()], {0: mask}, [1.0 - 2.0**-53])
         assert token == width // 2 - 1
+
+
+def test_rows_that_take_their_best_id_are_sampled_at_once() -> None:
+    logits = torch.randn(5, VOCAB)
+    logits[0, [7, 9]] = 9.0  # the first of both
+    logits[1, 3], logits[2, 4], logits[3, :2] = math.nan, -math.inf, torch.tensor([math.inf, -math.inf])
+    rows = [row(temperature=0.0), *(row(top_k=1) for _ in range(4))]
+    found = Sampler().at_once(Logits(logits, logits, None), rows, {}, [0.5] * 5)
+    assert found == [Sample(7), *[NOT_FINITE] * 3, Sample(int(logits[4].argmax()))]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.0, "presence_penalty": 0.5},
+        {"temperature": 0.0, "logit_bias": {3: 1.0}},
+        {"temperature": 0.0, "custom_logit_processor": "any"},
+    ],
+)
+def test_others_are_not(words: dict[str, Any]) -> None:
+    logits, plain = torch.randn(2, VOCAB), row(temperature=0.0)
+    draws, given = [0.5, 0.5], Logits(logits, logits, None)
+    assert Sampler().at_once(given, [plain, row(**words)], {}, draws) is None
+    assert Sampler().at_once(given, [plain, plain], {1: TokenMask(None)}, draws) is None
+    assert Sampler().at_once(given._replace(total=logits.logsumexp(-1)), [plain, plain], {}, draws) is None
