@@ -47,6 +47,7 @@ class ServerContext:
     tools    where calls are run that are not the client's; None: nowhere
     peers    the other HTTP workers
     leaving  whether the server is shutting down
+    served_names  by which clients may ask for the model
     """
 
     manager: TokenizerManager
@@ -58,16 +59,15 @@ class ServerContext:
     tools: ToolServer | None = None
     peers: Peers = field(default_factory=Peers)
     leaving: Callable[[], bool] = lambda: False
+    served_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "served_names", self.config.served_names or (self.model.served_name,))
 
     @property
     def served_name(self) -> str:
         """The one that answers carry."""
         return self.served_names[0]
-
-    @property
-    def served_names(self) -> tuple[str, ...]:
-        """By which clients may ask for the model."""
-        return self.config.served_names or (self.model.served_name,)
 
     async def while_connected(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is cancelled (and with it the requests it waits for) when the client goes."""

@@ -98,6 +98,7 @@ _OTHERS = {
     "guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "ebnf",
     "guided_choice": "choices",
 }  # fmt: skip
+_KINDS = (*((name, name) for name in _SAME), *_OTHERS.items())
 _STRUCTURED = {
     "json": "json_schema", "regex": "regex", "grammar": "ebnf", "choice": "choices",
     "structural_tag": "structural_tag",
@@ -106,7 +107,7 @@ _STRUCTURED = {
 
 def asked(body: OutputFields) -> Asked:
     """The one constraint of a body. Raises BadRequest where there are several, naming them."""
-    found = [(kind, place, spec) for kind, place, spec in _found(body) if spec is not None]
+    found = [one for one in _found(body) if one[2] is not None]
     if len(found) > 1:
         names = " and ".join(place.partition(".")[0] for _, place, _ in found)
         raise BadRequest(
@@ -128,12 +129,12 @@ def asked(body: OutputFields) -> Asked:
 
 
 def _found(body: OutputFields) -> Iterator[tuple[str, str, Any]]:
-    """(kind, where the client wrote it, specification) of all that is set."""
-    for name in _SAME:
-        yield name, name, getattr(body, name)
-    for name, kind in _OTHERS.items():
-        yield kind, name, getattr(body, name)
-    yield from _structured(body.structured_outputs)
+    """(kind, where the client wrote it, specification) of all that is set; the last may be None."""
+    for name, kind in _KINDS:
+        if (spec := getattr(body, name)) is not None:
+            yield kind, name, spec
+    if body.structured_outputs is not None:
+        yield from _structured(body.structured_outputs)
     if body.response_format is not None:
         yield from _formatted(body.response_format)
 

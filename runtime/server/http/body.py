@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 import msgspec.inspect
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest
@@ -52,17 +52,21 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
     size = 0
     try:
         async with asyncio.timeout(config.body_timeout_s):
-            async for part in request.stream():
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Aborted("the client disconnected while sending its request")
+                part = message.get("body", b"")
                 size += len(part)
                 if size > limit:
                     raise _too_large(limit)
                 parts.append(part)
+                more = message.get("more_body", False)
     except TimeoutError:
         raise BodyTimeout(
             f"{size} bytes of the body arrived within {config.body_timeout_s:g} s, but not its end"
         ) from None
-    except ClientDisconnect:
-        raise Aborted("the client disconnected while sending its request") from None
     return b"".join(parts)
 
 

@@ -128,6 +128,7 @@ class HttpMetrics:
             multiprocess_mode="livesum",
         ).labels(**labels)
         self._exemplars = exemplars
+        self._children: dict[tuple[str, str, str], tuple[Counter, Counter, Histogram]] = {}
         self._seconds = Histogram(
             f"{PREFIX}http_request_duration_seconds",
             "From a request's headers to the end of its answer",
@@ -142,10 +143,16 @@ class HttpMetrics:
     def ended(self, method: str, endpoint: str, status: int | None, seconds: float) -> None:
         """status: None where the client went before there was an answer."""
         labels = {**self._labels, "method": method, "endpoint": endpoint}
+        key = method, endpoint, str(status or 499)
+        found = self._children.get(key)
+        if found is None:
+            answers = self._responses.labels(**labels, status_code=key[2])
+            found = self._requests.labels(**labels), answers, self._seconds.labels(**labels)
+            self._children[key] = found
         self._active.dec()
-        self._requests.labels(**labels).inc()
-        self._responses.labels(**labels, status_code=str(status or 499)).inc()
-        self._seconds.labels(**labels).observe(seconds)
+        found[0].inc()
+        found[1].inc()
+        found[2].observe(seconds)
         if self._exemplars is not None:
             name = f"{PREFIX}http_request_duration_seconds"
             self._exemplars.put(name, _LONG, labels, seconds, labels_here())
