@@ -1,19 +1,36 @@
-"""Of a pass's numbers, each row's result."""
+"""Of a pass's numbers, what they are for, and each row's result."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from torch import Tensor
 
 from runtime.engine.batch import Batch
-from runtime.engine.sampling.logprobs import NOT_FINITE, Pairs, Scores
+from runtime.engine.sampling.logprobs import NOT_FINITE, Pairs, Scores, scores_of, temperatures_of_scores
 from runtime.plan import RowResult, Sample
 
 Sampled: TypeAlias = Sample | str
 """What came of a sampled position, or what went wrong."""
 _NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
+
+
+def parts_of(
+    batch: Batch, hidden: Tensor, logits: Callable[[Tensor], Tensor], vocab: int, scaled: bool
+) -> tuple[Tensor, Scores, Tensor, Tensor]:
+    """Of the hidden states that the batch wants [wanted, hidden_size]: those to sample from, the scores,
+    those to give back, and those to sample from behind drafts. scaled: scores of output tokens are at the
+    temperature of their row."""
+    count = len(batch.sampled)
+    if batch.wanted is None:
+        nothing = hidden[:0]
+        return hidden, Scores(nothing, [], []), nothing, nothing
+    scored = count + batch.targets.shape[0]
+    shown = scored + sum(batch.shown)
+    temperatures = temperatures_of_scores(batch.plan.rows, hidden.device) if scaled else None
+    scores = scores_of(hidden[count:scored], batch.targets, batch.wants, logits, vocab, temperatures)
+    return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
 
 
 def results_of(

@@ -34,7 +34,7 @@ from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.matrices import linear_method, read_again
-from runtime.engine.results import Sampled, results_of
+from runtime.engine.results import Sampled, parts_of, results_of
 from runtime.engine.sampling.few import few_logits
 from runtime.engine.sampling.logprobs import (
     NOT_FINITE,
@@ -42,9 +42,7 @@ from runtime.engine.sampling.logprobs import (
     Scores,
     finite,
     ids_of,
-    scores_of,
     temperatures_of,
-    temperatures_of_scores,
     top_of,
 )
 from runtime.engine.sampling.on_device import sampler_on
@@ -342,32 +340,14 @@ class TorchRunner:
             hidden = self._passes.hidden(batch)
             hidden_s = time.perf_counter() - begin
             rows = [batch.plan.rows[index] for index in batch.sampled]
-            last, scores, states, drafts = self._parts(batch, hidden)
+            scaled = self._config.scaled_logprobs
+            last, scores, states, drafts = parts_of(batch, hidden, decoder.logits, self.vocab_size, scaled)
             asked = asked_of(rows) if len(drafts) else rows
             later = any(row.masked for row in rows) or len(asked) > max(self._most_rows, count)
             whole = torch.cat((last, drafts)) if len(drafts) and not later else last
             logits = None if later else self._logits(whole, asked)
             seconds = time.perf_counter() - begin
             return _Forward(last, logits, scores, states, drafts, asked, hidden_s, seconds)
-
-    def _parts(self, batch: Batch, hidden: Tensor) -> tuple[Tensor, Scores, Tensor, Tensor]:
-        """_Forward's last, scores, states and drafts."""
-        count = len(batch.sampled)
-        if batch.wanted is None:
-            nothing = hidden[:0]
-            return hidden, Scores(nothing, [], []), nothing, nothing
-        scored = count + batch.targets.shape[0]
-        shown = scored + sum(batch.shown)
-        scaled = self._config.scaled_logprobs
-        scores = scores_of(
-            hidden[count:scored],
-            batch.targets,
-            batch.wants,
-            self._decoder.logits,
-            self.vocab_size,
-            temperatures_of_scores(batch.plan.rows, hidden.device) if scaled else None,
-        )
-        return hidden[:count], scores, hidden[scored:shown].float(), hidden[shown:]
 
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
