@@ -43,7 +43,7 @@ class Segment(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def length(self) -> int:
-        return sum(run.length for run in self.runs)
+        return sum([run.length for run in self.runs])
 
 
 class MediaSpan(NamedTuple):
@@ -122,7 +122,7 @@ class StepPlan(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def token_count(self) -> int:
-        return sum(len(row.tokens) for row in self.rows)
+        return sum([len(row.tokens) for row in self.rows])
 
 
 class TokenMask(NamedTuple):

@@ -7,8 +7,7 @@ Every new token is in at least one piece; its results over all its pieces are me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from runtime.attention.runs import cut_runs, join
@@ -67,15 +66,6 @@ class Bundle(NamedTuple):
 Piece = Full | Causal | Band | Bundle
 
 
-@dataclass(slots=True)
-class _Own:
-    """What one row alone sees: runs of earlier tokens, then its new tokens."""
-
-    span: Span
-    slots: tuple[Run, ...]
-    runs: list[Run] = field(default_factory=list)
-
-
 def spans_of(plan: StepPlan) -> list[Span]:
     spans, first = [], 0
     for row in plan.rows:
@@ -103,9 +93,7 @@ def layout(plan: StepPlan, window: int | None) -> list[Piece]:
 def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
     """worth: what is shared is apart only if so many keys fewer are read for it, over all its rows."""
     spans = spans_of(plan)
-    if window is None and all(len(segment.rows) == 1 for segment in plan.segments):
-        return Split([], _apart(plan, spans), [])
-    own = {index: _Own(spans[index], row.slots) for index, row in enumerate(plan.rows)}
+    own: dict[int, list[Run]] = {index: [] for index in range(len(spans))}  # runs of earlier tokens, by row
     bands: list[Band] = []
     if window is not None:
         for index, row in enumerate(plan.rows):
@@ -114,35 +102,25 @@ def split(plan: StepPlan, window: int | None, worth: int = 0) -> Split:
                 del own[index]
     shared: dict[tuple[int, ...], list[Run]] = {}
     for segment in sorted(plan.segments, key=_position):
-        for rows, runs in _visible(
-            plan, segment.rows, segment.runs, segment.position, segment.length, window
-        ):
-            rows = tuple(row for row in rows if row in own)
+        seen = [(segment.rows, segment.runs)] if window is None else _visible(plan, segment, window, own)
+        for rows, runs in seen:
             if len(rows) == 1:
-                own[rows[0]].runs += runs
+                own[rows[0]] += runs
             elif rows:
                 shared.setdefault(rows, []).extend(runs)
     for rows in [rows for rows in shared if worth and _saved(rows, shared[rows]) < worth]:
         for index in rows:
-            own[index].runs += shared[rows]
+            own[index] += shared[rows]
         del shared[rows]
-    members = [_member(row) for row in own.values()]
+    members = [
+        Member(spans[index], join([*runs, *plan.rows[index].slots]), sum([run.length for run in runs]))
+        for index, runs in own.items()
+    ]
     fulls = [
         Full(tuple(spans[row] for row in sorted(rows)), join(shared[rows]))
         for rows in sorted(shared, key=len, reverse=True)
     ]
     return Split(bands, members, fulls)
-
-
-def _apart(plan: StepPlan, spans: Sequence[Span]) -> list[Member]:
-    """Of rows that share nothing."""
-    runs: list[list[Run]] = [[] for _ in spans]
-    for segment in sorted(plan.segments, key=_position):
-        runs[segment.rows[0]] += segment.runs
-    return [
-        Member(span, join([*mine, *row.slots]), row.position)
-        for span, mine, row in zip(spans, runs, plan.rows)
-    ]
 
 
 def _position(segment: Segment) -> int:
@@ -153,27 +131,22 @@ def _saved(rows: Sequence[int], runs: Iterable[Run]) -> int:
     return (len(rows) - 1) * sum(run.length for run in runs)
 
 
-def _member(row: _Own) -> Member:
-    runs = join([*row.runs, *row.slots])
-    return Member(row.span, runs, sum(run.length for run in runs) - row.span.size)
-
-
 def _visible(
-    plan: StepPlan, rows: Iterable[int], runs: tuple[Run, ...], position: int, length: int, window: int | None
+    plan: StepPlan, segment: Segment, window: int, own: Container[int]
 ) -> Iterator[tuple[tuple[int, ...], tuple[Run, ...]]]:
-    """The segment's runs, cut to what each row's window leaves of them; rows that see the same go
-    together."""
-    if window is None:
-        yield tuple(rows), runs
-        return
+    """The segment's runs, cut to what the window of each row of `own` leaves of them; rows that see the same
+    go together."""
     cuts: dict[int, list[int]] = {}
-    for row in rows:
+    length = segment.length
+    for row in segment.rows:
+        if row not in own:
+            continue
         # The last of a row's queries sees least; rows of several queries only get here if it sees everything.
         last = plan.rows[row].position + len(plan.rows[row].tokens) - 1
-        cuts.setdefault(max(0, last - window + 1 - position), []).append(row)
+        cuts.setdefault(max(0, last - window + 1 - segment.position), []).append(row)
     for cut, same in cuts.items():
         if cut < length:
-            yield tuple(same), cut_runs(runs, cut, length)
+            yield tuple(same), cut_runs(segment.runs, cut, length)
 
 
 def _bands(plan: StepPlan, index: int, span: Span, window: int) -> Iterator[Band]:

@@ -144,16 +144,20 @@ def check(
         raise InternalFault("the plan has no rows", where="step plan")
     covered = [0] * len(plan.rows)
     for segment in plan.segments:
-        length = segment.length
-        if any(run.start < 0 or run.length < 1 or run.start + run.length > slots for run in segment.runs):
-            raise InternalFault(
-                f"a segment of rows {segment.rows} leaves the pool of {slots} slots", where="step plan"
-            )
+        length = 0
+        for start, size in segment.runs:
+            if start < 0 or size < 1 or start + size > slots:
+                raise InternalFault(
+                    f"a segment of rows {segment.rows} leaves the pool of {slots} slots", where="step plan"
+                )
+            length += size
         for user in segment.rows:
             if not 0 <= user < len(plan.rows):
                 raise InternalFault(f"a segment names row {user} of {len(plan.rows)}", where="step plan")
             covered[user] += length
     for index, (row, length) in enumerate(zip(plan.rows, covered)):
+        if length == row.position and _usual(row, vocab_size, slots):
+            continue
         where = f"step plan, row {index} (sequence {row.seq})"
         if not row.tokens:
             raise InternalFault("the row has no tokens", where=where)
@@ -183,6 +187,15 @@ def check(
             raise InternalFault(
                 f"token_ids {row.token_ids} leave the vocabulary of {vocab_size}", where=where
             )
+
+
+def _usual(row: Row, vocab_size: int, slots: int) -> bool:
+    """Whether it decodes a token, and nothing is wrong with it."""
+    if len(row.tokens) != 1 or len(row.slots) != 1 or row.drafts:
+        return False
+    start, size = row.slots[0]
+    plain = not (row.scores or row.adapter or row.media or row.token_ids)
+    return plain and size == 1 and 0 <= start < slots and 0 <= row.tokens[0] < vocab_size
 
 
 def _check_media(row: Row, images: ImageStore | None, where: str) -> None:
