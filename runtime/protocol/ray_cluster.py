@@ -77,9 +77,9 @@ def connect(address: str | None = None, cpus: float | None = None) -> Any:
     return ray
 
 
-def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 2) -> None:
-    """Ray on this machine. It gives its processes 30 s, which cannot be set and which a busy machine may
-    need: so a second attempt."""
+def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 4) -> None:
+    """Ray on this machine. It gives its agents 15 s to start, which cannot be set and is not enough on a busy
+    machine: so further attempts."""
     for attempt in range(1, attempts + 1):
         try:
             ray.init(
@@ -95,7 +95,7 @@ def _start(ray: Any, cpus: float | None, quiet: dict[str, Any], attempts: int = 
             ray.shutdown()
             if attempt == attempts or "timed out during startup" not in str(error):
                 raise
-            log.warning("Ray did not start within 30 s; trying again")
+            log.warning("Ray did not start in time; trying again")
 
 
 def refuse_what_never_fits(ray: Any, wanted: dict[str, float], what: str) -> None:
