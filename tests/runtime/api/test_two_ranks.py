@@ -15,7 +15,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
-from tests.runtime.engine.ranks_here import rank_processes
+from tests.runtime.engine.ranks.ranks_here import rank_processes
 
 OPTIONS: dict[str, Any] = {
     "max_total_tokens": 4096, "dtype": "float32", "device": "cpu", "threads": 1, "seed": 3,

@@ -16,7 +16,7 @@ from runtime.api import Engine
 from runtime.protocol.errors import RuntimeFault, TransferLate
 from tests.runtime.disagg.asked import request
 from tests.runtime.disagg.test_engine_pair import Pair, compare
-from tests.runtime.engine.ranks_here import rank_processes
+from tests.runtime.engine.ranks.ranks_here import rank_processes
 
 pytestmark = pytest.mark.slow
 NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="no nixl")

@@ -15,8 +15,8 @@ import transformers
 
 from runtime.plan import Row, RowResult, Run, Runner, Segment, StepPlan, TokenMask
 from runtime.protocol.sampling import SamplingParams
-from tests.runtime.engine.expert_families import EXPERTS
-from tests.runtime.engine.families import BESIDE, CLASSES, CONFIGS, FAMILIES, LEFT_OUT
+from tests.runtime.engine.checkpoints.expert_families import EXPERTS
+from tests.runtime.engine.checkpoints.families import BESIDE, CLASSES, CONFIGS, FAMILIES, LEFT_OUT
 
 GREEDY = SamplingParams(temperature=0.0)
 BASE = {

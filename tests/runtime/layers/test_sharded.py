@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runtime.layers.dense import DenseLinear
 from runtime.layers.sharded import Embedding, Gathered, Summed
 from runtime.parallel import ALONE, Group
-from tests.runtime.engine.ranks_here import PATIENCE_S, GroupHere, Meeting
+from tests.runtime.engine.ranks.ranks_here import PATIENCE_S, GroupHere, Meeting
 
 SIZES = st.integers(1, 4)
 

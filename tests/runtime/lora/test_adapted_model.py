@@ -16,10 +16,10 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter
 from runtime.protocol.errors import AdapterError, InternalFault
+from tests.runtime.engine.checkpoints.expert_families import EXPERTS
+from tests.runtime.engine.checkpoints.families import FAMILIES
 from tests.runtime.engine.conftest import Tiny
-from tests.runtime.engine.expert_families import EXPERTS
-from tests.runtime.engine.families import FAMILIES
-from tests.runtime.engine.ranks_here import RanksHere
+from tests.runtime.engine.ranks.ranks_here import RanksHere
 from tests.runtime.lora.making import EVERY, make_adapter
 
 SETTINGS: dict[str, Any] = {

@@ -18,10 +18,10 @@ from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.sampling import SamplingParams
-from tests.runtime.engine.families import FAMILIES
-from tests.runtime.engine.ranks_here import RanksHere
+from tests.runtime.engine.checkpoints.families import FAMILIES
+from tests.runtime.engine.ranks.ranks_here import RanksHere
+from tests.runtime.engine.sampling.test_logits import AllLogits
 from tests.runtime.engine.test_greedy_engine import with_tokenizer
-from tests.runtime.engine.test_logits import AllLogits
 
 TOLERANCE = 1e-4
 

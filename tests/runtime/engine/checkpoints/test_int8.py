@@ -18,8 +18,8 @@ from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8, Int8Linear
 from runtime.layers.quantised.choose import method_for
 from runtime.protocol.errors import ModelLoadError
-from tests.runtime.engine.ranks_here import RanksHere
-from tests.runtime.engine.test_logits import AllLogits
+from tests.runtime.engine.ranks.ranks_here import RanksHere
+from tests.runtime.engine.sampling.test_logits import AllLogits
 
 pytestmark = pytest.mark.skipif(not int8.can_multiply(), reason="this processor has no such products")
 SETTINGS: dict[str, Any] = {

@@ -26,8 +26,8 @@ from runtime.layers.dense import Dense
 from runtime.layers.int8 import can_multiply
 from runtime.layers.quantised.choose import method_for
 from runtime.protocol.errors import BadRequest, ModelLoadError
-from tests.runtime.engine.ranks_here import RanksHere
-from tests.runtime.engine.test_logits import AllLogits
+from tests.runtime.engine.ranks.ranks_here import RanksHere
+from tests.runtime.engine.sampling.test_logits import AllLogits
 from tests.runtime.layers.quantised_tensors import SCHEMES
 
 SETTINGS: dict[str, Any] = {

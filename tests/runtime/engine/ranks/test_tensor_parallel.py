@@ -1,5 +1,5 @@
 """Ranks that share a decoder give what one process gives; each holds and reads its own part. The ranks are
-threads here (ranks_here.py); tests/runtime/engine/test_rank_processes.py has real ones."""
+threads here (ranks_here.py); tests/runtime/engine/ranks/test_rank_processes.py has real ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from runtime.layers.weights import Checkpoint
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
-from tests.runtime.engine.ranks_here import RanksHere
+from tests.runtime.engine.ranks.ranks_here import RanksHere
 from tests.runtime.engine.test_runners import ask, steps
 
 SETTINGS: dict[str, Any] = {

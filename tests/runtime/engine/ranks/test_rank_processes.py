@@ -34,8 +34,8 @@ from runtime.protocol.errors import (
     RuntimeFault,
 )
 from runtime.protocol.sampling import SamplingParams
+from tests.runtime.engine.ranks.test_tensor_parallel import GREEDY, SETTINGS, close_to
 from tests.runtime.engine.test_runners import ask, steps
-from tests.runtime.engine.test_tensor_parallel import GREEDY, SETTINGS, close_to
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 120.0

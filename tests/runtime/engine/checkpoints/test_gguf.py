@@ -23,10 +23,10 @@ from runtime.config.runner import RunnerConfig
 from runtime.layers.dense import Dense
 from runtime.layers.quantised.choose import method_for
 from runtime.protocol.errors import ModelLoadError
+from tests.runtime.engine.checkpoints.gguf_files import write
 from tests.runtime.engine.conftest import BASE
-from tests.runtime.engine.gguf_files import write
-from tests.runtime.engine.ranks_here import RanksHere
-from tests.runtime.engine.test_logits import AllLogits
+from tests.runtime.engine.ranks.ranks_here import RanksHere
+from tests.runtime.engine.sampling.test_logits import AllLogits
 
 WIDE = {**BASE, "hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 1}
 MIXES: dict[str, tuple[str, dict[str, str]]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.runtime.engine.families import LEFT_OUT
+from tests.runtime.engine.checkpoints.families import LEFT_OUT
 
 _LATENT = {
     "head_dim": LEFT_OUT, "kv_lora_rank": 20, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
