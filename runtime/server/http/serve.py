@@ -181,8 +181,11 @@ class PatientProtocol(HttpToolsProtocol):
             raise Unacceptable("this is no proxy")
         if self.parser.should_upgrade():
             return  # see _parse
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Unacceptable(f"HTTP/{version} is not spoken here")
         hosts = sum(name == b"host" for name, _ in self.headers)
-        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+        if hosts != 1 and (hosts or version == "1.1"):
             raise Unacceptable("the request must name one host")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise Unacceptable("too many requests wait on this connection")
