@@ -47,7 +47,8 @@ class Deployment:
         self.directory = remote.options(
             name=f"{config.ray_name} directory", namespace=NAMESPACE, lifetime="detached", get_if_exists=True
         ).remote(secrets.token_urlsafe(32))
-        self.key: str = ray.get(self.directory.key.remote(), timeout=CALL_S)
+        # Its process has to start first.
+        self.key: str = ray.get(self.directory.key.remote(), timeout=self._load_s)
         serve.start(proxy_location="Disabled")  # the router is the way in
         self._options = {**changed(engine), **changed(server, OWN), "api_key": self.key}
 

@@ -55,7 +55,10 @@ def serve(options: Options, environment: Mapping[str, str], *, local: bool) -> i
     """The exit code. Ray is connected. Raises BadRequest and EngineDead where no replica can be started."""
     config = options.replicas
     with listening(options.server) as listener, _taking_signals() as signals:
-        deployment = Deployment(config, options.engine, options.server, local=local)
+        try:
+            deployment = Deployment(config, options.engine, options.server, local=local)
+        except RayError as error:
+            raise EngineDead(f"the Ray cluster does not start actors: {error}") from error
         try:
             deployment.deploy()
             first = _first(deployment, options.engine.load_timeout_s, signals)
