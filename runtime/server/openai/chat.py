@@ -5,7 +5,7 @@ It knows messages and choices; prompts, templates and tokens are the frontend's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -291,7 +291,8 @@ class ChatJob:
                         case ReasoningDelta(text=text):
                             yield self._chunk(index, {"reasoning_content": text})
                         case ContentDelta(text=text):
-                            yield self._chunk(index, {"content": text}, logprobs=self._logprobs(reply))
+                            for chunk in self._content_chunks(index, reply, text):
+                                yield chunk
                         case ToolCallDelta():
                             yield self._chunk(index, {"tool_calls": [self._call_delta(one)]})
                 reason, matched = self._finish(reply)
@@ -301,6 +302,17 @@ class ChatJob:
         if self._body.tells_usage:
             yield event({**self._head, "choices": [], "usage": usage_of(self._ctx, self._replies, 1)})
         yield DONE
+
+    def _content_chunks(self, index: int, reply: ReplyParser, text: str) -> Iterator[bytes]:
+        """One; two where the token that ends the reply, which is no text, comes with the last of its text:
+        clients such as guidance put the text together from a chunk's tokens."""
+        logprobs = self._logprobs(reply)
+        if logprobs is not None and text and isinstance(self._finish(reply)[1], int):
+            *tokens, last = logprobs["content"] or [None]
+            if tokens and not text.endswith(last["token"]):
+                yield self._chunk(index, {"content": text}, logprobs={**logprobs, "content": tokens})
+                text, logprobs = "", {**logprobs, "content": [last]}
+        yield self._chunk(index, {"content": text}, logprobs=logprobs)
 
     def _first_chunk(self, index: int, reply: ReplyParser) -> bytes:
         """Says who speaks, and of which prompt, where its ids are wanted."""

@@ -179,6 +179,25 @@ def test_logprobs(client: openai.OpenAI) -> None:
     )
 
 
+@pytest.mark.parametrize("interval", [1, 3, 100])
+def test_a_chunks_tokens_are_its_text(client: openai.OpenAI, interval: int) -> None:
+    """However many come at once: the one that ends the reply comes by itself."""
+    more = {"stream_interval": interval}
+    stream = client.chat.completions.create(
+        messages=ASKED, stream=True, logprobs=True, extra_body=more, **GREEDY
+    )
+    chunks = [chunk.choices[0] for chunk in stream]
+    spelled = [
+        ("".join(entry.token for entry in chunk.logprobs.content or []), chunk.delta.content)
+        for chunk in chunks
+        if chunk.logprobs
+    ]
+    assert spelled.pop() == ("<|im_end|>", "")
+    assert all(tokens == text for tokens, text in spelled)
+    assert len(spelled) <= 2 or interval < 100
+    assert chunks[-1].finish_reason == "stop"
+
+
 def test_logit_bias_and_penalties(client: openai.OpenAI, shared_server: Any) -> None:
     plain = client.chat.completions.create(messages=ASKED, logprobs=True, **GREEDY).choices[0]
     told = client.post("/tokenize", body={"prompt": "Z"}, cast_to=dict[str, Any])  # /v1/tokenize
