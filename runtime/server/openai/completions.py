@@ -7,6 +7,7 @@ It knows texts, ids and log-probabilities, not messages. Prompts may be a text, 
 from __future__ import annotations
 
 import codecs
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -135,7 +136,7 @@ class _Job:
             reply: _Logprobs(vocabulary, body.logprobs or 0, bool(body.return_tokens_as_token_ids))
             for reply in self._replies
         }
-        self._echoed = self._texts(prompt) if body.echo else [""] * self._request.batch_size
+        self._prompt = prompt
         self._id = f"cmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
 
@@ -151,15 +152,18 @@ class _Job:
         if body.echo and body.suffix:
             raise BadRequest("cannot be combined with suffix", where="echo")
 
-    def _texts(self, prompt: dict[str, Any]) -> list[str]:
-        """The prompts' texts, for echo."""
-        tokenizer = self._ctx.manager.tokenizer
-        if "text" in prompt:
-            text = prompt["text"]
+    @functools.cached_property
+    def _echoed(self) -> list[str]:
+        """What is put before the outputs of each prompt: its text, for echo. Read once there are outputs:
+        then the prompts are known to be valid."""
+        if not self._body.echo:
+            return [""] * self._request.batch_size
+        if "text" in self._prompt:
+            text = self._prompt["text"]
             return [text] if isinstance(text, str) else list(text)
-        ids = prompt["input_ids"]
+        ids = self._prompt["input_ids"]
         many = [ids] if ids and isinstance(ids[0], int) else ids
-        return [tokenizer.decode(some) for some in many]
+        return [self._ctx.manager.tokenizer.decode(some) for some in many]
 
     # -- whole -----------------------------------------------------------------------------------------------
 

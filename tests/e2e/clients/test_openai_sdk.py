@@ -332,6 +332,14 @@ def test_completions_of_several_prompts(client: openai.OpenAI) -> None:
     assert found == [choice.text for choice in sampled.choices]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", [[-300], [1 << 40], [[5], [-300]]])
+def test_ids_that_are_none_cannot_be_echoed(client: openai.OpenAI, prompt: Any, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="must be a token id from 0 to"):
+        for _ in client.completions.create(model="pocket", prompt=prompt, echo=True, stream=stream):
+            pass
+
+
 def test_echo_and_logprobs(client: openai.OpenAI) -> None:
     words: Any = {"model": "pocket", "temperature": 0, "prompt": "The 한 Queen", "echo": True, "logprobs": 2}
     choice = client.completions.create(max_tokens=4, **words).choices[0]
