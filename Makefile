@@ -58,7 +58,8 @@ test: setup  ## unit + contract + architecture + e2e, CPU only, no network
 test-all: slow explore clients  ## what `make test` leaves out
 
 slow: setup  ## long tests: programs with faults, masks against brute force, the differential, soak, fuzz
-	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu and not clients"
+	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu and not clients and not ray"
+	$(PYTEST) --timeout 1800 --durations 10 -m "slow and ray"
 
 clients: setup  ## heavy clients from their own packages, in environments of their own; needs the network
 	$(PYTEST) --durations 10 -m clients

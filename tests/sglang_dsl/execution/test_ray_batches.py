@@ -159,6 +159,7 @@ def finished(driver: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_a_batch_on_ray_gives_what_a_batch_here_gives(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -190,6 +191,7 @@ def gone(processes: list[psutil.Process]) -> Iterator[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.timeout(900)
 def test_a_killed_worker_and_a_killed_driver_lose_nothing(tmp_path: Path) -> None:
     driver = run_python(str(DRIVER), str(tmp_path), str(BATCH))

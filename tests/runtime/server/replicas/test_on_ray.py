@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 PATIENCE_S = 240.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 class Served(NamedTuple):
