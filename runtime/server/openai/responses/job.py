@@ -39,7 +39,6 @@ from runtime.server.openai.responses.types import (
     TextFormat,
     check_metadata,
     no_response,
-    owner,
 )
 from runtime.server.openai.sampled import request_fields_of, sampling_of, words_of
 from runtime.server.output_format import ANY_JSON, ANY_OBJECT, asked
@@ -96,7 +95,7 @@ class Job:
         self._usage = [0, 0, 0, 0]
         self._sequence = 0
         self.response = self._blank()
-        self._kept = Kept(self.response, self._messages, self._items, owner=owner())
+        self._kept = Kept(self.response, self._messages, self._items, owner=CLIENT.get().owner)
         self._choice = chosen(body.tool_choice, self._offer.run)
         self._step: Step | None = self._next(self._choice)
 

@@ -138,12 +138,7 @@ class Kept:
     @property
     def is_own(self) -> bool:
         """Whether the current client may know of it."""
-        return self.owner == owner()
-
-
-def owner() -> str:
-    """What its responses are kept under."""
-    return CLIENT.get().owner
+        return self.owner == CLIENT.get().owner
 
 
 class Store:
