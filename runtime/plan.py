@@ -135,6 +135,10 @@ class TokenMask(NamedTuple):
     allowed: Any | None = None
     behind: tuple[TokenMask, ...] = ()
 
+    def allows(self, token: int) -> bool:
+        word = token >> 5
+        return word < len(self.bits) and bool(int(self.bits[word]) >> (token & 31) & 1)
+
 
 class Sample(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """A sampled token.

@@ -91,16 +91,29 @@ class Sampler:
         self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
     ) -> list[Sample | str] | None:
         """sample() with the log-probabilities of what was sampled, where both are made in one: here, of rows
-        that all take their best id as it is, and ask for nothing else. None: not of such rows. Rows need not
-        be finite; those that are not give NOT_FINITE."""
+        that all take their best id of those that their mask allows, and ask for nothing else. None: not of
+        such rows. Rows need not be finite; those that are not give NOT_FINITE."""
         here = given.logits.device.type == "cpu"
-        if masks or given.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
+        if given.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
             return None
         table = given.logits.numpy()
         with np.errstate(invalid="ignore"):  # a sum is finite only if its terms are
             finite = np.isfinite(table.sum(-1)).tolist()
         best = table.argmax(-1).tolist()
-        return [Sample(token) if well else NOT_FINITE for token, well in zip(best, finite)]
+        found: list[Sample | str] = [
+            Sample(token) if well else NOT_FINITE for token, well in zip(best, finite)
+        ]
+        for place, mask in masks.items():
+            if finite[place] and not mask.allows(best[place]):
+                found[place] = self._best_allowed(given.logits[place], mask)
+        return found
+
+    def _best_allowed(self, logits: Tensor, mask: TokenMask) -> Sample | str:
+        """logits [vocab], finite."""
+        forbidden = self._forbidden.fill([mask.bits], logits.shape[0], logits.device)[0]
+        scores = logits.masked_fill(forbidden, -math.inf).numpy()
+        best = int(scores.argmax())
+        return NOTHING_ALLOWED if scores[best] == -math.inf else Sample(best)
 
     def sample_listed(
         self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]

@@ -90,7 +90,7 @@ def masks_behind(
     matcher = None if guide is None else guide.matcher.copy()
     masks: list[TokenMask] = []
     for ahead, token in enumerate(drafts, 1):
-        if not allows(mask, token) or (over is not None and over()):
+        if not mask.allows(token) or (over is not None and over()):
             break
         forbidden = request.rule.masked_ids(request.produced + ahead)
         if guide is None or matcher is None:
@@ -106,10 +106,6 @@ def masks_behind(
                 break
         masks.append(mask)
     return tuple(masks)
-
-
-def allows(mask: TokenMask, token: int) -> bool:
-    return bool(int(mask.bits[token >> 5]) >> (token & 31) & 1)
 
 
 def can_wait(request: Request) -> bool:

@@ -196,6 +196,27 @@ def test_rows_that_take_their_best_id_are_sampled_at_once() -> None:
     assert found == [Sample(7), *[NOT_FINITE] * 3, Sample(int(logits[4].argmax()))]
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    size=st.sampled_from([32, VOCAB, 96]),  # words of a mask may end before the logits do, or behind them
+    allowed=st.lists(st.sets(st.integers(0, 31)) | st.sets(st.integers(0, 95)), min_size=1, max_size=5),
+)
+def test_so_are_those_under_masks(seed: int, size: int, allowed: list[set[int]]) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-2, 3, (len(allowed), VOCAB), generator=generator).float()  # many are equal
+    logits[logits == -2] = torch.finfo(torch.float32).min / VOCAB
+    rows, draws = [row(temperature=0.0) for _ in allowed], [0.5] * len(allowed)
+    masks = {
+        place: TokenMask(packed({one for one in some if one < size}, size))
+        for place, some in enumerate(allowed)
+        if place != 1
+    }
+    one_by_one = Sampler().sample(logits, rows, masks, draws)
+    found = Sampler().at_once(Logits(logits, logits, None), rows, masks, draws)
+    assert found == [one if isinstance(one, str) else Sample(one) for one in one_by_one]
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -209,5 +230,4 @@ def test_others_are_not(words: dict[str, Any]) -> None:
     logits, plain = torch.randn(2, VOCAB), row(temperature=0.0)
     draws, given = [0.5, 0.5], Logits(logits, logits, None)
     assert Sampler().at_once(given, [plain, row(**words)], {}, draws) is None
-    assert Sampler().at_once(given, [plain, plain], {1: TokenMask(None)}, draws) is None
     assert Sampler().at_once(given._replace(total=logits.logsumexp(-1)), [plain, plain], {}, draws) is None
