@@ -8,7 +8,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.frontend.client import CLIENT, Client
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
-from runtime.server.openai.responses.types import Kept, ResponseObject, Store, check_metadata, owner
+from runtime.server.openai.responses.types import Kept, ResponseObject, Store, check_metadata
 
 
 def kept(name: str, size: int = 0, whose: str = "") -> Kept:
@@ -66,13 +66,13 @@ def test_they_expire() -> None:
 
 def test_others_do_not_know_of_it() -> None:
     CLIENT.set(Client("key:alice", is_tenant=True))
-    mine = kept("a", whose=owner())
+    mine = kept("a", whose=CLIENT.get().owner)
     assert mine.is_own
     CLIENT.set(Client("key:bob", is_tenant=True))
     assert not mine.is_own
     CLIENT.set(Client("127.0.0.1"))
     assert not mine.is_own
-    assert kept("b", whose=owner()).is_own
+    assert kept("b", whose=CLIENT.get().owner).is_own
 
 
 @pytest.mark.parametrize(
