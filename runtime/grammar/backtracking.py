@@ -53,7 +53,7 @@ class BacktrackingMatcher(Matcher, Generic[State]):
     def mask(self) -> TokenMask:
         if self._mask is None:
             mask = self._allowed()
-            gone = [token for token in self._forbidden if self._bits.has(mask, token)]
+            gone = [token for token in self._forbidden if mask.allows(token)]
             self._mask = self._bits.without(mask, gone) if gone else mask
         return self._mask
 

@@ -459,7 +459,7 @@ def rest_of(walker: Walker, ids: tuple[int, ...], limit: int) -> Steps[tuple[int
     """The shortest end of the completion `ids` that is a completion here, too, of at most `limit` ids."""
     mask, tries = walker.mask(), _RESTS
     for at in range(len(ids) - 1, max(0, len(ids) - limit) - 1, -1):
-        if int(mask.bits[ids[at] >> 5]) >> (ids[at] & 31) & 1:
+        if mask.allows(ids[at]):
             if follows(walker, ids[at:]):
                 return ids[at:]
             tries -= 1
@@ -478,7 +478,7 @@ def _spliced(start: Walker, ids: tuple[int, ...], seconds: float) -> Steps[tuple
         mask = here.mask()
         for later in range(len(ids) - 1, at, -1):
             token = ids[later]
-            if int(mask.bits[token >> 5]) >> (token & 31) & 1 and follows(here, ids[later:]):
+            if mask.allows(token) and follows(here, ids[later:]):
                 ids = ids[:at] + ids[later:]
                 break
             if time.thread_time() - began > seconds:

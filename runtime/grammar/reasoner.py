@@ -113,7 +113,7 @@ class ReasonerMatcher(Matcher):
         if self._place.awake:
             return self._inner.advance(token) and self._done(self._place, 1)
         reasoning = self._shared.reasoning
-        if not 0 <= token < reasoning.space.bits.width or not reasoning.space.bits.has(self.mask(), token):
+        if not 0 <= token < reasoning.space.bits.width or not self.mask().allows(token):
             return False
         begun = tuple(
             _overlap(sequence, taken, token)

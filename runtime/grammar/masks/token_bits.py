@@ -91,10 +91,6 @@ class TokenBits:
         return found
 
     @staticmethod
-    def has(mask: TokenMask, token: int) -> bool:
-        return bool(int(mask.bits[token >> 5]) >> (token & 31) & 1)
-
-    @staticmethod
     def count(mask: TokenMask) -> int:
         return int(np.bitwise_count(mask.bits).sum())
 

@@ -85,7 +85,7 @@ class CheckedMatcher(BacktrackingMatcher[at.Place]):
         wide, bits = self._inner.mask(), self._bits
         gone: list[int] = []
         if not self._tracker.complete():
-            gone.extend(token for token in bits.vocabulary.eos if bits.has(wide, token))
+            gone.extend(token for token in bits.vocabulary.eos if wide.allows(token))
             candidates = wide.bits & self._closing_tokens.at(self._tracker.place)
             gone.extend(self._closing_tokens.filter.refused(self._tracker, candidates))
         return bits.without(wide, gone) if gone else wide
