@@ -69,7 +69,10 @@ def test_the_directory_forgets_who_is_silent_and_who_leaves() -> None:
     assert (directory.members(), directory.key()) == ([HERE], "k")
 
 
-@given(st.lists(st.floats(0, 1000), max_size=20), st.floats(0.5, 100), st.integers(1, 20))
+LOADS = st.lists(st.floats(0, 1000, allow_subnormal=False), max_size=20)
+
+
+@given(LOADS, st.floats(0.5, 100), st.integers(1, 20))
 def test_there_are_replicas_for_all_requests_and_not_one_too_many(
     loads: list[float], target: float, now: int
 ) -> None:
