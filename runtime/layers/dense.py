@@ -1,10 +1,10 @@
 """Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
 
-On CPUs the plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. A copy
-of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. For one to four
-rows, where the memory is the limit, a kernel in C (torch, where there is none) reads W as it is: which of the
-two is faster there depends on the processor, and `Dense.tune` measures it. In bfloat16 W is kept beside its
-copy only where there is memory for both.
+On CPUs torch's plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number.
+A copy of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. For few
+rows, where the memory is the limit, a kernel in C (torch, where there is none) reads W as it is: up to how
+many rows that is faster depends on the processor, and `Dense.tune` measures it. In bfloat16 W is kept beside
+its copy only where there is memory for both.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -31,8 +31,10 @@ PACKABLE = (torch.float32, torch.bfloat16)
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
 _ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
 _TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
+_TIMED_ROWS = tuple(1 << power for power in range(FEW_ROWS.bit_length()))
 _TIMED_ROUNDS = 40
 _TIMED_S = 0.1
+_UNTIMED_ROWS = 16
 
 
 class DenseLinear(Linear):
@@ -81,13 +83,13 @@ class DenseLinear(Linear):
         """Up to how many rows of its type it is the library's kernel that reads `weight`; 0: it does not."""
         if self._few is None:
             return 0
-        return FEW_ROWS if self._packed is None else min(self.plain_up_to, FEW_ROWS)
+        return _UNTIMED_ROWS if self._packed is None else self.plain_up_to
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         if self._packed is not None and rows > self.plain_up_to:
             return self._sized_product(x, self._packed)
-        if self._few is not None and rows <= FEW_ROWS and x.dtype == self.dtype:
+        if self._few is not None and rows <= self.few_rows and x.dtype == self.dtype:
             return self._few(x, self.bias)
         if self._sized:
             return self._sized_product(x, None)
@@ -149,7 +151,7 @@ class Dense(LinearMethod):
         return linear
 
     def tune(self) -> None:
-        """Takes some 0.1 s, more for matrices that are larger than 64 MiB."""
+        """Takes some 0.1 to 0.3 s, more for matrices that are larger than 64 MiB."""
         if self._timed and self._packed:
             up_to, (plain, packed) = time_rows(self._packed)
             log.info(
@@ -185,11 +187,17 @@ def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]
         size += linear.weight.nbytes
         if size >= _TIMED_BYTES:
             break
-    took = [_least_s(some, rows) for rows in range(1, FEW_ROWS + 1)]
-    up_to = next((rows for rows, (plain, packed) in enumerate(took) if plain > packed), FEW_ROWS)
+    up_to, one_row = 0, (0.0, 0.0)
+    for rows in _TIMED_ROWS:
+        plain, packed = _least_s(some, rows)
+        if rows == 1:
+            one_row = plain, packed
+        if plain > packed:
+            break
+        up_to = rows
     for linear in linears:
         linear.plain_up_to = up_to
-    return up_to, took[0]
+    return up_to, one_row
 
 
 def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
@@ -206,7 +214,7 @@ def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
             for linear, x in zip(linears, given, strict=True):
                 linear(x)
             least[up_to] = min(least[up_to], time.thread_time() - start)
-        if number and time.thread_time() - begin > _TIMED_S / FEW_ROWS:
+        if number and time.thread_time() - begin > _TIMED_S / len(_TIMED_ROWS):
             break
     return least[rows], least[0]
 

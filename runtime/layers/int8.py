@@ -4,8 +4,9 @@ A matrix is rounded once, to 255 levels of the largest weight of each output; an
 multiplied, to levels of the largest number of its row. So no row's result depends on what else is in the
 batch. Products and sums are those of integers, exact; only the two roundings are lost.
 
-A step with one or few rows takes as long as the matrices take to be read: a quarter of float32's time. The
-product is FBGEMM's, over weights in a layout of its own: they take a byte each, in memory too.
+A step with one or few rows takes as long as the matrices take to be read: a quarter of float32's time.
+Products are computed by a kernel in C on processors with AMX, else by FBGEMM, in a layout of its own. Weights
+take a byte each in memory, too.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.native.layers import FEW_ROWS, int8_product_of
+from runtime.kernels.native.library import TYPES
 from runtime.layers.dense import read
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
@@ -31,49 +34,64 @@ class Int8Linear(Linear):
     """Made from `weight` [outputs, inputs], any floating point, which is not kept, and `bias` [outputs] or
     None, added as it is. Inputs may have any floating-point type; what comes out has the same."""
 
-    __slots__ = ("_bias", "_levels", "_packed", "_rows", "_scale")
+    __slots__ = ("_levels", "_native", "_packed", "_rows", "bias", "scale")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, levels: int | None = None) -> None:
         """levels: to which inputs are rounded, on either side of zero; None: as many as this processor
         multiplies without overflow."""
-        self._levels = input_levels() if levels is None else levels
-        self._bias = None if bias is None else bias.float()
+        self.bias = None if bias is None else bias.float()
         wide = weight.float()
-        self._scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
+        self.scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
         zeros = torch.zeros(len(wide), dtype=torch.int64)
         with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
             warnings.simplefilter("ignore", UserWarning)
-            rounded = torch.quantize_per_channel(wide, self._scale.double(), zeros, 0, torch.qint8)
-        self._packed = _pack(rounded)
+            rounded = torch.quantize_per_channel(wide, self.scale.double(), zeros, 0, torch.qint8)
         self._rows: Tensor | None = None
+        self._native = None
+        if levels is None:
+            rows = rounded.int_repr()
+            if (native := int8_product_of(rows, self.scale, self.bias)) is not None:
+                self._native, self._rows, levels = native, rows, WEIGHT_LEVELS
+        self._levels = input_levels() if levels is None else levels
+        self._packed = None if self._native is not None else _pack(rounded)
+
+    @property
+    def few_rows(self) -> int:
+        """Up to how many rows may be left to the library with all else of a layer; 0: it has no kernel."""
+        return 0 if self._native is None else FEW_ROWS
+
+    @property
+    def weight(self) -> Tensor:
+        """int8 [outputs, inputs], from the packed weights when it is first asked for: few matrices are."""
+        if self._rows is None:
+            self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
+        return self._rows
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._native is not None and x.dtype in TYPES:
+            return self._native(x)
         wide = x.float()
+        if self._native is not None:
+            return self._native(wide).to(x.dtype)
         most = _largest(wide)
         levels = self._levels
         made = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             wide / most, 1.0 / levels, levels + 1, self._packed
         ).mul_(most)
-        if self._bias is not None:
-            made += self._bias
+        if self.bias is not None:
+            made += self.bias
         return made.to(x.dtype)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
         """The same numbers, but for the rounding of their last digits."""
         wide = x.float()
         most = _largest(wide)
-        weight = self._integers().index_select(0, outputs).float()
+        weight = self.weight.index_select(0, outputs).float()
         made = F.linear((wide / most).mul_(self._levels).round_(), weight)
-        made *= most / self._levels * self._scale.index_select(0, outputs)
-        if self._bias is not None:
-            made += self._bias.index_select(0, outputs)
+        made *= most / self._levels * self.scale.index_select(0, outputs)
+        if self.bias is not None:
+            made += self.bias.index_select(0, outputs)
         return made.to(x.dtype)
-
-    def _integers(self) -> Tensor:
-        """int8 [outputs, inputs], from the packed weights when it is first asked for: few matrices are."""
-        if self._rows is None:
-            self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
-        return self._rows
 
 
 class Int8(LinearMethod):

@@ -1,4 +1,4 @@
-"""NativeLayers: a decoder, its head aside, in one call of the C library, for passes of a few tokens.
+"""NativeLayers: a decoder, its head aside, in one call of the C library, for passes of up to 64 tokens.
 
 The same kernels in the same order as where layers are computed one by one, and so the same numbers. What it
 saves is the price of some ten calls and tensors a layer, which is more than a small model's products take.
@@ -18,8 +18,9 @@ from torch import Tensor
 from runtime.attention.native_views import NativeStep
 from runtime.config.model import ModelSpec
 from runtime.kernels.native import layers as kernels
-from runtime.kernels.native.library import DecoderLayer, DecoderShape
+from runtime.kernels.native.library import DecoderLayer, DecoderShape, Matrix
 from runtime.layers.dense import DenseLinear
+from runtime.layers.int8 import Int8Linear
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import Norm, RMSNorm
 from runtime.layers.rope import Rotary
@@ -77,7 +78,7 @@ class NativeLayers:
         most = min(linear.few_rows for linear in linears)
         if (
             most < 1
-            or any(linear.dtype != dtype for linear in linears)
+            or any(isinstance(one, DenseLinear) and one.dtype != dtype for one in linears)
             or any(norm.weight.dtype != final_norm.weight.dtype for norm in (*norms, *by_head))
             or not all(norm.uses_kernel((spec.hidden_size,), dtype) for norm in norms)
             or not all(norm.uses_kernel((sum(heads), spec.head_dim), dtype) for norm in by_head)
@@ -140,7 +141,7 @@ class _Parts(NamedTuple):
 
     norms: list[RMSNorm]
     qk_norm: RMSNorm | None
-    linears: list[DenseLinear]
+    linears: list[DenseLinear | Int8Linear]
 
     @classmethod
     def of(cls, layer: Layer) -> _Parts | None:
@@ -152,17 +153,23 @@ class _Parts(NamedTuple):
             return None
         given = (layer.qkv, layer.output, mlp.gate_up, mlp.down)
         norms = [norm for norm in (layer.attention_norm, layer.mlp_norm) if isinstance(norm, RMSNorm)]
-        linears = [linear for linear in given if isinstance(linear, DenseLinear)]
+        linears = [linear for linear in given if isinstance(linear, DenseLinear | Int8Linear)]
         if len(norms) < 2 or len(linears) < len(given) or not isinstance(by_head, RMSNorm | None):
             return None
         return cls(norms, by_head, linears)
 
     def entry(self, rope: int, turned: int) -> DecoderLayer:
-        qkv, output, gate_up, down = [linear.weight.data_ptr() for linear in self.linears]
-        biases = [None if one.bias is None else one.bias.data_ptr() for one in self.linears]
+        qkv, output, gate_up, down = [_matrix(linear) for linear in self.linears]
         return DecoderLayer(
             attention_norm=self.norms[0].weight.data_ptr(), mlp_norm=self.norms[1].weight.data_ptr(),
             qk_norm=None if self.qk_norm is None else self.qk_norm.weight.data_ptr(), qkv=qkv,
-            qkv_bias=biases[0], output=output, output_bias=biases[1], gate_up=gate_up,
-            gate_up_bias=biases[2], down=down, down_bias=biases[3], rope=rope, turned=turned,
+            output=output, gate_up=gate_up, down=down, rope=rope, turned=turned,
         )  # fmt: skip
+
+
+def _matrix(linear: DenseLinear | Int8Linear) -> Matrix:
+    if isinstance(linear, Int8Linear):
+        held = linear.weight, linear.bias, linear.scale
+    else:
+        held = linear.weight, linear.bias, None
+    return Matrix(*[None if one is None else one.data_ptr() for one in held])

@@ -1,10 +1,16 @@
 /* All layers of a decoder in one call: the functions above, in the order in which Python would call them. */
 
-/* A bias, or the norm of queries and keys, that is 0 the layer has not. rope: which of the pass's rotary embeddings; -1:
+/* scale: of integers, see product_int8(). */
+typedef struct {
+    const void *weight, *bias;
+    const float *scale;
+} Matrix;
+
+/* A bias, a scale, or the norm of queries and keys, that is 0 the layer has not. rope: which of the pass's rotary embeddings; -1:
  * none. turned: how many numbers of a head that one turns. */
 typedef struct {
-    const void *attention_norm, *qkv, *qkv_bias, *qk_norm, *output, *output_bias;
-    const void *mlp_norm, *gate_up, *gate_up_bias, *down, *down_bias;
+    const void *attention_norm, *qk_norm, *mlp_norm;
+    Matrix qkv, output, gate_up, down;
     int64_t rope, turned;
 } DecoderLayer;
 
@@ -25,10 +31,13 @@ typedef struct {
 
 static int64_t threads_of(const Step *step, int64_t numbers) { return numbers >= step->model->shared ? step->threads : 1; }
 
-static int multiply(const Step *step, const void *x, const void *weight, const void *bias, void *out, int64_t outputs,
-                    int64_t inputs) {
-    return product(x, weight, bias, out, step->tokens, outputs, inputs, step->model->is_short, step->parallel,
-                   threads_of(step, outputs * inputs));
+static int multiply(const Step *step, const void *x, const Matrix *with, void *out, int64_t outputs, int64_t inputs) {
+    const int is_short = step->model->is_short;
+    const int64_t threads = threads_of(step, outputs * inputs);
+    if (with->scale)
+        return product_int8(x, with->weight, with->scale, with->bias, out, step->tokens, outputs, inputs, is_short,
+                            step->parallel, threads);
+    return product(x, with->weight, with->bias, out, step->tokens, outputs, inputs, is_short, step->parallel, threads);
 }
 
 static void normalise(const Step *step, void *x, const void *weight, void *residual, void *out) {
@@ -83,15 +92,15 @@ int decode(const Decoder *model, const int64_t *id, const int64_t *place, const 
     for (int64_t i = 0; i < model->layers && whole; i++) {
         const DecoderLayer *layer = model->layer + i;
         const int last = i + 1 == model->layers;
-        whole &= multiply(step, normed, layer->qkv, layer->qkv_bias, qkv, width, hidden);
+        whole &= multiply(step, normed, &layer->qkv, qkv, width, hidden);
         if (layer->qk_norm) normalise_heads(step, qkv, layer->qk_norm, width, turned);
         if (layer->rope >= 0) turn(step, qkv, layer, cosine[layer->rope], sine[layer->rope], place, width, turned);
         attend(pass[i], qkv, pool[i], attended, sinks[i]);
-        whole &= multiply(step, attended, layer->output, layer->output_bias, more, hidden, model->heads * model->dim);
+        whole &= multiply(step, attended, &layer->output, more, hidden, model->heads * model->dim);
         normalise(step, more, layer->mlp_norm, x, normed);
-        whole &= multiply(step, normed, layer->gate_up, layer->gate_up_bias, both, 2 * ffn, hidden);
+        whole &= multiply(step, normed, &layer->gate_up, both, 2 * ffn, hidden);
         silu_mul(both, gated, tokens, ffn, 2 * ffn, model->is_short, step->parallel, threads_of(step, tokens * ffn));
-        whole &= multiply(step, gated, layer->down, layer->down_bias, more, hidden, ffn);
+        whole &= multiply(step, gated, &layer->down, more, hidden, ffn);
         normalise(step, more, last ? model->final_norm : layer[1].attention_norm, x, last ? out : normed);
     }
     return whole;

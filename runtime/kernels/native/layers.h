@@ -1,30 +1,39 @@
 /* What lies between attention and attention. A job's parts are numbered; each thread takes the next one. */
 
-/* Rows ROWS_AT_ONCE at most, of two outputs, whose weights begin `ahead` bytes before those that are asked of the
- * memory; 0: none are. The order of a row's sums does not depend on what other rows there are. */
-INLINE void NAME(pair)(const Product *job, int rows, const float *x, int64_t row0, int64_t output, int ahead, int is_short) {
-    const int64_t inputs = job->inputs, other = output + 1 < job->outputs;
-    const int size = is_short ? 2 : 4;
-    const char *weight = (const char *)job->weight + output * inputs * size, *second = weight + other * inputs * size;
-    VF sum[ROWS_AT_ONCE][2][2];
+/* `rows`, ROWS_AT_ONCE at most, of OUTPUTS_AT_ONCE outputs; of the next outputs' weights this
+ * asks the memory for those of inputs from fetch_from to fetch_to. The order of a row's sums does not depend on what other rows there are. */
+INLINE void NAME(block)(const Product *job, int rows, const float *x, int64_t row0, int64_t output, int64_t fetch_from,
+                        int64_t fetch_to, int is_short) {
+    const int64_t inputs = job->inputs, left = job->outputs - output, width = inputs * (is_short ? 2 : 4);
+    const char *weight[OUTPUTS_AT_ONCE];
+    VF sum[ROWS_AT_ONCE][OUTPUTS_AT_ONCE];
+    for (int o = 0; o < OUTPUTS_AT_ONCE; o++) /* those behind the last are computed like it, and not used */
+        weight[o] = (const char *)job->weight + (output + (o < left ? o : left - 1)) * width;
     for (int r = 0; r < rows; r++)
-        for (int o = 0; o < 2; o++)
-            for (int half = 0; half < 2; half++) sum[r][o][half] = (VF){0};
-    for (int64_t i = 0; i < inputs; i += 2 * W) {
-        if (ahead)
-            for (int byte = 0; byte < 4 * W * size; byte += 64) __builtin_prefetch(weight + 2 * i * size + byte + ahead);
-        for (int half = 0; half < 2; half++) {
-            VF one = NAME(read)(weight, i + half * W, is_short), two = NAME(read)(second, i + half * W, is_short);
-            for (int r = 0; r < rows; r++) {
-                VF given = LOAD(x + r * inputs + i + half * W);
-                sum[r][0][half] += one * given;
-                sum[r][1][half] += two * given;
-            }
+        for (int o = 0; o < OUTPUTS_AT_ONCE; o++) sum[r][o] = (VF){0};
+    for (int64_t i = 0; i < inputs; i += W) {
+        VF one[OUTPUTS_AT_ONCE];
+        for (int o = 0; o < OUTPUTS_AT_ONCE; o++) one[o] = NAME(read)(weight[o], i, is_short);
+        if (i >= fetch_from && i < fetch_to)
+            for (int o = 0; o < OUTPUTS_AT_ONCE; o++)
+                __builtin_prefetch(weight[o] + i * (is_short ? 2 : 4) + OUTPUTS_AT_ONCE * width);
+        for (int r = 0; r < rows; r++) {
+            VF given = LOAD(x + r * inputs + i);
+            for (int o = 0; o < OUTPUTS_AT_ONCE; o++) sum[r][o] += one[o] * given;
         }
     }
+#if W == 16
+    float made_of[ROWS_AT_ONCE * OUTPUTS_AT_ONCE];
+    if (rows == ROWS_AT_ONCE) STORE(made_of, NAME(sums)(sum[0]));
+#endif
     for (int r = 0; r < rows; r++)
-        for (int o = 0; o <= other; o++) {
-            float made = NAME(sum)(sum[r][o][0] + sum[r][o][1]), bias = 0.0f;
+        for (int o = 0; o < OUTPUTS_AT_ONCE && o < left; o++) {
+            float made, bias = 0.0f;
+#if W == 16
+            if (rows == ROWS_AT_ONCE) made = made_of[r * OUTPUTS_AT_ONCE + o];
+            else
+#endif
+                made = NAME(sum)(sum[r][o]);
             if (job->bias) widen(&bias, job->bias, output + o, 1, is_short);
             made += bias;
             narrow(job->out, (row0 + r) * job->outputs + output + o, &made, 1, is_short);
@@ -32,16 +41,16 @@ INLINE void NAME(pair)(const Product *job, int rows, const float *x, int64_t row
 }
 
 INLINE void NAME(linears_of)(const Product *job, int64_t from, int64_t to, int is_short) {
-    for (int64_t output = from; output < to; output += 2)
+    for (int64_t output = from; output < to; output += OUTPUTS_AT_ONCE)
         for (int64_t row = 0; row < job->rows; row += ROWS_AT_ONCE) {
             const float *x = job->x + row * job->inputs;
-            int64_t rows = job->rows - row;
-            int ahead = row ? 0 : 4096;
-            if (rows >= ROWS_AT_ONCE) NAME(pair)(job, ROWS_AT_ONCE, x, row, output, ahead, is_short);
-            else if (rows == 1) NAME(pair)(job, 1, x, row, output, ahead, is_short);
+            const int64_t rows = job->rows - row, fetch = job->inputs * row / job->rows;
+            const int64_t fetched = job->inputs * (row + ROWS_AT_ONCE) / job->rows;
+            if (rows >= ROWS_AT_ONCE) NAME(block)(job, ROWS_AT_ONCE, x, row, output, fetch, fetched, is_short);
+            else if (rows == 1) NAME(block)(job, 1, x, row, output, fetch, fetched, is_short);
 #if ROWS_AT_ONCE > 2
-            else if (rows == 2) NAME(pair)(job, 2, x, row, output, ahead, is_short);
-            else NAME(pair)(job, 3, x, row, output, ahead, is_short);
+            else if (rows == 2) NAME(block)(job, 2, x, row, output, fetch, fetched, is_short);
+            else NAME(block)(job, 3, x, row, output, fetch, fetched, is_short);
 #endif
         }
 }

@@ -15,9 +15,10 @@ from runtime.kernels.native.library import DIM_STEP, TYPES, Library, library
 
 SHARED = 32_768
 """Numbers from which on an operation is shared out among threads; torch's operations, too."""
-FEW_ROWS = 4
-"""Products of up to so many rows are for the kernel: with more it is not the memory that takes the time."""
-_PAIR = 32  # numbers that a product's sums take at once
+FEW_ROWS = 64
+"""Products of up to so many rows may be for the kernel: with more it is not the memory that takes time."""
+_STEP = 32  # inputs of products come in steps of so many: in bfloat16, as much as a row of a tile
+_INT8_STEP, _INT8_OUTPUTS = 64, 16
 
 
 def takes(x: Tensor, size: int) -> bool:
@@ -30,7 +31,7 @@ def product_of(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor] | No
     FEW_ROWS rows. None: there is no kernel for it."""
     native = library() if weight.device.type == "cpu" else None
     outputs, inputs = weight.shape
-    if native is None or weight.dtype not in TYPES or inputs % _PAIR or not weight.is_contiguous():
+    if native is None or weight.dtype not in TYPES or inputs % _STEP or not weight.is_contiguous():
         return None
     call, parallel, kind = native.product, native.parallel, weight.dtype
     short, address = kind == torch.bfloat16, weight.data_ptr()
@@ -48,6 +49,34 @@ def product_of(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor] | No
         return out
 
     product.weight = weight  # type: ignore[attr-defined]  # it must not go before the product
+    return product
+
+
+def int8_product_of(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+    """x [rows, inputs], in float32 or bfloat16 -> [rows, outputs] of its type, by `weight` [outputs, inputs]
+    of integers of 8 bits, whose row stands for numbers that are `scale` [outputs] times as large; bias
+    [outputs]. Each row of x is rounded to 127 levels on either side of zero. None: there is no kernel."""
+    native = library() if weight.device.type == "cpu" else None
+    outputs, inputs = weight.shape
+    if native is None or not native.tiles or inputs % _INT8_STEP or outputs < _INT8_OUTPUTS:
+        return None
+    call, parallel, large = native.product_int8, native.parallel, weight.numel() >= SHARED
+    added = None if bias is None else bias.float().contiguous()
+    held = weight.contiguous(), scale.float().contiguous(), added
+    addresses = [None if one is None else one.data_ptr() for one in held]
+
+    def product(x: Tensor) -> Tensor:
+        given, rows = x.contiguous(), x.shape[0]
+        out = given.new_empty(rows, outputs)
+        threads = torch.get_num_threads() if large else 1
+        short = given.dtype == torch.bfloat16
+        if not call(
+            given.data_ptr(), *addresses, out.data_ptr(), rows, outputs, inputs, short, parallel, threads
+        ):
+            raise MemoryError(f"a product of {rows} rows of {inputs} numbers")
+        return out
+
+    product.held = held  # type: ignore[attr-defined]  # they must not go before the product
     return product
 
 

@@ -39,13 +39,18 @@ class Pass(ctypes.Structure):
     )
 
 
+class Matrix(ctypes.Structure):
+    """The source's struct of that name."""
+
+    _fields_ = tuple((name, c_void_p) for name in ("weight", "bias", "scale"))
+
+
 class DecoderLayer(ctypes.Structure):
     """The source's struct of that name."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("attention_norm", "qkv", "qkv_bias", "qk_norm", "output")),
-        *((name, c_void_p) for name in ("output_bias", "mlp_norm", "gate_up", "gate_up_bias", "down")),
-        ("down_bias", c_void_p),
+        *((name, c_void_p) for name in ("attention_norm", "qk_norm", "mlp_norm")),
+        *((name, Matrix) for name in ("qkv", "output", "gate_up", "down")),
         *((name, c_int64) for name in ("rope", "turned")),
     )
 
@@ -64,10 +69,10 @@ class DecoderShape(ctypes.Structure):
 
 
 class Library:
-    """attend, decode, product, rms_norm, rotate, silu_mul: see the source. path: where it lies. lanes: how
-    many floats its vectors have on this processor. parallel: the address of what starts torch's own OpenMP
-    threads (others beside them would wait for the same cores); None: it has none, or they go by another name,
-    and there is one thread."""
+    """attend, decode, product, product_int8, rms_norm, rotate, silu_mul: see the source. path: where it lies.
+    lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX, without which there
+    is no product_int8. parallel: the address of what starts torch's own OpenMP threads (others beside them
+    would wait for the same cores); None: it has none, or they go by another name, and there is one thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError and AttributeError: it is no such library, or one of another version."""
@@ -79,22 +84,25 @@ class Library:
         self.attend.argtypes = (ctypes.POINTER(Pass), c_void_p, c_void_p, c_void_p, c_void_p)
         self.path = path
         self.product = _function(loaded.product, "ppppiiibpi")
+        self.product_int8 = _function(loaded.product_int8, "pppppiiibpi")
         self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
         self.decode = _function(loaded.decode, "pppppppppp")
-        loaded.product.restype = loaded.decode.restype = c_int
+        loaded.product.restype = loaded.product_int8.restype = loaded.decode.restype = c_int
         loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded
-        self.lanes = self.use_lanes(16)
+        loaded.use_tiles.restype, loaded.use_tiles.argtypes = c_int, (c_int,)
+        self.use_lanes(16)
         try:
             self.parallel = ctypes.cast(ctypes.CDLL(None).GOMP_parallel, c_void_p).value
         except (AttributeError, OSError, TypeError):
             self.parallel = None
 
-    def use_lanes(self, most: int) -> int:
-        """From now on vectors of at most so many floats; gives how many."""
+    def use_lanes(self, most: int, tiles: bool = True) -> int:
+        """From now on vectors of at most so many floats, and tiles where it has them; gives how many."""
         self.lanes = int(self._loaded.attend_lanes(most))
+        self.tiles = bool(self._loaded.use_tiles(tiles))
         return self.lanes
 
     def work_size(self, dim: int) -> int:
@@ -186,7 +194,26 @@ def _computes_right(made: Library) -> bool:
         (more, added),
         (normed, added * scale * weight[0]),
     )
-    return all(torch.allclose(found, right, atol=1e-4) for found, right in expected)
+    right = all(torch.allclose(found, right, atol=1e-4) for found, right in expected)
+    return right and (not made.tiles or _tiles_compute_right(made))
+
+
+def _tiles_compute_right(made: Library) -> bool:
+    rows, outputs, size = 17, 40, 64
+    x, whole = torch.arange(rows * size).view(rows, size) % 13 - 6.0, torch.arange(outputs * size) % 11 - 5
+    x[:, 0] = 127.0  # the largest of its row: all are themselves when they are rounded
+    short, weight = x.bfloat16(), whole.view(outputs, size).bfloat16()
+    found, of_short = torch.empty(rows, outputs), torch.empty(rows, outputs, dtype=torch.bfloat16)
+    scale, codes = torch.arange(1.0, 1 + outputs), weight.to(torch.int8)
+    made.product(
+        short.data_ptr(), weight.data_ptr(), None, of_short.data_ptr(), rows, outputs, size, True, None, 1
+    )
+    made.product_int8(
+        x.data_ptr(), codes.data_ptr(), scale.data_ptr(), None, found.data_ptr(), rows, outputs, size, False,
+        None, 1,
+    )  # fmt: skip
+    product = x @ weight.float().t()
+    return torch.equal(of_short, product.bfloat16()) and torch.allclose(found, product * scale)
 
 
 def _attends_right(made: Library) -> bool:

@@ -1,8 +1,9 @@
 /* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. layers.h: products
- * with few rows, norms, rotary embedding, SiLU. decoder.h: all layers of a decoder. tasks.h: attention of one layer over
- * runs of a pool of keys and values: new keys and values are written to their slots, then each task takes up to ROWS
- * query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax, arXiv 1805.02867);
- * results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever the pool holds.
+ * with few rows, norms, rotary embedding, SiLU. tiles.h: products with AMX. decoder.h: all layers of a decoder. tasks.h:
+ * attention of one layer over runs of a pool of keys and values: new keys and values are written to their slots, then each
+ * task takes up to ROWS query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax,
+ * arXiv 1805.02867); results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever
+ * the pool holds.
  *
  * Plain C with the vectors of GCC and Clang, no library but libm: one copy of the tasks for each kind of
  * processor, chosen when called. Threads are those of whoever hands in `parallel`. */
@@ -60,8 +61,10 @@ enum { ROWS = 128, KEYS = 64, FEW = 4, AHEAD = 6 };
 
 #if defined(__clang__)
 #define SHUFFLE(type, x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#define SHUFFLE_BOTH(type, x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
 #else
 #define SHUFFLE(type, x, ...) __builtin_shuffle(x, (type){__VA_ARGS__})
+#define SHUFFLE_BOTH(type, x, y, ...) __builtin_shuffle(x, y, (type){__VA_ARGS__})
 #endif
 
 INLINE int clip(int x, int most) { return x < 0 ? 0 : x > most ? most : x; }
@@ -118,6 +121,19 @@ typedef struct {
     Share share;
 } Product;
 
+/* The same by tiles: x as pack_rows() makes it, a row of `wide` bytes. Bfloat16, or, where there is a scale, integers:
+ * then a number of x stands for row_scale, one of the weights for its output's scale, and bias is float32. out is bfloat16
+ * where `is_short`. */
+typedef struct {
+    const char *x, *weight;
+    const float *scale, *row_scale;
+    const void *bias;
+    void *out;
+    int64_t rows, outputs, wide;
+    int is_short;
+    Share share;
+} Tiles;
+
 /* As runtime/kernels/rms_norm.py. `each`: every row of a token has a weight of its own. */
 typedef struct {
     const void *x, *weight;
@@ -152,9 +168,25 @@ typedef struct {
 #define WIDE_KINDS 0
 #endif
 
+/* Compilers that know AMX; Linux lends its registers to those that ask. */
+#if WIDE_KINDS && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 13 : __GNUC__ >= 11)
+#define TILES 1
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define TILES 0
+#endif
+
 #if WIDE_KINDS
-#if defined(__clang__)
+#if defined(__clang__) && TILES
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
+#elif defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma"))), apply_to = function)
+#elif TILES
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,amx-tile,amx-bf16,amx-int8,prefer-vector-width=512")
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,fma,prefer-vector-width=512")
@@ -163,6 +195,7 @@ typedef struct {
 #define KEYS_AT_ONCE 8
 #define DIMS 4
 #define ROWS_AT_ONCE 4
+#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_512
 #include "kind.h"
 #if defined(__clang__)
@@ -177,6 +210,7 @@ typedef struct {
 #define KEYS_AT_ONCE 4
 #define DIMS 2
 #define ROWS_AT_ONCE 2
+#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_256
 #include "kind.h"
 #if defined(__clang__)
@@ -189,7 +223,8 @@ typedef struct {
 #define W 4
 #define KEYS_AT_ONCE 4
 #define DIMS 2
-#define ROWS_AT_ONCE 2
+#define ROWS_AT_ONCE 4
+#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_128
 #include "kind.h"
 
@@ -211,7 +246,7 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 3; }
+int native_version(void) { return 4; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
@@ -313,10 +348,54 @@ void attend(const Pass *pass, const void *qkv, void *pool, void *out, const floa
     merge(&layer);
 }
 
+#if TILES
+/* Whether this processor has AMX, and this process may use it. */
+static int tiles_asked(void) {
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (1u << 22 | 1u << 24 | 1u << 25)) return 0;
+    return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18) == 0;
+}
+
+static int tiles_wanted = 0;
+
+/* Use tiles, or do not; gives whether they are used. */
+int use_tiles(int wanted) {
+    static int asked = -1;
+    if (asked < 0) asked = tiles_asked();
+    return tiles_wanted = wanted && asked && kind() == 16;
+}
+
+/* x is packed here, into integers where there is a scale. */
+static int by_tiles(const void *x, const void *weight, const float *scale, const void *bias, void *out, int64_t rows,
+                    int64_t outputs, int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
+    const int64_t padded = (rows + 2 * TILE - 1) / (2 * TILE) * (2 * TILE), wide = inputs * (scale ? 1 : 2);
+    const int64_t more = scale ? rows * wide + 4 * padded : 0; /* rounded rows, and their scales */
+    char *packed = aligned_alloc(64, (padded * wide + more + 63) / 64 * 64);
+    if (!packed) return 0;
+    float *row_scale = (float *)(packed + padded * wide);
+    int8_t *whole = (int8_t *)(row_scale + padded);
+    if (scale)
+        for (int64_t r = 0; r < padded; r++)
+            row_scale[r] = r < rows ? rounded_row(whole + r * wide, x, r * inputs, inputs, is_short) : 0.0f;
+    pack_rows((uint32_t *)packed, scale ? (const void *)whole : x, rows, wide / 4);
+    Tiles job = {packed, weight, scale, row_scale, bias, out, rows, outputs, wide, is_short, shared(outputs, threads, 2 * TILE)};
+    job.share.step = (job.share.step + 2 * TILE - 1) / (2 * TILE) * (2 * TILE);
+    share_out(tiles, &job, parallel, threads);
+    free(packed);
+    return 1;
+}
+#else
+int use_tiles(int wanted) { return 0 & wanted; }
+#endif
+
 /* 0: there was no memory for it. */
 int product(const void *x, const void *weight, const void *bias, void *out, int64_t rows, int64_t outputs,
             int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
     float *wide = 0;
+#if TILES
+    if (is_short && outputs >= TILE && inputs % (TILE_BYTES / 2) == 0 && tiles_wanted)
+        return by_tiles(x, weight, 0, bias, out, rows, outputs, inputs, 1, parallel, threads);
+#endif
     if (is_short) {
         wide = malloc(sizeof(float) * rows * inputs);
         if (!wide) return 0;
@@ -326,6 +405,18 @@ int product(const void *x, const void *weight, const void *bias, void *out, int6
     share_out(BY_KIND(linears), &job, parallel, threads);
     free(wide);
     return 1;
+}
+
+/* weight [outputs, inputs] of integers of 8 bits, one of which stands for scale [outputs]; bias in float32; x and out
+ * bfloat16 where `is_short`. At least 16 outputs, of 64 inputs or a multiple. 0: there was no memory, or there are no
+ * tiles. */
+int product_int8(const void *x, const int8_t *weight, const float *scale, const float *bias, void *out, int64_t rows,
+                 int64_t outputs, int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
+#if TILES
+    if (tiles_wanted)
+        return by_tiles(x, weight, scale, bias, out, rows, outputs, inputs, is_short, parallel, threads);
+#endif
+    return 0;
 }
 
 void rms_norm(const void *x, const void *weight, void *residual, void *out, int64_t tokens, int64_t rows, int64_t size,

@@ -22,13 +22,16 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, params=[4, 8, 16])
+@pytest.fixture(autouse=True, params=[4, 8, 16, "tiles"])
 def lanes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every kind of processor that this one can be."""
     native = library()
     assert native is not None
-    if native.use_lanes(request.param) < request.param:
-        pytest.skip(f"this processor has no vectors of {request.param} floats")
+    tiles = request.param == "tiles"
+    most = 16 if tiles else request.param
+    if native.use_lanes(most, tiles) < most or native.tiles != tiles:
+        native.use_lanes(16)
+        pytest.skip(f"this processor has no vectors of {most} floats, or no tiles")
     torch.manual_seed(3)
     yield
     native.use_lanes(16)
@@ -59,10 +62,12 @@ def without(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]) -> T
 @TYPES
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_products(rows: int, biased: bool, dtype: torch.dtype) -> None:
-    weight, x = torch.randn(37, 64).to(dtype), torch.randn(rows, 64).to(dtype)
-    bias = torch.randn(37).to(dtype) if biased else None
+@pytest.mark.parametrize(
+    ("rows", "outputs"), [(1, 37), (2, 37), (3, 8), (4, 37), (5, 70), (16, 37), (33, 64), (64, 16), (70, 131)]
+)
+def test_products(rows: int, outputs: int, biased: bool, dtype: torch.dtype) -> None:
+    weight, x = torch.randn(outputs, 96).to(dtype), torch.randn(rows, 96).to(dtype)
+    bias = torch.randn(outputs).to(dtype) if biased else None
     product = layers.product_of(weight)
     assert product is not None
     made = product(x, bias)
@@ -79,12 +84,51 @@ def test_matrices_it_is_not_for() -> None:
     assert layers.product_of(torch.empty(8, 64, device="meta")) is None
 
 
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize(("rows", "outputs"), [(1, 16), (3, 40), (16, 37), (33, 64), (70, 131)])
+def test_products_of_integers(rows: int, outputs: int, biased: bool) -> None:
+    weight, x = torch.randint(-127, 128, (outputs, 192), dtype=torch.int8), torch.randn(rows, 192)
+    scale, bias = torch.rand(outputs), torch.randn(outputs) if biased else None
+    product, native = layers.int8_product_of(weight, scale, bias), library()
+    assert native is not None
+    if not native.tiles:
+        assert product is None
+        return
+    assert product is not None
+    x *= torch.logspace(-9, 9, rows)[:, None]
+    largest = x.abs().amax(1, keepdim=True)
+    right = (x / largest * 127).round() @ weight.float().t() * (largest / 127 * scale)
+    right = right if bias is None else right + bias
+    made = product(x)
+    torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
+    for row in range(rows):  # whatever else there is
+        assert torch.equal(product(x[row : row + 1])[0], made[row])
+    assert torch.equal(product(x.t().contiguous().t()), made)
+    short = product(x.bfloat16())
+    assert torch.equal(short, product(x.bfloat16().float()).bfloat16())
+    x[0], x[-1, 7] = 0.0, float("nan") if rows > 2 else float("inf")
+    assert product(x)[-1].isfinite().sum() == 0
+    assert rows == 1 or torch.equal(product(x)[0], torch.zeros(outputs) if bias is None else bias)
+
+
+def test_matrices_of_integers_it_is_not_for() -> None:
+    def made(outputs: int, inputs: int) -> object:
+        return layers.int8_product_of(
+            torch.zeros(outputs, inputs, dtype=torch.int8), torch.ones(outputs), None
+        )
+
+    assert made(15, 64) is None
+    assert made(16, 96) is None
+
+
 def test_few_rows_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     linear = DenseLinear(torch.randn(8, 64))
     monkeypatch.setattr("runtime.layers.dense.F.linear", None)
-    assert linear(torch.randn(layers.FEW_ROWS, 64)).shape == (4, 8)
+    monkeypatch.setattr("runtime.layers.dense.torch.mm", None)
+    assert linear(torch.randn(linear.few_rows, 64)).shape == (linear.few_rows, 8)
     with pytest.raises(TypeError):
-        linear(torch.randn(layers.FEW_ROWS + 1, 64))
+        linear(torch.randn(linear.few_rows + 1, 64))
 
 
 @TYPES

@@ -117,6 +117,7 @@ def test_where_it_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(rounded: Tensor) -> None:
         raise RuntimeError("no such engine")
 
+    monkeypatch.setattr(int8, "int8_product_of", lambda *given: None)
     monkeypatch.setattr(int8, "_pack", absent)
     with pytest.raises(ModelLoadError, match="AVX2"):
         Int8()
