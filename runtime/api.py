@@ -102,7 +102,12 @@ class Engine:
         return self._pipeline.manager.stream(request)
 
     async def async_generate(
-        self, prompt: Prompt, sampling_params: Params = None, *, stream: bool = False, **fields: Any
+        self,
+        prompt: Prompt | None = None,
+        sampling_params: Params = None,
+        *,
+        stream: bool = False,
+        **fields: Any,
     ) -> Any:
         """generate() of one prompt for async code; with `stream` an async iterator of all so far."""
         request = _one(prompt, sampling_params, fields)
@@ -134,10 +139,10 @@ class Engine:
     @overload
     def generate(self, prompt: str, sampling_params: None = None, **fields: Any) -> GenerateOutput: ...
 
-    # One answer or a list, as the `n` in them says.
+    # One answer or a list, as the `n` in them says, or the prompts among the fields.
     @overload
     def generate(
-        self, prompt: str | GenerateReqInput, sampling_params: Params = None, **fields: Any
+        self, prompt: str | GenerateReqInput | None = None, sampling_params: Params = None, **fields: Any
     ) -> Any: ...
 
     @overload
@@ -170,7 +175,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: Any,
+        prompt: Any = None,
         sampling_params: Any = None,
         *,
         on_error: Literal["raise", "return"] = "raise",
@@ -183,7 +188,8 @@ class Engine:
 
         sampling_params: a SamplingParams or a dict, which may also hold the constraint (see
         SamplingParams.from_user); for a list of prompts also a list of them.
-        fields: more fields of GenerateReqInput (constraint=, choices=, return_logprob=, ...).
+        fields: more fields of GenerateReqInput (constraint=, choices=, return_logprob=, ...); without a
+        prompt also `text`, `input_ids` or `messages`.
         on_error: for lists, "raise" the first failing item's error when all are done, or "return" each item's
         error in its place.
         stream: for one prompt; an iterator of all so far, again and again.

@@ -19,7 +19,7 @@ import torch
 
 from runtime.api import Engine
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.errors import Aborted, EngineDead
+from runtime.protocol.errors import Aborted, BadRequest, EngineDead
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
@@ -77,6 +77,13 @@ def test_a_batch_gives_what_single_calls_give_in_order(engine: Engine) -> None:
     assert [output.text for output in ids] == [output.text for output in singles]
     assert engine.generate(engine.encode(PROMPTS[0]), GREEDY).text == singles[0].text
     assert engine.generate([], GREEDY) == []
+    named = engine.generate(
+        sampling_params=GREEDY, input_ids=[engine.encode(prompt) for prompt in PROMPTS[:2]]
+    )
+    assert [output.text for output in named] == [output.text for output in singles[:2]]
+    assert engine.generate(text=PROMPTS[0], sampling_params=GREEDY).text == singles[0].text
+    with pytest.raises(BadRequest, match="Either text, input_ids or input_embeds"):
+        engine.generate(sampling_params=GREEDY)
     own = engine.generate(PROMPTS[:2], [{"max_new_tokens": 1}, {"max_new_tokens": 2, "ignore_eos": True}])
     assert [output.meta["completion_tokens"] for output in own] == [1, 2]
 
