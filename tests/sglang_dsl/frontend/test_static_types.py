@@ -21,6 +21,7 @@ from sglang_dsl.interpreter import lower
 pytest.importorskip("mypy")
 
 ROOT = Path(__file__).resolve().parents[3]
+TYPES_S = 900.0  # with nothing remembered of the package, on a machine that does much else
 PAGE = """
 from __future__ import annotations
 
@@ -200,7 +201,7 @@ def said(lines: list[str]) -> dict[int, str]:
     return found
 
 
-@pytest.mark.timeout(320)  # it reads the whole package, where nothing is remembered of it
+@pytest.mark.timeout(TYPES_S + 20)  # it reads the whole package, where nothing is remembered of it
 def test_mypy_knows_the_types(tmp_path: Path) -> None:
     """And finds nothing wrong with the examples. One run for both, as most of its time is the package's."""
     file = tmp_path / "programs.py"
@@ -212,7 +213,7 @@ def test_mypy_knows_the_types(tmp_path: Path) -> None:
         [sys.executable, "-m", "mypy", *words, str(file), *examples],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TYPES_S,
         check=False,
         cwd=ROOT,
     )
@@ -278,7 +279,7 @@ async def runs(backend: sgl.MockBackend) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(TYPES_S + 20)
 def test_the_plugin_checks_words_and_parameters_together(tmp_path: Path) -> None:
     """In one line each."""
     file, settings = tmp_path / "programs.py", tmp_path / "mypy.ini"
@@ -287,14 +288,14 @@ def test_the_plugin_checks_words_and_parameters_together(tmp_path: Path) -> None
     words = ["--config-file", str(settings), "--follow-imports=silent", "--no-error-summary"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *words, str(file)],
-        capture_output=True, text=True, timeout=300, check=False, cwd=ROOT,
+        capture_output=True, text=True, timeout=TYPES_S, check=False, cwd=ROOT,
     )  # fmt: skip
     lines, right = done.stdout.splitlines(), wanted(WORDS_PAGE)
     assert said(lines) == right, done.stdout + done.stderr
     assert len(lines) == len(right), done.stdout
 
 
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(TYPES_S + 20)
 def test_pyright_knows_the_same(tmp_path: Path) -> None:
     """By basedpyright, which brings its own node: pyright's package loads one when it is run."""
     pytest.importorskip("basedpyright")
@@ -305,7 +306,7 @@ def test_pyright_knows_the_same(tmp_path: Path) -> None:
         [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--outputjson"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TYPES_S,
         check=False,
     )
     found: dict[int, str] = {}
