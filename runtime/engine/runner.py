@@ -306,6 +306,7 @@ class TorchRunner:
             self.update_weights(path)
         if "kv_cache" in parts and self._attention.pool.slots < self.slots:
             self._use(self._decoder, self._attention_of(self.slots))
+        self._worker.submit(memory.give_back, self._decoder.device).result()  # what reading weights took
 
     def _attention_of(self, slots: int) -> Attention[KVPool]:
         if self._again is None:

@@ -56,12 +56,8 @@ seen = [rss()]
 for parts in (("kv_cache",), ("weights",)):
     runner.release_memory(parts)
     seen.append(rss())
-again = []
-for _ in range(3):  # the allocator keeps what loading used for a moment now and then; a copy would stay
-    runner.release_memory(("weights", "kv_cache"))
-    runner.restore_memory(("weights", "kv_cache"), str(path))
-    again.append(rss())
-seen.append(sorted(again)[1])
+runner.restore_memory(("weights", "kv_cache"), str(path))
+seen.append(rss())
 assert runner.slots == 100_000 and not runner._attention.pool.kv.any()
 weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
 print(json.dumps({"pool": size, "weights": weights, "seen": seen}))
@@ -94,7 +90,7 @@ def test_memory_falls(tmp_path: Path) -> None:
     full, no_pool, nothing, again = told["seen"]
     assert full - no_pool > 0.9 * told["pool"]
     assert no_pool - nothing > 0.7 * told["weights"]
-    assert again < full + 0.4 * told["weights"]
+    assert again < full + 0.2 * told["pool"]
 
 
 @pytest.mark.parametrize("tags", [("kv_cache",), ("weights",), ("kv_cache", "weights")])
