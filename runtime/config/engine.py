@@ -54,9 +54,8 @@ class EngineConfig(ImageOptions):
     )
     pack_weights: str = option(
         "auto",
-        "keep a second copy of float32 matrices in a layout made for the CPU: auto (if it fits in memory "
-        "easily; passes of one to three tokens use the copy that is faster in a test at load time), always "
-        "(all passes use it) or never. In bfloat16 the copy replaces the original",
+        "keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, "
+        "in both where memory allows; which passes use which is tested at load), always (in one) or never",
     )
     quantization: str | None = option(
         None,

@@ -50,9 +50,9 @@ class RunnerConfig:
     attention          name in the table of attention implementations
     cuda_graph         record decoding steps as CUDA graphs, where there is a GPU and one rank
     cuda_graph_max_bs  rows of a recorded step, at most
-    pack_weights       keep a second copy of the matrices, laid out for the CPU: "auto" = where it fits
-                       comfortably, and used for passes of one to three rows where that is timed to be faster;
-                       "always" = and used for all passes; "never"
+    pack_weights       keep the matrices in a layout made for the CPU: "auto" = in bfloat16, where there are
+                       two fast ones, in both if they fit comfortably, and passes use what is timed to be
+                       faster; "always" = in one; "never"
     quantization       what to quantise plain weights to while they are loaded (quantization.ON_LOAD), or
                        the name of the checkpoint's own quantisation; None = as the checkpoint has them
     load_format        "auto" = the checkpoint's safetensors files; "dummy" = random weights, to measure with

@@ -57,7 +57,7 @@ class TorchTextRunner:
                 where=str(directory),
                 hint="use a smaller model or dtype='bfloat16'",
             )
-        pack = memory.packs(config.pack_weights, needed, dtype, device)
+        pack = memory.packs(config.pack_weights, dtype, device)
         with torch.inference_mode():
             encoder = Encoder.load(directory, spec, dtype, device, Dense(pack=pack))
         return cls(encoder, pooling)

@@ -28,9 +28,8 @@ def linear_method(
     expand = memory.expands(config.expand_weights, size, device)
     bits = memory.code_bits(spec, config.quantization, expand=expand)
     memory.check_weights_fit(spec, dtype, device, where, config.tp_size, bits)
-    pack = memory.packs(config.pack_weights, size, dtype, device)
-    timed = config.pack_weights == "auto"
-    dense = Dense(pack=pack, timed=timed, both=pack and timed and memory.second_copy_fits(size, device))
+    pack = memory.packs(config.pack_weights, dtype, device)
+    dense = Dense(pack=pack, both=config.pack_weights == "auto" and memory.second_copy_fits(size, device))
     method = method_for(spec, config.quantization, dense, expand=expand)
     if config.enable_lora:
         return Adapted(method, (ARCHITECTURES.load(spec.architecture).names.head,))

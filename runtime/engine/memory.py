@@ -97,13 +97,9 @@ def check_weights_fit(
         )
 
 
-def packs(wish: str, weights: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether to keep packed copies of matrices of so many bytes (of all ranks); asked before loading.
-    `wish`: pack_weights, whose "auto" means that a second copy must be small against what is free; in
-    bfloat16 there is no second one."""
-    if device.type != "cpu" or wish == "never" or not can_pack(dtype):
-        return False
-    return wish == "always" or dtype == torch.bfloat16 or second_copy_fits(weights, device)
+def packs(wish: str, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether matrices are kept in a layout made for the CPU; asked before loading. `wish`: pack_weights."""
+    return device.type == "cpu" and wish != "never" and can_pack(dtype)
 
 
 def second_copy_fits(weights: int, device: torch.device) -> bool:

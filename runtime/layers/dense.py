@@ -1,10 +1,12 @@
 """Dense: matrices as they are, multiplied with in the fastest way for the number of rows.
 
-On CPUs torch's plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number.
-A copy of W in oneDNN's blocked layout is up to three times as fast there, and never slower above. For few
-rows, where the memory is the limit, a kernel in C (torch, where there is none) reads W as it is: up to how
-many rows that is faster depends on the processor, and `Dense.tune` measures it. In bfloat16 W is kept beside
-its copy only where there is memory for both.
+On CPUs torch's plain product is slow: in float32 between about 4 and 64 rows, in bfloat16 for any number. The
+library's product, from a layout of its own that takes the place of W, is as fast as the memory or the
+processor allows for any number of rows (runtime/kernels/native). Where there is no library, it is oneDNN's
+blocked layout that takes the place of W.
+
+In bfloat16 some processors have instructions that oneDNN uses: there a copy in its layout is kept beside the
+library's, if there is memory for both, and `Dense.tune` measures up to how many rows which one is faster.
 
 oneDNN, which computes packed products and those in bfloat16, makes a program for each number of rows and
 keeps it, up to half a MiB for each: a server whose batches have all sizes would grow by hundreds of MiB. Its
@@ -21,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.native.layers import FEW_ROWS, product_of
+from runtime.kernels.native.products import FEW_ROWS, product_of
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 
@@ -31,81 +33,100 @@ PACKABLE = (torch.float32, torch.bfloat16)
 TRANSPOSED_FROM, TRANSPOSED_UP_TO = 8, 64
 _ROWS_HINT = 64  # the layout chosen for it serves all row counts equally
 _TIMED_BYTES = 1 << 26  # of weights: more than most caches hold, as in a pass
-_TIMED_ROWS = tuple(1 << power for power in range(FEW_ROWS.bit_length()))
+_TIMED_ROWS = (*(1 << power for power in range(FEW_ROWS.bit_length())), 4 * FEW_ROWS)
 _TIMED_ROUNDS = 40
 _TIMED_S = 0.1
-_UNTIMED_ROWS = 16
 
 
 class DenseLinear(Linear):
-    """`weight` [outputs, inputs], `bias` [outputs] or None. `plain_up_to`: up to how many rows a packed one
-    uses the plain weights."""
+    """`weight` [outputs, inputs], `bias` [outputs] or None. product: the library's, or None. product_up_to:
+    up to how many rows it is used where there are weights packed by oneDNN, too."""
 
-    __slots__ = ("_few", "_packed", "_plain", "_sized", "_transpose", "bias", "plain_up_to")
+    __slots__ = (
+        "_packed",
+        "_plain",
+        "_sized",
+        "_transpose",
+        "bias",
+        "dtype",
+        "inputs",
+        "product",
+        "product_up_to",
+    )
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, keep: bool = True
+        self, weight: Tensor, bias: Tensor | None = None, *, pack: bool = False, both: bool = False
     ) -> None:
-        """keep: the plain weights too, where there are packed ones; else they are made of these when they
-        are asked for."""
+        """pack: into a layout made for this CPU, which is kept instead of `weight`. both: in bfloat16, where
+        there are two such layouts, into both."""
         on_cpu = weight.device.type == "cpu"
-        self._packed = _pack(weight) if pack and on_cpu and weight.dtype in PACKABLE else None
-        self._plain = weight if keep or self._packed is None else None
-        self._few = None if self._plain is None else product_of(self._plain)
-        self.bias, self.plain_up_to = bias, 0
+        self.bias, self.dtype, self.inputs = bias, weight.dtype, weight.shape[1]
+        self.product = product_of(weight) if pack and on_cpu else None
+        packs = pack and on_cpu and _is_packable(weight.dtype)
+        if packs and self.product is not None:
+            packs = weight.dtype == torch.bfloat16 and (both or not self.product.in_panels)
+            if packs and not both:  # AMX's product is for few rows alone
+                self.product = None
+        self._packed = _pack(weight) if packs else None
+        self._plain = weight if self.product is None and self._packed is None else None
+        self.product_up_to = 0
         self._transpose = on_cpu and weight.dtype == torch.float32
         self._sized = on_cpu and not self._transpose
 
     @property
     def weight(self) -> Tensor:
-        if self._plain is None:
-            assert self._packed is not None
-            self._plain = self._packed.to_dense()
-        return self._plain
-
-    @property
-    def dtype(self) -> torch.dtype:
-        held = self._packed if self._plain is None else self._plain
-        assert held is not None
-        return held.dtype
+        """Made anew at each call where it is packed."""
+        if self._plain is not None:
+            return self._plain
+        if self.product is not None:
+            return self.product.weight()
+        assert self._packed is not None
+        plain: Tensor = self._packed.to_dense()
+        return plain
 
     @property
     def both(self) -> bool:
-        """Whether there are plain weights beside packed ones."""
-        return self._packed is not None and self._plain is not None
+        """Whether there are the library's weights and oneDNN's."""
+        return self._packed is not None and self.product is not None
 
     @property
     def packed(self) -> bool:
-        return self._packed is not None
+        return self._plain is None
 
     @property
     def few_rows(self) -> int:
-        """Up to how many rows of its type it is the library's kernel that reads `weight`; 0: it does not."""
-        if self._few is None:
+        """Up to how many rows, FEW_ROWS at most, are computed by the library; 0: none."""
+        if self.product is None:
             return 0
-        return _UNTIMED_ROWS if self._packed is None else self.plain_up_to
+        return FEW_ROWS if self._packed is None else min(FEW_ROWS, self.product_up_to)
+
+    def use_product(self, rows: int) -> None:
+        """Where there are both: the library's for up to so many rows, or, from the most that are timed on,
+        for all, and oneDNN's copy goes."""
+        self.product_up_to = rows
+        if rows == _TIMED_ROWS[-1] and self.product is not None and self.product.in_panels:
+            self._packed = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        if self._packed is not None and rows > self.plain_up_to:
-            return self._sized_product(x, self._packed)
-        if self._few is not None and rows <= self.few_rows and x.dtype == self.dtype:
-            return self._few(x, self.bias)
-        if self._sized:
-            return self._sized_product(x, None)
+        rows, product, packed = x.shape[0], self.product, self._packed
+        if product is not None and (packed is None or rows <= self.product_up_to) and x.dtype == self.dtype:
+            return product(x, self.bias)
+        if packed is not None or self._sized:
+            return self._sized_product(x, packed)
         if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
             y = torch.mm(self.weight, x.t()).t()
             return y if self.bias is None else y + self.bias
         return F.linear(x, self.weight, self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:
-        weight = self.weight.index_select(0, outputs)
+        product = self.product
+        weight = self.weight.index_select(0, outputs) if product is None else product.weight(outputs)
         bias = None if self.bias is None else self.bias.index_select(0, outputs)
         if not self._sized:
             return F.linear(x, weight, bias)
         # Every number of outputs is another size (see above): computed in float32, by no program of oneDNN's.
         made = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
-        return made.to(self.weight.dtype)
+        return made.to(self.dtype)
 
     def _sized_product(self, x: Tensor, packed: Tensor | None) -> Tensor:
         rows = x.shape[0]
@@ -118,13 +139,11 @@ class DenseLinear(Linear):
 
 
 class Dense(LinearMethod):
-    """Projections of one input are one matrix, one above the other. `pack`: keep a packed copy on the CPU;
-    `timed`: let tune() choose the weights for passes of few rows, else they use the packed ones too. `both`:
-    where it is in bfloat16, too, keep the plain ones beside it."""
+    """Projections of one input are one matrix, one above the other. `pack`, `both`: see DenseLinear."""
 
-    def __init__(self, *, pack: bool = False, timed: bool = False, both: bool = False) -> None:
-        self._pack, self._timed, self._both = pack, timed, both
-        self._packed: list[DenseLinear] = []
+    def __init__(self, *, pack: bool = False, both: bool = False) -> None:
+        self._pack, self._both = pack, both
+        self._timed: list[DenseLinear] = []
 
     def load(
         self,
@@ -138,27 +157,25 @@ class Dense(LinearMethod):
         return self.of(*read(weights, parts, inputs, bias=bias, own=own))
 
     def shared(self, table: Tensor) -> DenseLinear:
-        return self._keep(DenseLinear(table, pack=self._pack))
+        return self.of(table, None)
 
     def of(self, weight: Tensor, bias: Tensor | None) -> DenseLinear:
         """Over a matrix that is there already."""
-        keep = self._both or weight.dtype != torch.bfloat16
-        return self._keep(DenseLinear(weight, bias, pack=self._pack, keep=keep))
-
-    def _keep(self, linear: DenseLinear) -> DenseLinear:
+        linear = DenseLinear(weight, bias, pack=self._pack, both=self._both)
         if linear.both:
-            self._packed.append(linear)
+            self._timed.append(linear)
         return linear
 
     def tune(self) -> None:
-        """Takes some 0.1 to 0.3 s, more for matrices that are larger than 64 MiB."""
-        if self._timed and self._packed:
-            up_to, (plain, packed) = time_rows(self._packed)
+        """Takes some 0.1 to 0.3 s, more for matrices that are larger than 64 MiB; nothing where there is one
+        layout."""
+        if self._timed:
+            up_to, (ours, packed) = time_rows(self._timed)
             log.info(
-                "passes of up to %d rows use the plain weights, others packed ones (timed with one row: "
-                "%.2f ms plain, %.2f packed)",
+                "passes of up to %d rows use the library's product, others oneDNN's (timed with one row: "
+                "%.2f ms, %.2f packed)",
                 up_to,
-                1e3 * plain,
+                1e3 * ours,
                 1e3 * packed,
             )
 
@@ -178,38 +195,40 @@ def read(
 
 
 def time_rows(linears: Sequence[DenseLinear]) -> tuple[int, tuple[float, float]]:
-    """Measure whether few rows are faster with plain or with packed weights, on some of `linears` (in the
-    order in which a pass uses them; all packed, of one type), and set it for all of them. Up to how many rows
-    the plain ones are; the seconds of one row's products with plain and with packed weights."""
+    """Measure whether few rows are faster with the library's or with oneDNN's weights, on some of `linears`
+    (in the order in which a pass uses them; all with both, of one type), and set it for all of them. Up to
+    how many rows the library's are; the seconds of one row's products with either."""
     some, size = [], 0
     for linear in linears:
         some.append(linear)
-        size += linear.weight.nbytes
+        assert linear.product is not None
+        size += linear.product.outputs * linear.inputs * linear.dtype.itemsize
         if size >= _TIMED_BYTES:
             break
     up_to, one_row = 0, (0.0, 0.0)
     for rows in _TIMED_ROWS:
-        plain, packed = _least_s(some, rows)
+        ours, packed = _least_s(some, rows)
         if rows == 1:
-            one_row = plain, packed
-        if plain > packed:
+            one_row = ours, packed
+        if ours > packed:
             break
         up_to = rows
     for linear in linears:
-        linear.plain_up_to = up_to
+        linear.use_product(up_to)
     return up_to, one_row
 
 
 def _least_s(linears: Sequence[DenseLinear], rows: int) -> tuple[float, float]:
-    """Seconds of `rows` rows' products with plain and with packed weights: the least of a few rounds in turn,
-    and the thread's own time, so that other work on the machine counts as little as can be."""
-    given = [linear.weight.new_ones(rows, linear.weight.shape[1]) for linear in linears]
+    """Seconds of `rows` rows' products with the library's and with oneDNN's weights: the least of a few
+    rounds in turn, and the thread's own time, so that other work on the machine counts as little as can
+    be."""
+    given = [torch.ones(rows, linear.inputs, dtype=linear.dtype) for linear in linears]
     least = {rows: float("inf"), 0: float("inf")}
     begin = time.thread_time()
     for number in range(_TIMED_ROUNDS):
         for up_to in least:
             for linear in linears:
-                linear.plain_up_to = up_to
+                linear.product_up_to = up_to
             start = time.thread_time()
             for linear, x in zip(linears, given, strict=True):
                 linear(x)
@@ -226,18 +245,24 @@ def size_of(rows: int) -> int:
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this torch has the (private) packed product for it on this processor, and it gives the right
-    numbers."""
+    """Whether matrices of that type can be packed here, and products give the right numbers."""
     if dtype not in PACKABLE:
         return False
     try:
-        if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return False
         weight, x = torch.randn(32, 16), torch.randn(FEW_ROWS + 2, 16)
-        made = DenseLinear(weight.to(dtype), pack=True)(x.to(dtype)).float()
-        return bool(torch.allclose(made, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2))
+        linear = DenseLinear(weight.to(dtype), pack=True)
+        made = linear(x.to(dtype)).float()
+        near = torch.allclose(made, F.linear(x, weight), atol=1e-4 if dtype == torch.float32 else 0.2)
+        return linear.packed and near
     except (RuntimeError, AttributeError, TypeError):
         return False
+
+
+def _is_packable(dtype: torch.dtype) -> bool:
+    """Whether oneDNN can, by torch's private operations."""
+    if dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype in PACKABLE
 
 
 def _pack(weight: Tensor) -> Tensor:

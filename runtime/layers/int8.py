@@ -5,8 +5,8 @@ multiplied, to levels of the largest number of its row. So no row's result depen
 batch. Products and sums are those of integers, exact; only the two roundings are lost.
 
 A step with one or few rows takes as long as the matrices take to be read: a quarter of float32's time.
-Products are computed by a kernel in C on processors with AMX, else by FBGEMM, in a layout of its own. Weights
-take a byte each in memory, too.
+Products are computed by the library in C; on processors with AVX-512 VNNI but no AMX, and where there is no
+library, by FBGEMM. Either keeps weights in a layout of its own, a byte each.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.kernels.native.layers import FEW_ROWS, int8_product_of
 from runtime.kernels.native.library import TYPES
+from runtime.kernels.native.products import FEW_ROWS, Product, product_of
 from runtime.layers.dense import read
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
@@ -34,47 +34,47 @@ class Int8Linear(Linear):
     """Made from `weight` [outputs, inputs], any floating point, which is not kept, and `bias` [outputs] or
     None, added as it is. Inputs may have any floating-point type; what comes out has the same."""
 
-    __slots__ = ("_levels", "_native", "_packed", "_rows", "bias", "scale")
+    __slots__ = ("_packed", "_rows", "bias", "inputs", "levels", "product", "scale")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, levels: int | None = None) -> None:
-        """levels: to which inputs are rounded, on either side of zero; None: as many as this processor
-        multiplies without overflow."""
+        """levels: to which inputs are rounded, on either side of zero, by FBGEMM; None: the library
+        multiplies, or FBGEMM with as many as this processor does without overflow."""
         self.bias = None if bias is None else bias.float()
         wide = weight.float()
+        self.inputs = weight.shape[1]
         self.scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
         zeros = torch.zeros(len(wide), dtype=torch.int64)
         with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
             warnings.simplefilter("ignore", UserWarning)
             rounded = torch.quantize_per_channel(wide, self.scale.double(), zeros, 0, torch.qint8)
         self._rows: Tensor | None = None
-        self._native = None
-        if levels is None:
-            rows = rounded.int_repr()
-            if (native := int8_product_of(rows, self.scale, self.bias)) is not None:
-                self._native, self._rows, levels = native, rows, WEIGHT_LEVELS
-        self._levels = input_levels() if levels is None else levels
-        self._packed = None if self._native is not None else _pack(rounded)
+        self.product = _product_of(rounded.int_repr(), self.scale) if levels is None else None
+        self.levels = levels or (input_levels() if self.product is None else WEIGHT_LEVELS)
+        self._packed = None if self.product is not None else _pack(rounded)
 
     @property
     def few_rows(self) -> int:
         """Up to how many rows may be left to the library with all else of a layer; 0: it has no kernel."""
-        return 0 if self._native is None else FEW_ROWS
+        return 0 if self.product is None else FEW_ROWS
 
     @property
     def weight(self) -> Tensor:
         """int8 [outputs, inputs], from the packed weights when it is first asked for: few matrices are."""
         if self._rows is None:
-            self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
+            if self.product is not None:
+                self._rows = self.product.weight()
+            else:
+                self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
         return self._rows
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._native is not None and x.dtype in TYPES:
-            return self._native(x)
+        if self.product is not None and x.dtype in TYPES:
+            return self.product(x, self.bias)
         wide = x.float()
-        if self._native is not None:
-            return self._native(wide).to(x.dtype)
+        if self.product is not None:
+            return self.product(wide, self.bias).to(x.dtype)
         most = _largest(wide)
-        levels = self._levels
+        levels = self.levels
         made = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             wide / most, 1.0 / levels, levels + 1, self._packed
         ).mul_(most)
@@ -87,8 +87,8 @@ class Int8Linear(Linear):
         wide = x.float()
         most = _largest(wide)
         weight = self.weight.index_select(0, outputs).float()
-        made = F.linear((wide / most).mul_(self._levels).round_(), weight)
-        made *= most / self._levels * self.scale.index_select(0, outputs)
+        made = F.linear((wide / most).mul_(self.levels).round_(), weight)
+        made *= most / self.levels * self.scale.index_select(0, outputs)
         if self.bias is not None:
             made += self.bias.index_select(0, outputs)
         return made.to(x.dtype)
@@ -149,6 +149,12 @@ def _pack(rounded: Tensor) -> Any:
         torch.backends.quantized.engine = before
 
 
+def _product_of(rows: Tensor, scale: Tensor) -> Product | None:
+    """None: there is no product in the library, or FBGEMM's is faster."""
+    product = product_of(rows, scale)
+    return None if product is not None and product.in_panels and _has_vnni() else product
+
+
 def _largest(x: Tensor) -> Tensor:
     """[rows, inputs] -> [rows, 1]: the largest absolute number of each row."""
     return x.abs().amax(-1, keepdim=True).clamp_(min=_TINY)
@@ -157,12 +163,13 @@ def _largest(x: Tensor) -> Tensor:
 def input_levels() -> int:
     """Without VNNI, FBGEMM adds two products of 8 bits in 16: inputs get 7 bits there, or the sum would be
     cut off."""
-    return 127 if torch.backends.cpu.get_cpu_capability() == "AVX512" and _has_vnni() else 63
+    return 127 if _has_vnni() else 63
 
 
 def _has_vnni() -> bool:
+    """With the vectors of AVX-512, as FBGEMM wants it."""
     found = getattr(torch.cpu, "_is_vnni_supported", None)
-    return found is not None and bool(found())
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and found is not None and bool(found())
 
 
 def can_multiply() -> bool:

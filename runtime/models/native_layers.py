@@ -18,7 +18,7 @@ from torch import Tensor
 from runtime.attention.native_views import NativeStep
 from runtime.config.model import ModelSpec
 from runtime.kernels.native import layers as kernels
-from runtime.kernels.native.library import DecoderLayer, DecoderShape, Matrix
+from runtime.kernels.native.library import DIM_STEP, DecoderLayer, DecoderShape, Matrix
 from runtime.layers.dense import DenseLinear
 from runtime.layers.int8 import Int8Linear
 from runtime.layers.mlp import GatedMLP
@@ -72,12 +72,14 @@ class NativeLayers:
         if not found or len(found) < len(parts) or not isinstance(final_norm, RMSNorm):
             return None
         norms = [final_norm, *(norm for one in found for norm in one.norms)]
+        ffn = found[0].linears[3].inputs
         by_head = [one.qk_norm for one in found if one.qk_norm is not None]
         linears = [linear for one in found for linear in one.linears]
         dtype = embedding.dtype
         most = min(linear.few_rows for linear in linears)
         if (
             most < 1
+            or ffn % DIM_STEP
             or any(isinstance(one, DenseLinear) and one.dtype != dtype for one in linears)
             or any(norm.weight.dtype != final_norm.weight.dtype for norm in (*norms, *by_head))
             or not all(norm.uses_kernel((spec.hidden_size,), dtype) for norm in norms)
@@ -93,7 +95,7 @@ class NativeLayers:
         shape = DecoderShape(
             layer=entries, embedding=embedding.data_ptr(), final_norm=final_norm.weight.data_ptr(),
             layers=len(found), hidden=spec.hidden_size, heads=heads[0], kv_heads=heads[1], dim=spec.head_dim,
-            ffn=found[0].linears[3].weight.shape[1], is_short=short, short_norms=short_norms,
+            ffn=ffn, is_short=short, short_norms=short_norms,
             wide=short and not short_norms, shared=kernels.SHARED, eps=final_norm.eps,
         )  # fmt: skip
         return cls(shape, entries, rotaries, embedding, most)
@@ -168,8 +170,6 @@ class _Parts(NamedTuple):
 
 
 def _matrix(linear: DenseLinear | Int8Linear) -> Matrix:
-    if isinstance(linear, Int8Linear):
-        held = linear.weight, linear.bias, linear.scale
-    else:
-        held = linear.weight, linear.bias, None
-    return Matrix(*[None if one is None else one.data_ptr() for one in held])
+    assert linear.product is not None
+    held = linear.bias, linear.scale if isinstance(linear, Int8Linear) else None
+    return Matrix(linear.product.address, *[None if one is None else one.data_ptr() for one in held])

@@ -1,6 +1,6 @@
 /* All layers of a decoder in one call: the functions above, in the order in which Python would call them. */
 
-/* scale: of integers, see product_int8(). */
+/* See product(). */
 typedef struct {
     const void *weight, *bias;
     const float *scale;
@@ -32,12 +32,9 @@ typedef struct {
 static int64_t threads_of(const Step *step, int64_t numbers) { return numbers >= step->model->shared ? step->threads : 1; }
 
 static int multiply(const Step *step, const void *x, const Matrix *with, void *out, int64_t outputs, int64_t inputs) {
-    const int is_short = step->model->is_short;
     const int64_t threads = threads_of(step, outputs * inputs);
-    if (with->scale)
-        return product_int8(x, with->weight, with->scale, with->bias, out, step->tokens, outputs, inputs, is_short,
-                            step->parallel, threads);
-    return product(x, with->weight, with->bias, out, step->tokens, outputs, inputs, is_short, step->parallel, threads);
+    return product(x, with->weight, with->scale, with->bias, out, step->tokens, outputs, inputs, step->model->is_short,
+                   step->parallel, threads);
 }
 
 static void normalise(const Step *step, void *x, const void *weight, void *residual, void *out) {

@@ -1,9 +1,9 @@
 /* All for one kind of processor: included once for each, with these defined: W floats in a vector; KEYS_AT_ONCE rows
- * of the product of keys and queries, and DIMS vectors of the other's, that are kept in registers; ROWS_AT_ONCE and
- * OUTPUTS_AT_ONCE of products with matrices; NAME(x). */
+ * of the product of keys and queries, and DIMS vectors of the other's, that are kept in registers; NAME(x). */
 
 #include "vectors.h"
 #include "tasks.h"
+#include "panels.h"
 #include "layers.h"
 #if W == 16 && TILES
 #include "tiles.h"
@@ -17,6 +17,4 @@
 #undef W
 #undef KEYS_AT_ONCE
 #undef DIMS
-#undef ROWS_AT_ONCE
-#undef OUTPUTS_AT_ONCE
 #undef NAME

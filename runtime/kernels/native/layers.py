@@ -1,6 +1,6 @@
-"""Calls of the library's kernels for what lies between attention and attention: products of few rows, and
-those of `kernel`, with the names and arguments of Triton's. Only for what `takes` says: whoever has another
-type or size computes with torch."""
+"""Calls of the library's kernels for what lies between attention and attention, products aside (products),
+with the names and arguments of Triton's. Only for what `takes` says: whoever has another type or size
+computes with torch."""
 
 from __future__ import annotations
 
@@ -15,69 +15,11 @@ from runtime.kernels.native.library import DIM_STEP, TYPES, Library, library
 
 SHARED = 32_768
 """Numbers from which on an operation is shared out among threads; torch's operations, too."""
-FEW_ROWS = 64
-"""Products of up to so many rows may be for the kernel: with more it is not the memory that takes time."""
-_STEP = 32  # inputs of products come in steps of so many: in bfloat16, as much as a row of a tile
-_INT8_STEP, _INT8_OUTPUTS = 64, 16
 
 
 def takes(x: Tensor, size: int) -> bool:
     """Whether kernels are made for x, of which `size` numbers lie side by side: on GPUs always."""
     return x.device.type != "cpu" or (x.dtype in TYPES and size % DIM_STEP == 0)
-
-
-def product_of(weight: Tensor) -> Callable[[Tensor, Tensor | None], Tensor] | None:
-    """x [rows, inputs], bias -> [rows, outputs], by `weight` [outputs, inputs], for x of its type and at most
-    FEW_ROWS rows. None: there is no kernel for it."""
-    native = library() if weight.device.type == "cpu" else None
-    outputs, inputs = weight.shape
-    if native is None or weight.dtype not in TYPES or inputs % _STEP or not weight.is_contiguous():
-        return None
-    call, parallel, kind = native.product, native.parallel, weight.dtype
-    short, address = kind == torch.bfloat16, weight.data_ptr()
-    large = weight.numel() >= SHARED
-
-    def product(x: Tensor, bias: Tensor | None) -> Tensor:
-        given, rows = x.contiguous(), x.shape[0]
-        out = given.new_empty(rows, outputs)
-        threads = torch.get_num_threads() if large else 1
-        added = None if bias is None else bias.data_ptr()
-        if not call(
-            given.data_ptr(), address, added, out.data_ptr(), rows, outputs, inputs, short, parallel, threads
-        ):
-            raise MemoryError(f"a product of {rows} rows of {inputs} numbers")
-        return out
-
-    product.weight = weight  # type: ignore[attr-defined]  # it must not go before the product
-    return product
-
-
-def int8_product_of(weight: Tensor, scale: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-    """x [rows, inputs], in float32 or bfloat16 -> [rows, outputs] of its type, by `weight` [outputs, inputs]
-    of integers of 8 bits, whose row stands for numbers that are `scale` [outputs] times as large; bias
-    [outputs]. Each row of x is rounded to 127 levels on either side of zero. None: there is no kernel."""
-    native = library() if weight.device.type == "cpu" else None
-    outputs, inputs = weight.shape
-    if native is None or not native.tiles or inputs % _INT8_STEP or outputs < _INT8_OUTPUTS:
-        return None
-    call, parallel, large = native.product_int8, native.parallel, weight.numel() >= SHARED
-    added = None if bias is None else bias.float().contiguous()
-    held = weight.contiguous(), scale.float().contiguous(), added
-    addresses = [None if one is None else one.data_ptr() for one in held]
-
-    def product(x: Tensor) -> Tensor:
-        given, rows = x.contiguous(), x.shape[0]
-        out = given.new_empty(rows, outputs)
-        threads = torch.get_num_threads() if large else 1
-        short = given.dtype == torch.bfloat16
-        if not call(
-            given.data_ptr(), *addresses, out.data_ptr(), rows, outputs, inputs, short, parallel, threads
-        ):
-            raise MemoryError(f"a product of {rows} rows of {inputs} numbers")
-        return out
-
-    product.held = held  # type: ignore[attr-defined]  # they must not go before the product
-    return product
 
 
 def kernel(name: str) -> Callable[..., Any] | None:

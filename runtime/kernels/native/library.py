@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from runtime.kernels.native.compiled import load, paths
+from runtime.kernels.native.panels import to_panels
 
 log = logging.getLogger(__name__)
 
@@ -69,10 +70,10 @@ class DecoderShape(ctypes.Structure):
 
 
 class Library:
-    """attend, decode, product, product_int8, rms_norm, rotate, silu_mul: see the source. path: where it lies.
-    lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX, without which there
-    is no product_int8. parallel: the address of what starts torch's own OpenMP threads (others beside them
-    would wait for the same cores); None: it has none, or they go by another name, and there is one thread."""
+    """attend, decode, product, reads_rows, rms_norm, rotate, silu_mul: see the source. path: where it lies.
+    lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX. parallel: the
+    address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
+    None: it has none, or they go by another name, and there is one thread."""
 
     def __init__(self, path: Path) -> None:
         """Raises OSError and AttributeError: it is no such library, or one of another version."""
@@ -83,13 +84,13 @@ class Library:
         self.attend.restype = None
         self.attend.argtypes = (ctypes.POINTER(Pass), c_void_p, c_void_p, c_void_p, c_void_p)
         self.path = path
-        self.product = _function(loaded.product, "ppppiiibpi")
-        self.product_int8 = _function(loaded.product_int8, "pppppiiibpi")
+        self.product = _function(loaded.product, "pppppiiibpi")
+        self.reads_rows = _function(loaded.reads_rows, "iib")
         self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
         self.decode = _function(loaded.decode, "pppppppppp")
-        loaded.product.restype = loaded.product_int8.restype = loaded.decode.restype = c_int
+        loaded.product.restype = loaded.reads_rows.restype = loaded.decode.restype = c_int
         loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded
         loaded.use_tiles.restype, loaded.use_tiles.argtypes = c_int, (c_int,)
@@ -159,7 +160,8 @@ def _computes_right(made: Library) -> bool:
         torch.empty(rows, size),
         torch.empty(rows, size // 2),
     )
-    made.product(x0, weight0, None, products.data_ptr(), rows, outputs, size, False, None, 1)
+    panels = to_panels(weight)
+    made.product(x0, panels.data_ptr(), None, None, products.data_ptr(), rows, outputs, size, False, None, 1)
     made.silu_mul(x0, gated.data_ptr(), rows, size // 2, size, False, None, 1)
     turned = x.clone()  # one head a row, of which the first 2 * half numbers are turned
     cos, sin = weight[:rows, : 2 * half].contiguous(), more[:, : 2 * half].contiguous()
@@ -195,22 +197,28 @@ def _computes_right(made: Library) -> bool:
         (normed, added * scale * weight[0]),
     )
     right = all(torch.allclose(found, right, atol=1e-4) for found, right in expected)
-    return right and (not made.tiles or _tiles_compute_right(made))
+    return right and _computes_codes_right(made)
 
 
-def _tiles_compute_right(made: Library) -> bool:
+def _computes_codes_right(made: Library) -> bool:
+    """Products in bfloat16, and with integers."""
     rows, outputs, size = 17, 40, 64
     x, whole = torch.arange(rows * size).view(rows, size) % 13 - 6.0, torch.arange(outputs * size) % 11 - 5
     x[:, 0] = 127.0  # the largest of its row: all are themselves when they are rounded
     short, weight = x.bfloat16(), whole.view(outputs, size).bfloat16()
     found, of_short = torch.empty(rows, outputs), torch.empty(rows, outputs, dtype=torch.bfloat16)
-    scale, codes = torch.arange(1.0, 1 + outputs), weight.to(torch.int8)
+    scale = torch.arange(1.0, 1 + outputs)
+    given = [
+        one if made.reads_rows(outputs, size, one.dtype.itemsize) else to_panels(one)
+        for one in (weight, weight.to(torch.int8))
+    ]
     made.product(
-        short.data_ptr(), weight.data_ptr(), None, of_short.data_ptr(), rows, outputs, size, True, None, 1
-    )
-    made.product_int8(
-        x.data_ptr(), codes.data_ptr(), scale.data_ptr(), None, found.data_ptr(), rows, outputs, size, False,
+        short.data_ptr(), given[0].data_ptr(), None, None, of_short.data_ptr(), rows, outputs, size, True,
         None, 1,
+    )  # fmt: skip
+    made.product(
+        x.data_ptr(), given[1].data_ptr(), scale.data_ptr(), None, found.data_ptr(), rows, outputs, size,
+        False, None, 1,
     )  # fmt: skip
     product = x @ weight.float().t()
     return torch.equal(of_short, product.bfloat16()) and torch.allclose(found, product * scale)

@@ -1,5 +1,5 @@
-/* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. layers.h: products
- * with few rows, norms, rotary embedding, SiLU. tiles.h: products with AMX. decoder.h: all layers of a decoder. tasks.h:
+/* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. panels.h:
+ * products with matrices. tiles.h: those with AMX. layers.h: norms, rotary embedding, SiLU. decoder.h: all layers of a decoder. tasks.h:
  * attention of one layer over runs of a pool of keys and values: new keys and values are written to their slots, then each
  * task takes up to ROWS query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax,
  * arXiv 1805.02867); results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever
@@ -111,28 +111,28 @@ INLINE int64_t next_of(Share *share) {
     return from < share->total ? from : -1;
 }
 
-/* out [rows, outputs] = x [rows, inputs] weight^T + bias. x is float32 here; the rest bfloat16 where `is_short`. */
+/* Outputs that lie side by side in a panel; rows that are computed together, and inputs of a panel that fit into the first
+ * cache. */
+enum { PANEL = 32, CHUNK = 96, DEPTH = 256 };
+/* Rows, and vectors of outputs, whose sums are kept in registers. Where there are few of these, float32 weights are read
+ * in whole lines all the same, and fewer rows are computed at once. */
+enum { ROWS_AT_ONCE = 6, MOST_COLUMNS = 4 };
+#define COLUMNS(rows) (W == 16 ? 2 : (rows) <= 3 ? 4 : 2)
+#define PLAIN_ROWS_AT_ONCE (W == 16 ? 6 : 3)
+
+/* out [rows, outputs] = x [rows, inputs] weight^T + bias, which are bfloat16 where `is_short`. Where there is a scale,
+ * weight and x are integers: then a number of x stands for row_scale, one of the weights for its output's scale, and bias
+ * is float32. weight: in panels, see panels.h, and x in float32 or integers of 16 bits; for tiles.h the weights are as they
+ * are, and x is as pack_rows() makes it. */
 typedef struct {
-    const float *x;
-    const void *weight, *bias;
+    const void *x, *weight;
+    const float *scale, *row_scale;
+    const void *bias;
     void *out;
     int64_t rows, outputs, inputs;
     int is_short;
     Share share;
 } Product;
-
-/* The same by tiles: x as pack_rows() makes it, a row of `wide` bytes. Bfloat16, or, where there is a scale, integers:
- * then a number of x stands for row_scale, one of the weights for its output's scale, and bias is float32. out is bfloat16
- * where `is_short`. */
-typedef struct {
-    const char *x, *weight;
-    const float *scale, *row_scale;
-    const void *bias;
-    void *out;
-    int64_t rows, outputs, wide;
-    int is_short;
-    Share share;
-} Tiles;
 
 /* As runtime/kernels/rms_norm.py. `each`: every row of a token has a weight of its own. */
 typedef struct {
@@ -172,7 +172,6 @@ typedef struct {
 #if WIDE_KINDS && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 13 : __GNUC__ >= 11)
 #define TILES 1
 #include <cpuid.h>
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #else
@@ -180,6 +179,7 @@ typedef struct {
 #endif
 
 #if WIDE_KINDS
+#include <immintrin.h>
 #if defined(__clang__) && TILES
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,fma,amx-tile,amx-bf16,amx-int8"))), apply_to = function)
 #elif defined(__clang__)
@@ -194,8 +194,6 @@ typedef struct {
 #define W 16
 #define KEYS_AT_ONCE 8
 #define DIMS 4
-#define ROWS_AT_ONCE 4
-#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_512
 #include "kind.h"
 #if defined(__clang__)
@@ -209,8 +207,6 @@ typedef struct {
 #define W 8
 #define KEYS_AT_ONCE 4
 #define DIMS 2
-#define ROWS_AT_ONCE 2
-#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_256
 #include "kind.h"
 #if defined(__clang__)
@@ -223,8 +219,6 @@ typedef struct {
 #define W 4
 #define KEYS_AT_ONCE 4
 #define DIMS 2
-#define ROWS_AT_ONCE 4
-#define OUTPUTS_AT_ONCE 4
 #define NAME(x) x##_128
 #include "kind.h"
 
@@ -246,7 +240,7 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 4; }
+int native_version(void) { return 5; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
@@ -348,6 +342,14 @@ void attend(const Pass *pass, const void *qkv, void *pool, void *out, const floa
     merge(&layer);
 }
 
+/* x -> whole numbers of so many bytes each, and their scales. */
+static void round_rows(char *whole, float *row_scale, const void *x, const Product *job, int bytes) {
+    float (*round)(void *, const void *, int64_t, int, int) = BY_KIND(rounded_row);
+    for (int64_t r = 0, inputs = job->inputs; r < job->rows; r++)
+        row_scale[r] = round(whole + r * inputs * bytes, (const char *)x + r * inputs * (job->is_short ? 2 : 4), inputs,
+                             job->is_short, bytes);
+}
+
 #if TILES
 /* Whether this processor has AMX, and this process may use it. */
 static int tiles_asked(void) {
@@ -366,19 +368,20 @@ int use_tiles(int wanted) {
 }
 
 /* x is packed here, into integers where there is a scale. */
-static int by_tiles(const void *x, const void *weight, const float *scale, const void *bias, void *out, int64_t rows,
-                    int64_t outputs, int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
-    const int64_t padded = (rows + 2 * TILE - 1) / (2 * TILE) * (2 * TILE), wide = inputs * (scale ? 1 : 2);
-    const int64_t more = scale ? rows * wide + 4 * padded : 0; /* rounded rows, and their scales */
+static int by_tiles(const void *x, Product job, Parallel parallel, int64_t threads) {
+    const int64_t rows = job.rows, wide = job.inputs * (job.scale ? 1 : 2);
+    const int64_t padded = (rows + 2 * TILE - 1) / (2 * TILE) * (2 * TILE);
+    const int64_t more = job.scale ? rows * wide + 4 * padded : 0; /* rounded rows, and their scales */
     char *packed = aligned_alloc(64, (padded * wide + more + 63) / 64 * 64);
     if (!packed) return 0;
     float *row_scale = (float *)(packed + padded * wide);
-    int8_t *whole = (int8_t *)(row_scale + padded);
-    if (scale)
-        for (int64_t r = 0; r < padded; r++)
-            row_scale[r] = r < rows ? rounded_row(whole + r * wide, x, r * inputs, inputs, is_short) : 0.0f;
-    pack_rows((uint32_t *)packed, scale ? (const void *)whole : x, rows, wide / 4);
-    Tiles job = {packed, weight, scale, row_scale, bias, out, rows, outputs, wide, is_short, shared(outputs, threads, 2 * TILE)};
+    char *whole = (char *)(row_scale + padded);
+    if (job.scale) {
+        memset(row_scale, 0, 4 * padded);
+        round_rows(whole, row_scale, x, &job, 1);
+    }
+    pack_rows((uint32_t *)packed, job.scale ? (const void *)whole : x, rows, wide / 4);
+    job.x = packed, job.row_scale = row_scale, job.share = shared(job.outputs, threads, 2 * TILE);
     job.share.step = (job.share.step + 2 * TILE - 1) / (2 * TILE) * (2 * TILE);
     share_out(tiles, &job, parallel, threads);
     free(packed);
@@ -388,35 +391,47 @@ static int by_tiles(const void *x, const void *weight, const float *scale, const
 int use_tiles(int wanted) { return 0 & wanted; }
 #endif
 
-/* 0: there was no memory for it. */
-int product(const void *x, const void *weight, const void *bias, void *out, int64_t rows, int64_t outputs,
-            int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
-    float *wide = 0;
+/* Whether product() takes such a matrix as it is, else in panels. bytes: of a number. */
+int reads_rows(int64_t outputs, int64_t inputs, int bytes) {
 #if TILES
-    if (is_short && outputs >= TILE && inputs % (TILE_BYTES / 2) == 0 && tiles_wanted)
-        return by_tiles(x, weight, 0, bias, out, rows, outputs, inputs, 1, parallel, threads);
+    return tiles_wanted && outputs >= TILE && bytes < 4 && inputs * bytes % TILE_BYTES == 0;
+#else
+    return 0 & (int)(outputs + inputs + bytes);
 #endif
-    if (is_short) {
-        wide = malloc(sizeof(float) * rows * inputs);
-        if (!wide) return 0;
-        widen(wide, x, 0, rows * inputs, 1);
+}
+
+/* x is made float32, or integers of 16 bits, here. */
+static int by_panels(const void *x, Product job, Parallel parallel, int64_t threads) {
+    const int64_t numbers = job.rows * job.inputs;
+    char *made = 0;
+    job.x = x;
+    if (job.scale || job.is_short) {
+        made = malloc(numbers * (job.scale ? 2 : 4) + 4 * job.rows + 4);
+        if (!made) return 0;
+        job.x = made;
+        if (job.scale) {
+            job.row_scale = (float *)(made + (numbers * 2 + 3) / 4 * 4);
+            round_rows(made, (float *)job.row_scale, x, &job, 2);
+        } else {
+            widen((float *)made, x, 0, numbers, 1);
+        }
     }
-    Product job = {is_short ? wide : x, weight, bias, out, rows, outputs, inputs, is_short, shared(outputs, threads, 16)};
-    share_out(BY_KIND(linears), &job, parallel, threads);
-    free(wide);
+    job.share = shared((job.outputs + PANEL - 1) / PANEL, threads, 1);
+    share_out(BY_KIND(panels), &job, parallel, threads);
+    free(made);
     return 1;
 }
 
-/* weight [outputs, inputs] of integers of 8 bits, one of which stands for scale [outputs]; bias in float32; x and out
- * bfloat16 where `is_short`. At least 16 outputs, of 64 inputs or a multiple. 0: there was no memory, or there are no
- * tiles. */
-int product_int8(const void *x, const int8_t *weight, const float *scale, const float *bias, void *out, int64_t rows,
-                 int64_t outputs, int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
+/* x and out: bfloat16 where `is_short`, else float32; weight and bias, too, but where there is a scale: then the weights
+ * are integers of 8 bits, one of which stands for scale [outputs], bias is float32, and inputs are a multiple of 16. How
+ * weights lie: see reads_rows(). 0: there was no memory for it. */
+int product(const void *x, const void *weight, const float *scale, const void *bias, void *out, int64_t rows,
+            int64_t outputs, int64_t inputs, int is_short, Parallel parallel, int64_t threads) {
+    const Product job = {x, weight, scale, 0, bias, out, rows, outputs, inputs, is_short, {0, 0, 0}};
 #if TILES
-    if (tiles_wanted)
-        return by_tiles(x, weight, scale, bias, out, rows, outputs, inputs, is_short, parallel, threads);
+    if (reads_rows(outputs, inputs, scale ? 1 : is_short ? 2 : 4)) return by_tiles(x, job, parallel, threads);
 #endif
-    return 0;
+    return by_panels(x, job, parallel, threads);
 }
 
 void rms_norm(const void *x, const void *weight, void *residual, void *out, int64_t tokens, int64_t rows, int64_t size,

@@ -38,7 +38,7 @@ INLINE void transpose(VF *x) {
 }
 
 /* The tiles' sums of outputs from `output` on, the first `skip` of them aside, for rows from `row0` on. */
-INLINE void write_tile(const Tiles *job, const float *sums, int64_t output, int64_t skip, int64_t row0) {
+INLINE void write_tile(const Product *job, const float *sums, int64_t output, int64_t skip, int64_t row0) {
     const int64_t rows = job->rows - row0 < TILE ? job->rows - row0 : TILE, width = job->is_short ? 2 : 4;
     VF made[TILE];
     for (int o = 0; o < TILE; o++) {
@@ -81,14 +81,14 @@ INLINE void write_tile(const Tiles *job, const float *sums, int64_t output, int6
         }                                                                                                              \
     }
 
-INLINE void tiles_at(const Tiles *job, int64_t output, int64_t row0, int both, int whole) {
-    const int64_t wide = job->wide, outputs = job->outputs;
+INLINE void tiles_at(const Product *job, int64_t output, int64_t row0, int both, int whole) {
+    const int64_t wide = job->inputs * (job->scale ? 1 : 2), outputs = job->outputs;
     const int64_t fetch_from = wide * row0 / job->rows, fetch_to = wide * (row0 + 2 * TILE) / job->rows;
     /* Where too few are left, those before are computed once more. */
     const int64_t first = output + TILE <= outputs ? output : outputs - TILE;
     const int64_t second = output + 2 * TILE <= outputs ? output + TILE : outputs - TILE;
-    const char *one = job->weight + first * wide, *two = job->weight + second * wide;
-    const char *x = job->x + row0 * wide, *y = x + TILE * wide;
+    const char *one = (const char *)job->weight + first * wide, *two = (const char *)job->weight + second * wide;
+    const char *x = (const char *)job->x + row0 * wide, *y = x + TILE * wide;
     float sums[4][TILE * TILE] __attribute__((aligned(64)));
     _tile_zero(0);
     _tile_zero(1);
@@ -114,7 +114,7 @@ INLINE void tiles_at(const Tiles *job, int64_t output, int64_t row0, int both, i
 }
 
 static void tiles(void *given) {
-    Tiles *job = given;
+    Product *job = given;
     TileShapes shapes = {.palette = 1};
     for (int i = 0; i < 8; i++) shapes.row_bytes[i] = TILE_BYTES, shapes.rows[i] = TILE;
     _tile_loadconfig(&shapes);
@@ -138,24 +138,4 @@ static void pack_rows(uint32_t *to, const uint32_t *from, int64_t rows, int64_t 
         for (int64_t r = 0; r < count; r++)
             for (int64_t i = 0; i < words; i++) to[i * TILE + r] = from[r * words + i];
     }
-}
-
-/* x [inputs] -> to: whole numbers up to 127 on either side of zero; the result: what one of them stands for, which is no
- * number where x has one that is not finite. */
-static float rounded_row(int8_t *to, const void *x, int64_t at, int64_t inputs, int is_short) {
-    const char *from = (const char *)x + at * (is_short ? 2 : 4);
-    VF most = NAME(all)(1e-30f), finite = {0};
-    for (int64_t i = 0; i < inputs; i += W) {
-        VF one = NAME(read)(from, i, is_short);
-        most = NAME(most)(most, NAME(most)(one, -one));
-        finite += one - one;
-    }
-    float largest = 0.0f;
-    for (int i = 0; i < W; i++) largest = most[i] > largest ? most[i] : largest;
-    const VF magic = NAME(all)(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    for (int64_t i = 0; i < inputs; i += W) {
-        VI whole = (VI)(NAME(read)(from, i, is_short) / largest * 127.0f + magic);
-        *(NAME(VB) *)(to + i) = __builtin_convertvector(whole, NAME(VB));
-    }
-    return largest / 127.0f + NAME(sum)(finite);
 }

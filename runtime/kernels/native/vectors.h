@@ -5,6 +5,8 @@ typedef float NAME(VF) __attribute__((vector_size(4 * W), aligned(4), may_alias)
 typedef int32_t NAME(VI) __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef uint32_t NAME(VU) __attribute__((vector_size(4 * W), aligned(4), may_alias));
 typedef int8_t NAME(VB) __attribute__((vector_size(W), aligned(1), may_alias));
+typedef int16_t NAME(VP) __attribute__((vector_size(4 * W), aligned(2), may_alias));
+typedef int8_t NAME(VBP) __attribute__((vector_size(2 * W), aligned(1), may_alias));
 typedef uint16_t NAME(VS) __attribute__((vector_size(2 * W), aligned(2), may_alias));
 #define VF NAME(VF)
 #define VI NAME(VI)
@@ -59,25 +61,6 @@ INLINE float NAME(sum)(VF x) {
 #endif
     return x[0];
 }
-
-#if W == 16
-/* The sums of 16 vectors, each as sum() makes it. */
-INLINE VF NAME(sums)(VF *x) {
-    for (int i = 0; i < 8; i++)
-        x[i] = SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
-    for (int i = 0; i < 4; i++)
-        x[i] = SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
-               SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
-    for (int i = 0; i < 2; i++)
-        x[i] = SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) +
-               SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31);
-    for (int i = 0; i < 1; i++)
-        x[i] = SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) +
-               SHUFFLE_BOTH(NAME(VI), x[2 * i], x[2 * i + 1], 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-    return x[0];
-}
-#endif
 
 /* W numbers of a row, from number d on, which are bfloat16 where `is_short`. */
 INLINE VF NAME(read)(const void *row, int64_t d, int is_short) {

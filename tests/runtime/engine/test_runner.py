@@ -388,15 +388,6 @@ def test_packing_changes_no_text(tiny: Any, load: Any, drive: Any, prompt: Any, 
     assert [drive(runner).generate([ids], 20)[0] for ids in prompts] == right
 
 
-@pytest.mark.parametrize(("wish", "lines"), [("auto", 1), ("always", 0), ("never", 0)])
-def test_how_few_rows_are_computed_is_timed_unless_it_was_said(
-    tiny: Any, load: Any, caplog: pytest.LogCaptureFixture, wish: str, lines: int
-) -> None:
-    with caplog.at_level("INFO", "runtime.layers.dense"):
-        load(tiny("llama").path, pack_weights=wish)
-    assert len([one for one in caplog.records if "packed" in one.getMessage()]) == lines
-
-
 def test_on_a_cpu_it_computes_in_float32_unless_asked(tmp_path: Any, make: Any, load: Any) -> None:
     """In bfloat16 outputs would depend on what else is in the batch."""
     case = make(tmp_path, "llama", torch.bfloat16)

@@ -12,6 +12,7 @@ from torch import Tensor
 from runtime.config.model import RopeSpec
 from runtime.kernels.native import layers
 from runtime.kernels.native.library import library
+from runtime.kernels.native.products import FEW_ROWS, product_of
 from runtime.layers.dense import DenseLinear
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
@@ -63,72 +64,85 @@ def without(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Tensor]) -> T
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "outputs"), [(1, 37), (2, 37), (3, 8), (4, 37), (5, 70), (16, 37), (33, 64), (64, 16), (70, 131)]
-)
-def test_products(rows: int, outputs: int, biased: bool, dtype: torch.dtype) -> None:
-    weight, x = torch.randn(outputs, 96).to(dtype), torch.randn(rows, 96).to(dtype)
+    ("rows", "outputs", "inputs"),
+    [
+        (0, 5, 96), (1, 37, 96), (2, 37, 97), (3, 8, 1), (4, 37, 96), (5, 70, 40), (6, 3, 33), (7, 64, 96),
+        (16, 37, 600), (33, 64, 96), (64, 16, 96), (70, 131, 257), (97, 40, 300),
+    ],
+)  # fmt: skip
+def test_products(rows: int, outputs: int, inputs: int, biased: bool, dtype: torch.dtype) -> None:
+    """More inputs than are read at once, rows that are no multiple of those kept in registers, panels that
+    are not full."""
+    weight, x = torch.randn(outputs, inputs).to(dtype), torch.randn(rows, inputs).to(dtype)
     bias = torch.randn(outputs).to(dtype) if biased else None
-    product = layers.product_of(weight)
+    product = product_of(weight)
     assert product is not None
     made = product(x, bias)
-    close(made, F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(dtype))
+    right = F.linear(x.double(), weight.double(), None if bias is None else bias.double()).to(dtype)
+    torch.testing.assert_close(
+        made, right, **({} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4})
+    )
     for row in range(rows):  # whatever else there is
         assert torch.equal(product(x[row : row + 1], bias)[0], made[row])
     assert torch.equal(product(x.t().contiguous().t(), bias), made)
+    some = torch.randperm(outputs)[:3]
+    assert torch.equal(product.weight(), weight)
+    assert torch.equal(product.weight(some), weight[some])
 
 
 def test_matrices_it_is_not_for() -> None:
-    assert layers.product_of(torch.randn(8, 40)) is None
-    assert layers.product_of(torch.randn(8, 64).half()) is None
-    assert layers.product_of(torch.randn(64, 8).t()) is None
-    assert layers.product_of(torch.empty(8, 64, device="meta")) is None
+    assert product_of(torch.randn(8, 64).half()) is None
+    assert product_of(torch.empty(8, 64, device="meta")) is None
+    assert product_of(torch.empty(0, 64)) is None
+    assert product_of(torch.zeros(32, 40, dtype=torch.int8), torch.ones(32)) is None
+
+
+def test_rows_that_are_not_numbers_spoil_no_other() -> None:
+    weight, x = torch.randn(40, 64), torch.randn(5, 64)
+    product = product_of(weight)
+    assert product is not None
+    right = product(x, None)
+    x[1, 3], x[3, 0] = float("nan"), float("inf")
+    made = product(x, None)
+    assert made[1].isnan().all()
+    assert not made[3].isfinite().any()
+    assert torch.equal(made[[0, 2, 4]], right[[0, 2, 4]])
 
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize(("rows", "outputs"), [(1, 16), (3, 40), (16, 37), (33, 64), (70, 131)])
-def test_products_of_integers(rows: int, outputs: int, biased: bool) -> None:
-    weight, x = torch.randint(-127, 128, (outputs, 192), dtype=torch.int8), torch.randn(rows, 192)
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [(1, 16, 192), (3, 40, 16), (4, 5, 48), (16, 37, 192), (33, 64, 528), (70, 131, 192), (100, 32, 64)],
+)
+def test_products_of_integers(rows: int, outputs: int, inputs: int, biased: bool) -> None:
+    weight, x = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), torch.randn(rows, inputs)
     scale, bias = torch.rand(outputs), torch.randn(outputs) if biased else None
-    product, native = layers.int8_product_of(weight, scale, bias), library()
-    assert native is not None
-    if not native.tiles:
-        assert product is None
-        return
+    product = product_of(weight, scale)
     assert product is not None
     x *= torch.logspace(-9, 9, rows)[:, None]
     largest = x.abs().amax(1, keepdim=True)
     right = (x / largest * 127).round() @ weight.float().t() * (largest / 127 * scale)
     right = right if bias is None else right + bias
-    made = product(x)
+    made = product(x, bias)
     torch.testing.assert_close(made, right, atol=1e-5, rtol=1e-5)
     for row in range(rows):  # whatever else there is
-        assert torch.equal(product(x[row : row + 1])[0], made[row])
-    assert torch.equal(product(x.t().contiguous().t()), made)
-    short = product(x.bfloat16())
-    assert torch.equal(short, product(x.bfloat16().float()).bfloat16())
+        assert torch.equal(product(x[row : row + 1], bias)[0], made[row])
+    assert torch.equal(product(x.t().contiguous().t(), bias), made)
+    assert torch.equal(product.weight(), weight)
+    short = product(x.bfloat16(), bias)
+    assert torch.equal(short, product(x.bfloat16().float(), bias).bfloat16())
     x[0], x[-1, 7] = 0.0, float("nan") if rows > 2 else float("inf")
-    assert product(x)[-1].isfinite().sum() == 0
-    assert rows == 1 or torch.equal(product(x)[0], torch.zeros(outputs) if bias is None else bias)
+    assert product(x, bias)[-1].isfinite().sum() == 0
+    assert rows == 1 or torch.equal(product(x, bias)[0], torch.zeros(outputs) if bias is None else bias)
 
 
-def test_matrices_of_integers_it_is_not_for() -> None:
-    def made(outputs: int, inputs: int) -> object:
-        return layers.int8_product_of(
-            torch.zeros(outputs, inputs, dtype=torch.int8), torch.ones(outputs), None
-        )
-
-    assert made(15, 64) is None
-    assert made(16, 96) is None
-
-
-def test_few_rows_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    linear = DenseLinear(torch.randn(8, 64))
+def test_all_packed_products_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = DenseLinear(torch.randn(8, 64), pack=True)
     monkeypatch.setattr("runtime.layers.dense.F.linear", None)
-    monkeypatch.setattr("runtime.layers.dense.torch.mm", None)
-    assert linear(torch.randn(linear.few_rows, 64)).shape == (linear.few_rows, 8)
-    with pytest.raises(TypeError):
-        linear(torch.randn(linear.few_rows + 1, 64))
+    assert linear.few_rows == FEW_ROWS
+    for rows in (1, FEW_ROWS, 4 * FEW_ROWS):
+        assert linear(torch.randn(rows, 64)).shape == (rows, 8)
 
 
 @TYPES

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from runtime.config.model import RopeSpec
+from runtime.kernels.native.library import library
 from runtime.layers import dense
 from runtime.layers.dense import DenseLinear, size_of
 from runtime.layers.mlp import GatedMLP, PlainMLP
@@ -54,74 +55,94 @@ def test_products_come_in_few_sizes() -> None:
     assert len(set(sizes)) == 8 + 4 * 9
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("slow", ["plain", "packed"])
+@pytest.fixture
+def two_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with instructions for bfloat16: oneDNN's product competes with the library's."""
+    if library() is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.setattr(dense, "_is_packable", lambda dtype: dtype in dense.PACKABLE)
+    monkeypatch.setattr(dense, "_pack", lambda weight: weight)
+    monkeypatch.setattr(
+        DenseLinear,
+        "_sized_product",
+        lambda self, x, packed: F.linear(x, self.weight if packed is None else packed),
+    )
+
+
+@pytest.mark.usefixtures("two_layouts")
+@pytest.mark.parametrize(("faster_up_to", "kept"), [(0, True), (4, True), (1 << 30, False)])
 def test_few_rows_take_the_weights_that_are_faster_here(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slow: str
+    monkeypatch: pytest.MonkeyPatch, faster_up_to: int, kept: bool
 ) -> None:
-    """A processor that computes one of the two slowly, as AMD's do the plain product."""
-    if not dense.can_pack(dtype):
-        pytest.skip("this processor does not multiply bfloat16")
-    plain, packed = F.linear, torch.ops.mkldnn._linear_pointwise
-
-    def slowly(compute: Any) -> Any:
-        def computed(*given: Any) -> Any:
-            until = time.thread_time() + 0.005
-            while time.thread_time() < until:
-                pass
-            return compute(*given)
-
-        return computed
-
-    layers = [DenseLinear(torch.randn(40, 24).to(dtype), pack=True) for _ in range(2)]
-    x = torch.randn(1, 24).to(dtype)
+    """One that is faster for all rows that are timed is the only one."""
+    method = dense.Dense(pack=True, both=True)
+    layers = [method.shared(torch.randn(40, 24).bfloat16()) for _ in range(2)]
+    assert all(layer.both for layer in layers)
+    x = torch.randn(1, 24).bfloat16()
     before = layers[0](x)
-    with monkeypatch.context() as patch:
-        if slow == "plain":
-            patch.setattr(dense.F, "linear", slowly(plain))
-        else:
-            patch.setattr(torch.ops.mkldnn, "_linear_pointwise", slowly(packed))
-        up_to, (plain_s, packed_s) = dense.time_rows(layers)
-    assert up_to == (0 if slow == "plain" else dense.FEW_ROWS)
-    assert (plain_s > packed_s) == (slow == "plain")
-    assert {layer.plain_up_to for layer in layers} == {up_to}
+    seconds = iter([(0.0 if rows <= faster_up_to else 2.0, 1.0) for rows in dense._TIMED_ROWS])
+    monkeypatch.setattr(dense, "_least_s", lambda linears, rows: next(seconds))
+    method.tune()
+    assert {layer.both for layer in layers} == {kept}
+    assert {layer.few_rows for layer in layers} == {min(faster_up_to, dense.FEW_ROWS)}
     torch.testing.assert_close(layers[0](x), before)
 
 
-@pytest.mark.parametrize(("pack", "timed"), [(True, True), (True, False), (False, True)])
-def test_it_is_chosen_once_for_all_matrices_of_a_model(
-    monkeypatch: pytest.MonkeyPatch, pack: bool, timed: bool
-) -> None:
-    monkeypatch.setattr(dense, "_least_s", lambda linears, rows: (1.0 if rows < 3 else 2.0, 1.9))
-    method = dense.Dense(pack=pack, timed=timed)
-    made = [method.shared(torch.randn(20, 8)) for _ in range(3)]
-    method.tune()
-    assert [one.plain_up_to for one in made] == [2 if pack and timed else 0] * 3
-    assert {one.packed for one in made} == {pack}
+@pytest.mark.usefixtures("two_layouts")
+def test_the_faster_one_is_found_by_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = [DenseLinear(torch.randn(40, 24).bfloat16(), pack=True, both=True) for _ in range(2)]
+    packed = DenseLinear._sized_product
+
+    def slowly(*given: Any) -> Any:
+        until = time.thread_time() + 0.005
+        while time.thread_time() < until:
+            pass
+        return packed(*given)
+
+    monkeypatch.setattr(DenseLinear, "_sized_product", slowly)
+    up_to, (ours_s, packed_s) = dense.time_rows(layers)
+    assert up_to == dense._TIMED_ROWS[-1]
+    assert ours_s < packed_s
 
 
-def test_in_bfloat16_the_packed_weights_are_the_only_ones() -> None:
-    if not dense.can_pack(torch.bfloat16):
+@pytest.mark.usefixtures("two_layouts")
+def test_there_are_both_where_that_is_asked_for_in_bfloat16() -> None:
+    weight = torch.randn(40, 24)
+    assert not dense.Dense(pack=True, both=True).of(weight, None).both
+    assert not dense.Dense(pack=True).of(weight.bfloat16(), None).both
+    assert dense.Dense(pack=True, both=True).of(weight.bfloat16(), None).both
+    assert not dense.Dense(both=True).of(weight.bfloat16(), None).packed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_packed_weights_are_the_only_ones(dtype: torch.dtype) -> None:
+    if not dense.can_pack(dtype):
         pytest.skip("this processor does not multiply bfloat16")
-    method, weight, x = dense.Dense(pack=True, timed=True), torch.randn(40, 24).bfloat16(), torch.randn(2, 24)
-    made = method.of(weight, None)
+    method, weight, x = dense.Dense(pack=True), torch.randn(40, 24).to(dtype), torch.randn(2, 24).to(dtype)
+    made, some = method.of(weight, None), torch.tensor([3, 39])
     assert made._plain is None
-    assert torch.equal(
-        made.some(x.bfloat16(), torch.tensor([3, 39])),
-        DenseLinear(weight).some(x.bfloat16(), torch.tensor([3, 39])),
-    )
+    assert torch.equal(made.some(x, some), DenseLinear(weight).some(x, some))
     assert torch.equal(made.weight, weight)
-    assert method.shared(weight).weight is weight  # the embedding's
     method.tune()
-    assert made.plain_up_to == 0
+    torch.testing.assert_close(made(x).float(), F.linear(x.float(), weight.float()), atol=0.1, rtol=0.02)
 
 
-def test_in_bfloat16_there_are_both_where_that_is_asked_for() -> None:
-    if not dense.can_pack(torch.bfloat16):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_a_library_it_is_onednn_that_packs(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(dense, "product_of", lambda weight: None)
+    if not dense.can_pack(dtype):
         pytest.skip("this processor does not multiply bfloat16")
-    made = dense.Dense(pack=True, timed=True, both=True).of(torch.randn(40, 24).bfloat16(), None)
-    assert made.both
+    weight, bias = torch.randn(40, 24).to(dtype), torch.randn(40).to(dtype)
+    made = DenseLinear(weight, bias, pack=True)
     assert made.packed
+    assert not made.few_rows
+    assert torch.equal(made.weight, weight)
+    for rows in (0, 1, 5, 70):
+        x = torch.randn(rows, 24).to(dtype)
+        right = F.linear(x.float(), weight.float(), bias.float())
+        torch.testing.assert_close(made(x).float(), right, atol=0.1, rtol=0.02)
 
 
 def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +153,8 @@ def test_packing_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(weight: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
+    monkeypatch.setattr(dense, "product_of", lambda weight: None)
+    assert dense.can_pack(torch.float32)
     monkeypatch.setattr(dense, "_pack", broken)
     assert not dense.can_pack(torch.float32)
 

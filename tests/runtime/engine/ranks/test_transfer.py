@@ -47,7 +47,7 @@ class Place:
     def __init__(self, path: Path, page: int, slots: int, *, overlap: bool, stage: Any = Unified) -> None:
         spec, device = ModelSpec.from_dir(path), torch.device("cpu")
         with torch.inference_mode():
-            decoder = Decoder.load(path, spec, torch.float32, device, Dense(pack=False, timed=False))
+            decoder = Decoder.load(path, spec, torch.float32, device, Dense())
             shape = KVShape(spec.num_layers, spec.num_kv_heads, spec.head_dim, torch.float32, device)
             attention = choose("auto", device)(shape, slots, spec.num_heads, spec.windows)
         self.pool: KVPool = attention.pool

@@ -1,0 +1,81 @@
+"""Products with matrices in the library: in panels, or on processors with AMX as they are (see panels.h and
+tiles.h in the source). Knows matrices; not who loads them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.kernels.native import layers
+from runtime.kernels.native.library import TYPES, Library, library
+from runtime.kernels.native.panels import from_panels, to_panels
+
+FEW_ROWS = 64
+"""Passes of up to so many tokens compute all layers in one call of the library: in larger ones the calls do
+not count."""
+INTEGER_STEP = 16  # inputs of products with integers come in steps of so many
+
+
+class Product:
+    """x [rows, inputs] -> x W^T + bias, a matrix W [outputs, inputs] of the library's types, or of integers
+    of 8 bits whose rows stand for numbers that are `scale` [outputs] times as large. With integers a row of x
+    is rounded to 127 levels on either side of zero.
+
+    A row's result does not depend on how many others there are. address: of what the library reads.
+    in_panels: else it is W itself.
+    """
+
+    __slots__ = (
+        "_call",
+        "_held",
+        "_large",
+        "_parallel",
+        "_scale",
+        "address",
+        "in_panels",
+        "inputs",
+        "outputs",
+    )
+
+    def __init__(self, native: Library, weight: Tensor, scale: Tensor | None) -> None:
+        self.outputs, self.inputs = weight.shape
+        self.in_panels = not native.reads_rows(self.outputs, self.inputs, weight.dtype.itemsize)
+        self._held = to_panels(weight) if self.in_panels else weight.contiguous()
+        self._scale = None if scale is None else scale.float().contiguous()
+        self._call, self._parallel = native.product, native.parallel
+        self._large = weight.numel() >= layers.SHARED
+        self.address = self._held.data_ptr()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._held.dtype
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x and what comes out, and the bias, have W's type; with integers, x and what comes out any of the
+        library's, the bias float32."""
+        given, rows = x.contiguous(), x.shape[0]
+        out = given.new_empty(rows, self.outputs)
+        scale, added = self._scale, None if bias is None else bias.data_ptr()
+        if not self._call(
+            given.data_ptr(), self.address, None if scale is None else scale.data_ptr(), added,
+            out.data_ptr(), rows, self.outputs, self.inputs, given.dtype == torch.bfloat16, self._parallel,
+            torch.get_num_threads() if self._large else 1,
+        ):  # fmt: skip
+            raise MemoryError(f"a product of {rows} rows of {self.inputs} numbers")
+        return out
+
+    def weight(self, outputs: Tensor | None = None) -> Tensor:
+        """Those rows of W (int64), or all, in its type."""
+        if self.in_panels:
+            return from_panels(self._held, torch.arange(self.outputs) if outputs is None else outputs)
+        return self._held if outputs is None else self._held.index_select(0, outputs)
+
+
+def product_of(weight: Tensor, scale: Tensor | None = None) -> Product | None:
+    """None: there is no library, or it is not for such a matrix."""
+    native = library() if weight.device.type == "cpu" else None
+    if native is None or not weight.numel():
+        return None
+    if scale is None:
+        return Product(native, weight, None) if weight.dtype in TYPES else None
+    return None if weight.shape[1] % INTEGER_STEP else Product(native, weight, scale)
