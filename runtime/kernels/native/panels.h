@@ -38,6 +38,17 @@ INLINE void NAME(add_floats)(int rows, const float *x, int64_t stride, const cha
     }
 }
 
+/* 2 W bytes as numbers of 16 bits. */
+INLINE NAME(VP) NAME(widened)(const char *bytes) {
+#if W == 16
+    return (NAME(VP))_mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i *)bytes));
+#elif W == 8
+    return (NAME(VP))_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)bytes));
+#else
+    return __builtin_convertvector(*(const NAME(VBP) *)bytes, NAME(VP));
+#endif
+}
+
 /* The products of pairs, each pair's two added up. */
 INLINE VI NAME(pairs)(NAME(VP) a, NAME(VP) b) {
 #if W == 16
@@ -62,7 +73,7 @@ INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const
         for (int64_t i = 0; i < inputs; i += 2) {
             NAME(VP) one[MOST_COLUMNS];
             for (int c = 0; c < columns; c++)
-                one[c] = __builtin_convertvector(*(const NAME(VBP) *)(panel + i * PANEL + (first + c) * 2 * W), NAME(VP));
+                one[c] = NAME(widened)(panel + i * PANEL + (first + c) * 2 * W);
             for (int r = 0; r < rows; r++) {
                 int32_t pair;
                 memcpy(&pair, x + r * stride + i, 4);
