@@ -17,9 +17,10 @@ INLINE VF NAME(column)(const char *numbers, int column, int is_short) {
     return column < half ? (VF)(words << 16) : (VF)(words & 0xffff0000u);
 }
 
-/* sums [rows, PANEL]: of `rows`, ROWS_AT_ONCE at most, over `inputs` of a panel; fresh: they begin here. */
+/* sums [rows, PANEL]: of `rows`, ROWS_AT_ONCE at most, over `inputs` of a panel; fresh: they begin here. With each input
+ * the memory is asked for `ahead` bytes of what is at `next`, where that is a line at most. */
 INLINE void NAME(add_floats)(int rows, const float *x, int64_t stride, const char *panel, int64_t inputs, float *sums,
-                             int fresh, int is_short) {
+                             int fresh, int is_short, const char *next, int64_t ahead) {
     const int width = PANEL * (is_short ? 2 : 4), columns = COLUMNS(rows);
     for (int first = 0; first < PANEL / W; first += columns) {
         VF sum[ROWS_AT_ONCE][MOST_COLUMNS];
@@ -28,6 +29,7 @@ INLINE void NAME(add_floats)(int rows, const float *x, int64_t stride, const cha
         for (int64_t i = 0; i < inputs; i++) {
             VF one[MOST_COLUMNS];
             for (int c = 0; c < columns; c++) one[c] = NAME(column)(panel + i * width, first + c, is_short);
+            if (!first) __builtin_prefetch(next + i * ahead);
             for (int r = 0; r < rows; r++) {
                 VF given = NAME(all)(x[r * stride + i]);
                 for (int c = 0; c < columns; c++) sum[r][c] += one[c] * given;
@@ -63,7 +65,7 @@ INLINE VI NAME(pairs)(NAME(VP) a, NAME(VP) b) {
 
 /* The same for integers, x [rows, inputs] of 16 bits. The sums are exact. */
 INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const char *panel, int64_t inputs, int32_t *sums,
-                               int fresh) {
+                               int fresh, const char *next, int64_t ahead) {
     const int columns = COLUMNS(rows);
     for (int first = 0; first < PANEL / W; first += columns) {
         VI sum[ROWS_AT_ONCE][MOST_COLUMNS];
@@ -74,6 +76,7 @@ INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const
             NAME(VP) one[MOST_COLUMNS];
             for (int c = 0; c < columns; c++)
                 one[c] = NAME(widened)(panel + i * PANEL + (first + c) * 2 * W);
+            if (!first) __builtin_prefetch(next + i * ahead);
             for (int r = 0; r < rows; r++) {
                 int32_t pair;
                 memcpy(&pair, x + r * stride + i, 4);
@@ -88,12 +91,12 @@ INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const
 
 /* As many rows at once as there are registers for, in groups of nearly the same size. bytes: of a number of the panel. */
 INLINE void NAME(add_panels)(const Product *job, int64_t rows, int64_t row, int64_t input, const char *panel, int64_t inputs,
-                             float *sums, int bytes) {
+                             float *sums, int bytes, const char *next, int64_t ahead) {
     const int64_t most = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE, stride = job->inputs;
 #define ADD(rows)                                                                                                        \
     case rows:                                                                                                           \
-        if (bytes == 1) NAME(add_integers)(rows, (const int16_t *)job->x + at, stride, panel, inputs, (int32_t *)sums, !input); \
-        else NAME(add_floats)(rows, (const float *)job->x + at, stride, panel, inputs, sums, !input, bytes == 2);        \
+        if (bytes == 1) NAME(add_integers)(rows, (const int16_t *)job->x + at, stride, panel, inputs, (int32_t *)sums, !input, next, ahead); \
+        else NAME(add_floats)(rows, (const float *)job->x + at, stride, panel, inputs, sums, !input, bytes == 2, next, ahead);        \
         break;
     for (int64_t r = 0, count; r < rows; r += count, sums += count * PANEL) {
         const int64_t left = rows - r, groups = (left + most - 1) / most, at = (row + r) * stride + input;
@@ -133,22 +136,28 @@ static void NAME(panels)(void *given) {
     const int64_t inputs = job->inputs, bytes = job->scale ? 1 : is_short ? 2 : 4;
     /* Rows that are computed together, so that they stay in the second cache: chunks of nearly the same size. */
     const int64_t chunks = (job->rows + CHUNK - 1) / CHUNK, chunk = (job->rows + chunks - 1) / (chunks ? chunks : 1);
+    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE;
     float sums[CHUNK * PANEL], wide[DEPTH * PANEL];
     for (int64_t from; (from = next_of(&job->share)) >= 0;) {
         const int64_t to = from + job->share.step < job->share.total ? from + job->share.step : job->share.total;
         for (int64_t row = 0; row < job->rows; row += chunk) {
             const int64_t rows = job->rows - row < chunk ? job->rows - row : chunk;
             const int64_t depth = rows <= ROWS_AT_ONCE ? inputs : DEPTH;
+            /* Few rows leave the memory time: what comes next is asked of it while they are computed. */
+            const int64_t groups = (rows + at_once - 1) / at_once, share = PANEL * bytes / groups;
+            const int few = share <= LINE && rows <= FETCHING_ROWS;
+            const int64_t ahead = few ? share : 0;
             for (int64_t panel = from; panel < to; panel++) {
                 for (int64_t input = 0; input < inputs; input += depth) {
                     const char *numbers = (const char *)job->weight + (panel * inputs + input) * PANEL * bytes;
                     const int64_t some = inputs - input < depth ? inputs - input : depth;
+                    const char *next = few ? numbers + some * PANEL * bytes : numbers;
                     if (job->scale) {
-                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 1);
+                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 1, next, ahead);
                         continue;
                     }
                     if (is_short && rows <= 2 * ROWS_AT_ONCE) {
-                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 2);
+                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 2, next, ahead);
                         continue;
                     }
                     if (is_short) { /* made wide once for all rows */
@@ -157,7 +166,7 @@ static void NAME(panels)(void *given) {
                                 STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
                         numbers = (const char *)wide;
                     }
-                    NAME(add_panels)(job, rows, row, input, numbers, some, sums, 4);
+                    NAME(add_panels)(job, rows, row, input, numbers, some, sums, 4, next, ahead);
                 }
                 const int64_t left = job->outputs - panel * PANEL;
                 for (int64_t r = 0; r < rows; r++)
