@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from runtime.kernels.native.pages import empty
+
 PANEL = 32  # outputs of a panel, as in the source
 
 
@@ -21,7 +23,7 @@ def to_panels(weight: Tensor) -> Tensor:
         parts = weight.view(-1, 2, PANEL // 2, inputs).permute(0, 3, 2, 1)
     else:
         parts = weight.view(-1, PANEL, inputs).permute(0, 2, 1)
-    return parts.contiguous()
+    return empty(parts.shape, parts.dtype).copy_(parts)
 
 
 def from_panels(panels: Tensor, outputs: Tensor) -> Tensor:
