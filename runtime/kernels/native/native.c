@@ -205,7 +205,7 @@ typedef struct {
 #pragma GCC target("avx2,fma")
 #endif
 #define W 8
-#define KEYS_AT_ONCE 4
+#define KEYS_AT_ONCE 6
 #define DIMS 2
 #define NAME(x) x##_256
 #include "kind.h"

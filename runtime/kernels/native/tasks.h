@@ -101,7 +101,8 @@ INLINE void NAME(add_block)(int rows, int vectors, int dim, int d, const void *c
     for (int k = 0; k < keys; k++) {
         VF x[DIMS];
         const void *later = value[k < keys - AHEAD ? k + AHEAD : k];
-        for (int v = 0; v < vectors; v++) fetch(later, d + v * W, is_short);
+        if (by_key == 1) /* else they lie in the cache */
+            for (int v = 0; v < vectors; v++) fetch(later, d + v * W, is_short);
         for (int v = 0; v < vectors; v++) x[v] = NAME(read)(value[k], d + v * W, is_short);
         for (int i = 0; i < rows; i++) {
             float w = weight[i * by_row + k * by_key];
