@@ -59,6 +59,8 @@ def measure(threads: int) -> Limits:
     short, weight = left.bfloat16(), right.bfloat16()
     ways = {"float32": lambda: left @ right, "bfloat16": lambda: short @ weight, "int8": lambda: made(left)}
     rates = {name: 2 * ROWS * SIDE * SIDE / _least(way) for name, way in ways.items()}
+    for name in ("bfloat16", "int8"):  # whatever has no instructions of its own can be made wide first
+        rates[name] = max(rates[name], rates["float32"])
     return Limits(bandwidth, rates)
 
 
