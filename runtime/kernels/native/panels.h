@@ -95,12 +95,14 @@ INLINE void NAME(add_panels)(const Product *job, int64_t rows, int64_t row, int6
     const int64_t most = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE, stride = job->inputs;
 #define ADD(rows)                                                                                                        \
     case rows:                                                                                                           \
-        if (bytes == 1) NAME(add_integers)(rows, (const int16_t *)job->x + at, stride, panel, inputs, (int32_t *)sums, !input, next, ahead); \
-        else NAME(add_floats)(rows, (const float *)job->x + at, stride, panel, inputs, sums, !input, bytes == 2, next, ahead);        \
+        if (bytes == 1) NAME(add_integers)(rows, whole, stride, panel, inputs, (int32_t *)sums, !input, next, ahead);    \
+        else NAME(add_floats)(rows, x, stride, panel, inputs, sums, !input, bytes == 2, next, ahead);                    \
         break;
     for (int64_t r = 0, count; r < rows; r += count, sums += count * PANEL) {
         const int64_t left = rows - r, groups = (left + most - 1) / most, at = (row + r) * stride + input;
         count = (left + groups - 1) / groups;
+        const int16_t *whole = (const int16_t *)job->x + at;
+        const float *x = (const float *)job->x + at;
         if (count > most) __builtin_unreachable();
         switch (count) { ADD(1) ADD(2) ADD(3) ADD(4) ADD(5) ADD(6) }
     }
@@ -130,49 +132,45 @@ INLINE void NAME(write_sums)(const Product *job, const float *sums, int64_t row,
             NAME(write)((char *)job->out + at * (job->is_short ? 2 : 4), o, LOAD(made + o), job->is_short);
 }
 
+/* `rows` rows from `row` on, CHUNK at most, by one panel. wide: room for DEPTH inputs of it in float32. */
+INLINE void NAME(rows_of_panel)(const Product *job, int64_t panel, int64_t row, int64_t rows, float *wide) {
+    const int is_short = job->is_short && !job->scale, is_wide = is_short && rows > 2 * ROWS_AT_ONCE;
+    const int64_t inputs = job->inputs, bytes = job->scale ? 1 : is_short ? 2 : 4;
+    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE;
+    const int64_t groups = (rows + at_once - 1) / at_once, depth = groups > 1 ? DEPTH : inputs;
+    /* Few rows leave the memory time: what comes next is asked of it while they are computed. */
+    const int few = PANEL * bytes / groups <= LINE && rows <= FETCHING_ROWS;
+    const int64_t ahead = few ? PANEL * bytes / groups : 0;
+    float sums[CHUNK * PANEL] __attribute__((aligned(64)));
+    for (int64_t input = 0; input < inputs; input += depth) {
+        const char *numbers = (const char *)job->weight + (panel * inputs + input) * PANEL * bytes;
+        const int64_t some = inputs - input < depth ? inputs - input : depth;
+        const char *next = few ? numbers + some * PANEL * bytes : numbers;
+        if (is_wide) { /* once for all rows */
+            for (int64_t i = 0; i < some; i++)
+                for (int c = 0; c < PANEL / W; c++)
+                    STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
+            numbers = (const char *)wide;
+        }
+        if (job->scale) NAME(add_panels)(job, rows, row, input, numbers, some, sums, 1, next, ahead);
+        else if (is_short && !is_wide) NAME(add_panels)(job, rows, row, input, numbers, some, sums, 2, next, ahead);
+        else NAME(add_panels)(job, rows, row, input, numbers, some, sums, 4, next, ahead);
+    }
+    const int64_t left = job->outputs - panel * PANEL;
+    for (int64_t r = 0; r < rows; r++)
+        NAME(write_sums)(job, sums + r * PANEL, row + r, panel * PANEL, left < PANEL ? left : PANEL);
+}
+
 static void NAME(panels)(void *given) {
     Product *job = given;
-    const int is_short = job->is_short && !job->scale;
-    const int64_t inputs = job->inputs, bytes = job->scale ? 1 : is_short ? 2 : 4;
     /* Rows that are computed together, so that they stay in the second cache: chunks of nearly the same size. */
     const int64_t chunks = (job->rows + CHUNK - 1) / CHUNK, chunk = (job->rows + chunks - 1) / (chunks ? chunks : 1);
-    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE;
-    float sums[CHUNK * PANEL], wide[DEPTH * PANEL];
+    float wide[DEPTH * PANEL] __attribute__((aligned(64)));
     for (int64_t from; (from = next_of(&job->share)) >= 0;) {
         const int64_t to = from + job->share.step < job->share.total ? from + job->share.step : job->share.total;
-        for (int64_t row = 0; row < job->rows; row += chunk) {
-            const int64_t rows = job->rows - row < chunk ? job->rows - row : chunk;
-            const int64_t depth = rows <= ROWS_AT_ONCE ? inputs : DEPTH;
-            /* Few rows leave the memory time: what comes next is asked of it while they are computed. */
-            const int64_t groups = (rows + at_once - 1) / at_once, share = PANEL * bytes / groups;
-            const int few = share <= LINE && rows <= FETCHING_ROWS;
-            const int64_t ahead = few ? share : 0;
-            for (int64_t panel = from; panel < to; panel++) {
-                for (int64_t input = 0; input < inputs; input += depth) {
-                    const char *numbers = (const char *)job->weight + (panel * inputs + input) * PANEL * bytes;
-                    const int64_t some = inputs - input < depth ? inputs - input : depth;
-                    const char *next = few ? numbers + some * PANEL * bytes : numbers;
-                    if (job->scale) {
-                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 1, next, ahead);
-                        continue;
-                    }
-                    if (is_short && rows <= 2 * ROWS_AT_ONCE) {
-                        NAME(add_panels)(job, rows, row, input, numbers, some, sums, 2, next, ahead);
-                        continue;
-                    }
-                    if (is_short) { /* made wide once for all rows */
-                        for (int64_t i = 0; i < some; i++)
-                            for (int c = 0; c < PANEL / W; c++)
-                                STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
-                        numbers = (const char *)wide;
-                    }
-                    NAME(add_panels)(job, rows, row, input, numbers, some, sums, 4, next, ahead);
-                }
-                const int64_t left = job->outputs - panel * PANEL;
-                for (int64_t r = 0; r < rows; r++)
-                    NAME(write_sums)(job, sums + r * PANEL, row + r, panel * PANEL, left < PANEL ? left : PANEL);
-            }
-        }
+        for (int64_t row = 0; row < job->rows; row += chunk)
+            for (int64_t panel = from; panel < to; panel++)
+                NAME(rows_of_panel)(job, panel, row, job->rows - row < chunk ? job->rows - row : chunk, wide);
     }
 }
 
