@@ -59,12 +59,11 @@ class Int8Linear(Linear):
 
     @property
     def weight(self) -> Tensor:
-        """int8 [outputs, inputs], from the packed weights when it is first asked for: few matrices are."""
+        """int8 [outputs, inputs]; FBGEMM's is kept when it is first asked for: few matrices are."""
+        if self.product is not None:
+            return self.product.weight()
         if self._rows is None:
-            if self.product is not None:
-                self._rows = self.product.weight()
-            else:
-                self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
+            self._rows = torch.ops.quantized.linear_unpack(self._packed)[0].int_repr()
         return self._rows
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,8 +85,9 @@ class Int8Linear(Linear):
         """The same numbers, but for the rounding of their last digits."""
         wide = x.float()
         most = _largest(wide)
-        weight = self.weight.index_select(0, outputs).float()
-        made = F.linear((wide / most).mul_(self.levels).round_(), weight)
+        product = self.product
+        weight = self.weight.index_select(0, outputs) if product is None else product.weight(outputs)
+        made = F.linear((wide / most).mul_(self.levels).round_(), weight.float())
         made *= most / self.levels * self.scale.index_select(0, outputs)
         if self.bias is not None:
             made += self.bias.index_select(0, outputs)
