@@ -189,10 +189,11 @@ class PairRelay:
 async def failing_with(task: asyncio.Task[bytes], unless: Callable[[], bool]) -> AsyncIterator[None]:
     """The block ends with what `task` raises, when that comes first; not any more once `unless` is true."""
     raised: list[BaseException] = []
+    inside = True
 
     def ended(done: asyncio.Task[bytes]) -> None:
         error = None if done.cancelled() else done.exception()
-        if error is not None and not unless() and not limit.expired():
+        if error is not None and inside and not unless() and not limit.expired():
             raised.append(error)
             limit.reschedule(asyncio.get_running_loop().time())
 
@@ -202,6 +203,7 @@ async def failing_with(task: asyncio.Task[bytes], unless: Callable[[], bool]) ->
             try:
                 yield
             finally:
+                inside = False  # where the task has just ended, the callback comes all the same
                 task.remove_done_callback(ended)
     except TimeoutError:
         if not raised:
