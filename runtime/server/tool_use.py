@@ -10,13 +10,11 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
-from jsonschema.exceptions import SchemaError  # type: ignore[import-untyped]
-
 from runtime.formats.reply import ToolCalls
 from runtime.formats.tools.constraints import ToolConstraint, calls_or_json, structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool, tools_of
+from runtime.grammar.json_schema.checks.library import SchemaError, jsonschema
 from runtime.grammar.json_schema.source import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
@@ -104,7 +102,7 @@ def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
         return True
     try:
         schema = json.loads(spec) if isinstance(spec, str) else spec
-        Draft202012Validator.check_schema(schema)
+        jsonschema.Draft202012Validator.check_schema(schema)
     except (ValueError, SchemaError):
         return None
     return schema if isinstance(schema, dict | bool) else None
@@ -112,7 +110,7 @@ def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
 
 def _check(tool: Tool, where: str) -> None:
     try:
-        Draft202012Validator.check_schema(dict(tool.parameters))
+        jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
     except SchemaError as error:
         place = "/".join(map(str, error.absolute_path))
         told = f"is no JSON schema: {error.message[:200]}{f' (at {place})' if place else ''}"

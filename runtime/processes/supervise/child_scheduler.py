@@ -34,8 +34,6 @@ def run(spec: ChildSpec, lifecycle: Lifecycle) -> None:
             inbox.close()
 
         lifecycle.on_stop(say_why)
-        gc.collect()
-        gc.freeze()  # what is loaded stays: it need not be looked at any more
         gc.set_threshold(YOUNG)
         lifecycle.ready({"slots": slots})
         process.run()

@@ -5,6 +5,7 @@ the supervisor is gone. It knows no roles.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -63,6 +64,8 @@ class Lifecycle:
 
     def ready(self, facts: dict[str, Any] | None = None) -> None:
         """Report to the supervisor that the work can begin."""
+        gc.collect()
+        gc.freeze()  # what is loaded stays: looking through it again would hold all threads up
         self._ready = True
         self._end.report(Ready(facts or {}))
 

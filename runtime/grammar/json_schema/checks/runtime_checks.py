@@ -14,12 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
-from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
 from jsonschema_specifications import REGISTRY  # type: ignore[import-untyped]
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import lookup_recursive_ref
 
+from runtime.grammar.json_schema.checks.library import ValidationError, jsonschema
 from runtime.grammar.json_schema.checks.unevaluated import Unevaluated
 from runtime.grammar.json_schema.checks.validators import ALONE, DRAFTS, OWN
 from runtime.grammar.json_schema.lower import Plan

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
-
+from runtime.grammar.json_schema.checks.library import ValidationError
 from runtime.grammar.json_schema.texts.searching import found
 
 Refer = Callable[[Any, str, Mapping[str, Any]], tuple[Any, Any]]

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
-from jsonschema.exceptions import ValidationError  # type: ignore[import-untyped]
 from referencing.jsonschema import DRAFT4, DRAFT6, DRAFT7, DRAFT201909, DRAFT202012
 
+from runtime.grammar.json_schema.checks.library import ValidationError, jsonschema
 from runtime.grammar.json_schema.texts.formats import CHECKED, FORMATS, matches
 from runtime.grammar.json_schema.texts.searching import found
 

@@ -4,8 +4,9 @@ does not count. The server is an application that reads bodies as the routes do.
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -41,6 +42,15 @@ BODIES = {
     "cut emojis": b'{"text":"' + rb"\ud83d" * (SIZE // 6) + b'"}',
     "names": b"{" + b",".join(b'"%d":0' % number for number in range(SIZE // 11)) + b"}",
 }
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """What is there already is not looked through by the collector, as in the server's processes."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 async def worst(
