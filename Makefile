@@ -10,6 +10,8 @@ PIP := $(BIN)/python -m pip install --quiet
 # 3 workers keep the two cores busy that the suite is meant for: a third of its time it waits for processes.
 JOBS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Tests start some thousand processes: none compiles the sources again, whatever the environment says.
+export PYTHONDONTWRITEBYTECODE :=
 # What `make test-all` draws its examples from; printed, so that a failure can be repeated. A commit draws its
 # own: others than the one before it, and the same wherever it is checked. EXPLORE=N: any others.
 ifndef EXPLORE

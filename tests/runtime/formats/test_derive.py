@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -79,14 +80,15 @@ def jinja(name: str) -> JinjaChatTemplate:
     return JinjaChatTemplate({"default": source}, tokens, now=lambda: NOON)
 
 
-JINJA = {name: jinja(name) for name in NAMES}
-FOUND: dict[str, Derivation] = {name: derive_chat_template(JINJA[name], name=name) for name in NAMES}
+@functools.cache
+def derived_of(name: str) -> Derivation:
+    return derive_chat_template(jinja(name), name=name)
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_derived_is_what_is_registered(name: str) -> None:
-    derived, registered = FOUND[name].template, get_chat_template(SAME[name])
-    assert derived is not None, [str(reason) for reason in FOUND[name].reasons]
+    derived, registered = derived_of(name).template, get_chat_template(SAME[name])
+    assert derived is not None, [str(reason) for reason in derived_of(name).reasons]
     roles = ["user", "assistant"]
     if "system" in derived.role_prefix_and_suffix:
         roles.append("system")
@@ -97,7 +99,7 @@ def test_derived_is_what_is_registered(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPACED)
 def test_derived_is_what_is_registered_but_for_a_space(name: str) -> None:
-    derived, registered = FOUND[name].template, get_chat_template(SPACED[name][0])
+    derived, registered = derived_of(name).template, get_chat_template(SPACED[name][0])
     assert derived is not None
     for role, (prefix, suffix) in derived.role_prefix_and_suffix.items():
         expected, end = registered.role_prefix_and_suffix[role]
@@ -109,7 +111,7 @@ def test_derived_is_what_is_registered_but_for_a_space(name: str) -> None:
 @pytest.mark.parametrize("name", FRAMED)
 def test_derived_is_what_is_registered_but_for_the_systems_frame(name: str) -> None:
     registered_name, before, between = FRAMED[name]
-    derived, registered = FOUND[name].template, get_chat_template(registered_name)
+    derived, registered = derived_of(name).template, get_chat_template(registered_name)
     assert derived is not None
     mine, theirs = dict(derived.role_prefix_and_suffix), registered.role_prefix_and_suffix
     assert mine["user"] == theirs["user"]
@@ -121,13 +123,13 @@ def test_derived_is_what_is_registered_but_for_the_systems_frame(name: str) -> N
 
 @pytest.mark.parametrize("name", OPENED_BY_USER)
 def test_a_reply_opened_by_the_users_turn_is_the_same_text(name: str) -> None:
-    derived, registered = FOUND[name].template, get_chat_template(OPENED_BY_USER[name])
+    derived, registered = derived_of(name).template, get_chat_template(OPENED_BY_USER[name])
     assert derived is not None
     mine, theirs = derived.role_prefix_and_suffix, registered.role_prefix_and_suffix
     assert mine["user"] == (theirs["user"][0], theirs["user"][1] + theirs["assistant"][0])
     assert mine["assistant"] == ("", theirs["assistant"][1])
     assert mine["system"] == theirs["system"]
-    assert FOUND[name].generation_prompt == ""
+    assert derived_of(name).generation_prompt == ""
 
 
 def test_the_tables_cover_the_families() -> None:
@@ -138,13 +140,13 @@ def test_the_tables_cover_the_families() -> None:
 
 @pytest.mark.parametrize("name", SAID)
 def test_the_reasons_are_said(name: str) -> None:
-    traits = {reason.trait for reason in FOUND[name].reasons}
+    traits = {reason.trait for reason in derived_of(name).reasons}
     assert SAID[name] <= traits
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_family_is_derived(name: str) -> None:
-    assert FOUND[name].template is not None, [str(reason) for reason in FOUND[name].reasons]
+    assert derived_of(name).template is not None, [str(reason) for reason in derived_of(name).reasons]
 
 
 TEXT = st.text(alphabet="aZ0 é日.\n{}%<|/>'\"\\", min_size=1, max_size=12).map(str.strip).filter(bool)
@@ -156,7 +158,7 @@ TEXT = st.text(alphabet="aZ0 é日.\n{}%<|/>'\"\\", min_size=1, max_size=12).map
 def test_derived_text_is_jinjas(
     name: str, pairs: list[tuple[str, str]], last: str, system: str | None
 ) -> None:
-    found = FOUND[name]
+    found = derived_of(name)
     assert found.template is not None
     if "system" not in found.template.role_prefix_and_suffix:
         system = None
@@ -166,11 +168,11 @@ def test_derived_text_is_jinjas(
     turns.append({"role": "user", "content": last})
     preamble = found.preamble if system is None else ""
     mine = found.bos + preamble + found.template.get_prompt(turns) + found.generation_prompt
-    assert mine == JINJA[name].render(turns, add_generation_prompt=True)
+    assert mine == jinja(name).render(turns, add_generation_prompt=True)
 
 
 def test_the_llama_2_style_is_seen() -> None:
-    found = FOUND["llama-2"].template
+    found = derived_of("llama-2").template
     assert found is not None
     assert found.style is ChatTemplateStyle.LLAMA2
     assert found.role_prefix_and_suffix["system"] == ("<<SYS>>\n", "\n<</SYS>>\n\n")
@@ -180,12 +182,12 @@ def test_the_llama_2_style_is_seen() -> None:
     "name", ["deepseek-v3.1", "deepseek-r1-distill", "glm-4.5", "glm-4.7", "minimax-m2", "qwen3", "qwq"]
 )
 def test_dropped_reasoning_is_said(name: str) -> None:
-    assert FOUND[name].has(Trait.DROPS_REASONING)
-    assert not FOUND[name].keeps_reasoning
+    assert derived_of(name).has(Trait.DROPS_REASONING)
+    assert not derived_of(name).keeps_reasoning
 
 
 def test_the_default_system_prompt_is_read_off() -> None:
-    template = FOUND["qwen2"].template
+    template = derived_of("qwen2").template
     assert template is not None
     assert template.default_system_prompt == "You are a helpful assistant."
 
