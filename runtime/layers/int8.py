@@ -43,14 +43,10 @@ class Int8Linear(Linear):
         wide = weight.float()
         self.inputs = weight.shape[1]
         self.scale = wide.abs().amax(1).clamp_(min=_TINY) / WEIGHT_LEVELS
-        zeros = torch.zeros(len(wide), dtype=torch.int64)
-        with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
-            warnings.simplefilter("ignore", UserWarning)
-            rounded = torch.quantize_per_channel(wide, self.scale.double(), zeros, 0, torch.qint8)
         self._rows: Tensor | None = None
-        self.product = _product_of(rounded.int_repr(), self.scale) if levels is None else None
+        self.product = _product_of(wide, self.scale) if levels is None else None
         self.levels = levels or (input_levels() if self.product is None else WEIGHT_LEVELS)
-        self._packed = None if self.product is not None else _pack(rounded)
+        self._packed = None if self.product is not None else _pack(wide, self.scale)
 
     @property
     def few_rows(self) -> int:
@@ -101,7 +97,7 @@ class Int8(LinearMethod):
         """Raises ModelLoadError where this torch or this processor cannot compute so."""
         if not can_multiply():
             raise ModelLoadError(
-                "w8a8_int8 needs a processor with AVX2, and a torch with FBGEMM",
+                "w8a8_int8 needs a processor with AVX2, and a C compiler or a torch with FBGEMM",
                 where="quantization",
                 hint="leave it out, or use dtype='bfloat16'",
             )
@@ -140,7 +136,11 @@ def _check_device(device: torch.device) -> None:
         )
 
 
-def _pack(rounded: Tensor) -> Any:
+def _pack(wide: Tensor, scale: Tensor) -> Any:
+    zeros = torch.zeros(len(wide), dtype=torch.int64)
+    with warnings.catch_warnings():  # deprecated, and there is no other way to FBGEMM's products
+        warnings.simplefilter("ignore", UserWarning)
+        rounded = torch.quantize_per_channel(wide, scale.double(), zeros, 0, torch.qint8)
     before = torch.backends.quantized.engine
     torch.backends.quantized.engine = "fbgemm"
     try:
@@ -149,10 +149,10 @@ def _pack(rounded: Tensor) -> Any:
         torch.backends.quantized.engine = before
 
 
-def _product_of(rows: Tensor, scale: Tensor) -> Product | None:
+def _product_of(wide: Tensor, scale: Tensor) -> Product | None:
     """None: there is no product in the library, or FBGEMM's is faster."""
-    product = product_of(rows, scale)
-    return None if product is not None and product.in_panels and _has_vnni() else product
+    rounded = (wide / scale[:, None]).round_().clamp_(-WEIGHT_LEVELS, WEIGHT_LEVELS).to(torch.int8)
+    return product_of(rounded, scale, panels=not _has_vnni())
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -173,9 +173,8 @@ def _has_vnni() -> bool:
 
 
 def can_multiply() -> bool:
-    """Whether this torch has the (private) product on this processor, and it gives the right numbers."""
-    if "fbgemm" not in torch.backends.quantized.supported_engines:
-        return False
+    """Whether the library, or this torch with its (private) product, computes the right numbers on this
+    processor."""
     try:
         x, weight = torch.randn(3, 64), torch.randn(40, 64)
         made = Int8Linear(weight)

@@ -71,10 +71,12 @@ class Product:
         return self._held if outputs is None else self._held.index_select(0, outputs)
 
 
-def product_of(weight: Tensor, scale: Tensor | None = None) -> Product | None:
-    """None: there is no library, or it is not for such a matrix."""
+def product_of(weight: Tensor, scale: Tensor | None = None, *, panels: bool = True) -> Product | None:
+    """None: there is no library, or it is not for such a matrix, or not without panels."""
     native = library() if weight.device.type == "cpu" else None
     if native is None or not weight.numel():
+        return None
+    if not panels and not native.reads_rows(*weight.shape, weight.dtype.itemsize):
         return None
     if scale is None:
         return Product(native, weight, None) if weight.dtype in TYPES else None

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
+from runtime.kernels.native import products
+from runtime.kernels.native.library import library
 from runtime.layers import int8
 from runtime.layers.dense import Dense
 from runtime.layers.int8 import Int8, Int8Linear
@@ -116,10 +118,28 @@ def test_where_it_cannot_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelLoadError, match="computed on the CPU, the model is on meta"):
         Int8().shared(torch.empty(4, 4, device="meta"))
 
-    def absent(rounded: Tensor) -> None:
+    def absent(*given: Tensor) -> None:
         raise RuntimeError("no such engine")
 
-    monkeypatch.setattr(int8, "product_of", lambda *given: None)
+    monkeypatch.setattr(int8, "product_of", lambda *given, **named: None)
     monkeypatch.setattr(int8, "_pack", absent)
     with pytest.raises(ModelLoadError, match="AVX2"):
         Int8()
+
+
+def test_no_panels_are_made_for_a_processor_whose_fbgemm_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = library()
+    if native is None or native.reads_rows(40, 64, 1):
+        pytest.skip("no panels of integers here")
+
+    def never(weight: Tensor) -> Tensor:
+        raise AssertionError("panels")
+
+    monkeypatch.setattr(int8, "_has_vnni", lambda: True)
+    monkeypatch.setattr(products, "to_panels", never)
+    # Half of the levels, so that this processor's FBGEMM does not overflow either.
+    monkeypatch.setattr(int8, "input_levels", lambda: 63)
+    weight, x = torch.randn(40, 64), torch.randn(3, 64)
+    made = int8.Int8Linear(weight)
+    assert made.product is None
+    torch.testing.assert_close(made(x), x @ weight.T, atol=1.0, rtol=0)
