@@ -117,6 +117,9 @@ enum { PANEL = 32, CHUNK = 96, DEPTH = 256 };
 /* Rows, and vectors of outputs, whose sums are kept in registers. Where there are few of these, float32 weights are read
  * in whole lines all the same, and fewer rows are computed at once. */
 enum { ROWS_AT_ONCE = 6, MOST_COLUMNS = 4, FETCHING_ROWS = 16, LINE = 64 };
+/* Panels that few rows go through at once, some bytes of each in turn: memory that is read in several places at once gives
+ * a third more than in one. Rows whose products take less time than the memory, for each byte of a number. */
+enum { STREAMS = 4, VISIT = 1024, STREAM_ROWS = 2 };
 #define COLUMNS(rows) (W == 16 ? 2 : (rows) <= 3 ? 4 : 2)
 #define PLAIN_ROWS_AT_ONCE (W == 16 ? 6 : 3)
 

@@ -132,45 +132,56 @@ INLINE void NAME(write_sums)(const Product *job, const float *sums, int64_t row,
             NAME(write)((char *)job->out + at * (job->is_short ? 2 : 4), o, LOAD(made + o), job->is_short);
 }
 
-/* `rows` rows from `row` on, CHUNK at most, by one panel. wide: room for DEPTH inputs of it in float32. */
-INLINE void NAME(rows_of_panel)(const Product *job, int64_t panel, int64_t row, int64_t rows, float *wide) {
+/* Of a number of a panel. */
+INLINE int64_t NAME(bytes_of)(const Product *job) { return job->scale ? 1 : job->is_short ? 2 : 4; }
+
+/* `rows` rows from `row` on, CHUNK at most, by `count` panels, some inputs of each in turn. wide: room for DEPTH inputs of
+ * a panel in float32. */
+INLINE void NAME(rows_of_panels)(const Product *job, int64_t panel, int64_t count, int64_t row, int64_t rows, float *wide) {
     const int is_short = job->is_short && !job->scale, is_wide = is_short && rows > 2 * ROWS_AT_ONCE;
-    const int64_t inputs = job->inputs, bytes = job->scale ? 1 : is_short ? 2 : 4;
-    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE;
-    const int64_t groups = (rows + at_once - 1) / at_once, depth = groups > 1 ? DEPTH : inputs;
+    const int64_t inputs = job->inputs, bytes = NAME(bytes_of)(job), width = PANEL * bytes;
+    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE, groups = (rows + at_once - 1) / at_once;
+    const int64_t depth = count > 1 ? VISIT / width : groups > 1 ? DEPTH : inputs;
     /* Few rows leave the memory time: what comes next is asked of it while they are computed. */
-    const int few = PANEL * bytes / groups <= LINE && rows <= FETCHING_ROWS;
-    const int64_t ahead = few ? PANEL * bytes / groups : 0;
+    const int few = count == 1 && width / groups <= LINE && rows <= FETCHING_ROWS;
+    const int64_t ahead = few ? width / groups : 0;
     float sums[CHUNK * PANEL] __attribute__((aligned(64)));
-    for (int64_t input = 0; input < inputs; input += depth) {
-        const char *numbers = (const char *)job->weight + (panel * inputs + input) * PANEL * bytes;
-        const int64_t some = inputs - input < depth ? inputs - input : depth;
-        const char *next = few ? numbers + some * PANEL * bytes : numbers;
-        if (is_wide) { /* once for all rows */
-            for (int64_t i = 0; i < some; i++)
-                for (int c = 0; c < PANEL / W; c++)
-                    STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
-            numbers = (const char *)wide;
+    for (int64_t input = 0; input < inputs; input += depth)
+        for (int64_t p = 0; p < count; p++) {
+            const char *numbers = (const char *)job->weight + ((panel + p) * inputs + input) * width;
+            const int64_t some = inputs - input < depth ? inputs - input : depth;
+            const char *next = few ? numbers + some * width : numbers;
+            float *to = sums + p * rows * PANEL;
+            if (is_wide) { /* once for all rows */
+                for (int64_t i = 0; i < some; i++)
+                    for (int c = 0; c < PANEL / W; c++)
+                        STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
+                numbers = (const char *)wide;
+            }
+            if (job->scale) NAME(add_panels)(job, rows, row, input, numbers, some, to, 1, next, ahead);
+            else if (is_short && !is_wide) NAME(add_panels)(job, rows, row, input, numbers, some, to, 2, next, ahead);
+            else NAME(add_panels)(job, rows, row, input, numbers, some, to, 4, next, ahead);
         }
-        if (job->scale) NAME(add_panels)(job, rows, row, input, numbers, some, sums, 1, next, ahead);
-        else if (is_short && !is_wide) NAME(add_panels)(job, rows, row, input, numbers, some, sums, 2, next, ahead);
-        else NAME(add_panels)(job, rows, row, input, numbers, some, sums, 4, next, ahead);
+    for (int64_t p = 0; p < count; p++) {
+        const int64_t output = (panel + p) * PANEL, left = job->outputs - output;
+        for (int64_t r = 0; r < rows; r++)
+            NAME(write_sums)(job, sums + (p * rows + r) * PANEL, row + r, output, left < PANEL ? left : PANEL);
     }
-    const int64_t left = job->outputs - panel * PANEL;
-    for (int64_t r = 0; r < rows; r++)
-        NAME(write_sums)(job, sums + r * PANEL, row + r, panel * PANEL, left < PANEL ? left : PANEL);
 }
 
 static void NAME(panels)(void *given) {
     Product *job = given;
     /* Rows that are computed together, so that they stay in the second cache: chunks of nearly the same size. */
     const int64_t chunks = (job->rows + CHUNK - 1) / CHUNK, chunk = (job->rows + chunks - 1) / (chunks ? chunks : 1);
+    const int64_t most = chunk <= STREAM_ROWS * NAME(bytes_of)(job) ? STREAMS : 1;
     float wide[DEPTH * PANEL] __attribute__((aligned(64)));
     for (int64_t from; (from = next_of(&job->share)) >= 0;) {
         const int64_t to = from + job->share.step < job->share.total ? from + job->share.step : job->share.total;
         for (int64_t row = 0; row < job->rows; row += chunk)
-            for (int64_t panel = from; panel < to; panel++)
-                NAME(rows_of_panel)(job, panel, row, job->rows - row < chunk ? job->rows - row : chunk, wide);
+            for (int64_t panel = from, count; panel < to; panel += count) {
+                count = to - panel < most ? to - panel : most;
+                NAME(rows_of_panels)(job, panel, count, row, job->rows - row < chunk ? job->rows - row : chunk, wide);
+            }
     }
 }
 
