@@ -90,6 +90,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 
 
 def calls_within(states: Sequence[Snapshot]) -> tuple[CallRecord, ...]:
-    """Of states of one run, the calls that they and their forks made."""
-    places = {state.branch for state in states}
-    return tuple(one for one in states[0].calls if any(one.branch[: len(at)] == at for at in places))
+    """Of states of one run, the calls that they and their forks made, as the latest snapshot has them: each
+    may have waited for its state to end."""
+    places, calls = {state.branch for state in states}, max((state.calls for state in states), key=len)
+    return tuple(one for one in calls if any(one.branch[: len(at)] == at for at in places))

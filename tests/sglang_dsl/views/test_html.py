@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from typing import Any
 
 import pytest
@@ -228,6 +229,24 @@ def test_a_group_is_shown_side_by_side() -> None:
     assert "3 calls" in seen.shown
     assert repr(kept[0]) == "ProgramStateGroup(3 forks)"
     assert kept[0]._repr_mimebundle_()["text/vnd.mermaid"].count("gen x") == 3
+    state.sync()
+
+
+def test_calls_of_the_slower_of_a_group_are_shown() -> None:
+    @sgl.function
+    def forks_it(s: Any) -> None:
+        forks = s.fork(2)
+        forks[0] += "quick" + gen("x")
+        forks[1] += "slow" + gen("x")
+        kept.append(forks)
+
+    def answer(call: Call) -> str:
+        time.sleep(0.3 if str(call.prompt).endswith("slow") else 0.0)
+        return "said"
+
+    kept: list[Any] = []
+    state = forks_it.run(backend=MockBackend(answer))
+    assert "2 calls" in Seen(kept[0]._repr_html_()).shown
     state.sync()
 
 
