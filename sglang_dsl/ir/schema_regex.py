@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_dsl.errors import BadProgram
@@ -55,6 +55,19 @@ def build_regex_from_object(source: object) -> str:
     return regex_of_schema(source)
 
 
+def _of_type(values: Sequence[Any], said: Mapping[str, Any]) -> list[Any]:
+    """Those of the type that is said beside them, if one is."""
+    kinds = said.get("type", list(_TYPES))
+    fitting = [_TYPES.get(kind, ()) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    return [one for one in values if any(type(one) in types for types in fitting)]
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
+    "array": (list,), "object": (dict,),
+}  # fmt: skip
+
+
 class _Writer:
     """Writes one document's schemas. `within`: the references that are being followed."""
 
@@ -68,9 +81,9 @@ class _Writer:
         match said:
             case {"$ref": str(target), **rest} if not rest:
                 return self._followed(target, place, within)
-            case {"enum": list(values), **rest} if not rest.keys() - {"type"} and values:
-                return "(" + "|".join(_literal(value) for value in values) + ")"
-            case {"const": value, **rest} if not rest.keys() - {"type"}:
+            case {"enum": list(values), **rest} if not rest.keys() - {"type"} and _of_type(values, rest):
+                return "(" + "|".join(_literal(value) for value in _of_type(values, rest)) + ")"
+            case {"const": value, **rest} if not rest.keys() - {"type"} and _of_type([value], rest):
                 return _literal(value)
             case {"anyOf": list(options), **rest} | {"allOf": [_] as options, **rest} if not rest and options:
                 written = [self.write(one, f"{place}/{at}", within) for at, one in enumerate(options)]

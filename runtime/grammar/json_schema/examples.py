@@ -66,6 +66,19 @@ def examples(document: SchemaDocument) -> Iterator[Any]:
         return  # the schema is beyond what is done for a guess, as by numbers that no float holds
 
 
+def _is_of(value: Any, kinds: list[str]) -> bool:
+    match value:
+        case bool():
+            return "boolean" in kinds
+        case int() | float():
+            return "number" in kinds or ("integer" in kinds and value == value // 1)
+        case str():
+            return "string" in kinds
+        case list():
+            return "array" in kinds
+    return ("null" if value is None else "object") in kinds
+
+
 @lru_cache(maxsize=256)
 def values_of(constraint: Constraint) -> tuple[Any, ...]:
     """Values that match a constraint's JSON schema, the smallest ideas first; none where none was found
@@ -127,7 +140,8 @@ class Examples:
         lists = [node["enum"] for node in nodes.values() if "enum" in node]
         lists += [[node["const"]] for node in nodes.values() if "const" in node]
         if lists:
-            yield from min(lists, key=len)[:_LISTED]
+            kinds = self._kinds(nodes)
+            yield from (value for value in min(lists, key=len)[:_LISTED] if _is_of(value, kinds))
             return
         for kind in self._kinds(nodes):
             match kind:

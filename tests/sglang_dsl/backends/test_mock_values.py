@@ -126,6 +126,12 @@ def test_whatever_is_made_up_for_a_schema_matches_it(pick: Any, size: int) -> No
         assume(False)  # the tables of the oracle do not know this text
 
 
+@pytest.mark.parametrize("schema", [{"type": "object", "const": ""}, {"type": "string", "enum": [1, None]}])
+def test_a_constant_of_another_type_is_no_value(schema: Any) -> None:
+    with pytest.raises(sgl.Unsupported):
+        asks_schema.run(json.dumps(schema), backend=MockBackend())["x"]
+
+
 LIGHT = """
 import sys
 class Absent:
