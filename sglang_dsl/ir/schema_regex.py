@@ -58,7 +58,7 @@ def build_regex_from_object(source: object) -> str:
 def _of_type(values: Sequence[Any], said: Mapping[str, Any]) -> list[Any]:
     """Those of the type that is said beside them, if one is."""
     kinds = said.get("type", list(_TYPES))
-    fitting = [_TYPES.get(kind, ()) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    fitting = [_TYPES.get(str(kind), ()) for kind in (kinds if isinstance(kinds, list) else [kinds])]
     return [one for one in values if any(type(one) in types for types in fitting)]
 
 

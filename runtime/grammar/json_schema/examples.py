@@ -25,6 +25,7 @@ from runtime.grammar.json_schema.checks.runtime_checks import RuntimeChecks
 from runtime.grammar.json_schema.lower import lower
 from runtime.grammar.json_schema.refs import Place, SchemaDocument
 from runtime.grammar.json_schema.relaxation import Relaxation, Unspelled
+from runtime.grammar.json_schema.schema_regex import is_of
 from runtime.grammar.json_schema.shapes import known
 from runtime.grammar.json_schema.source import read_document
 from runtime.grammar.json_schema.texts.common_text import found_by, shortest_of_all
@@ -64,19 +65,6 @@ def examples(document: SchemaDocument) -> Iterator[Any]:
         yield from _few(Examples(document).values(), _WHOLE)
     except (BadConstraint, RecursionError, ArithmeticError, LookupError, TypeError, ValueError):
         return  # the schema is beyond what is done for a guess, as by numbers that no float holds
-
-
-def _is_of(value: Any, kinds: list[str]) -> bool:
-    match value:
-        case bool():
-            return "boolean" in kinds
-        case int() | float():
-            return "number" in kinds or ("integer" in kinds and value == value // 1)
-        case str():
-            return "string" in kinds
-        case list():
-            return "array" in kinds
-    return ("null" if value is None else "object") in kinds
 
 
 @lru_cache(maxsize=256)
@@ -141,7 +129,7 @@ class Examples:
         lists += [[node["const"]] for node in nodes.values() if "const" in node]
         if lists:
             kinds = self._kinds(nodes)
-            yield from (value for value in min(lists, key=len)[:_LISTED] if _is_of(value, kinds))
+            yield from (value for value in min(lists, key=len)[:_LISTED] if is_of(value, kinds))
             return
         for kind in self._kinds(nodes):
             match kind:

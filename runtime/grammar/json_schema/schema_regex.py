@@ -98,7 +98,7 @@ class _Reader:
     def _values(self, word: str, values: Any, rest: Mapping[str, Any], place: Place) -> Any:
         names = rest.get("type")
         listed = values if word == "enum" else [values]
-        if rest.keys() - {"type"} or not all(_is_of(value, names) for value in listed):
+        if rest.keys() - {"type"} or not all(is_of(value, names) for value in listed):
             raise _unkept(f"{word} beside {', '.join(rest)}", place)
         if not listed:
             raise BadConstraint("enum is empty: nothing matches", where=f"{KIND} {show(place)}")
@@ -178,7 +178,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
-def _is_of(value: Any, names: Any) -> bool:
+def is_of(value: Any, names: Any) -> bool:
+    """Whether a value is of the type, or of one of the types, of these names; None: any."""
     if names is None:
         return True
     kinds = tuple(kind for name in ([names] if isinstance(names, str) else names) for kind in _KINDS[name])
