@@ -40,6 +40,7 @@ from runtime.protocol.io_struct import (
     TokenizedEmbeddingReqInput,
     new_rid,
 )
+from runtime.protocol.requests.batching import count_ids
 from runtime.protocol.requests.single import cache_key
 
 Embedded: TypeAlias = EmbeddingOutput | RuntimeFault
@@ -385,5 +386,5 @@ def _text_size(request: EmbeddingReqInput) -> int:
     """Characters to tokenise, or ids to look at, roughly."""
     text = request.text or ""
     if request.input_ids:
-        return sum(len(one) if isinstance(one, list) else 1 for one in request.input_ids)
+        return count_ids(request.input_ids)
     return len(text) if isinstance(text, str) else sum(len(str(one)) for one in text)

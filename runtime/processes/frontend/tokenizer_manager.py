@@ -44,6 +44,7 @@ from runtime.protocol.io_struct import (
     SingleReq,
 )
 from runtime.protocol.model_info import ModelInfo
+from runtime.protocol.requests.batching import count_ids
 from runtime.protocol.requests.single import SingleGenerateReq
 
 Requests: TypeAlias = GenerateReqInput | Sequence[GenerateReqInput]
@@ -482,9 +483,9 @@ def _size(request: Requests) -> int:
     """Characters to tokenise, or ids to look at, roughly."""
     if not isinstance(request, GenerateReqInput):
         return sum(map(_size, request))
-    text, ids = request.text or "", request.input_ids or ()
+    text = request.text or ""
     size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
-    size += sum(len(one) if isinstance(one, list) else 1 for one in ids)
+    size += count_ids(request.input_ids)
     size += size_of_turns(request.messages or ())
     if request.image_data or has_media(request.messages or ()):
         size += LONG + 1  # to be decoded, or even fetched

@@ -91,6 +91,14 @@ def count_prompts(text: Any, input_ids: Any, input_embeds: Any) -> tuple[int, bo
     return (1, True) if single else (count, False)
 
 
+def count_ids(input_ids: Any) -> int:
+    """Ids of one prompt, or of all; by its first item alone for one prompt, which may have a million."""
+    if not input_ids:
+        return 0
+    many = isinstance(input_ids[0], list)
+    return sum(len(one) if isinstance(one, list) else 1 for one in input_ids) if many else len(input_ids)
+
+
 def _length(name: str, value: Any, what: str) -> int:
     if not isinstance(value, (list, tuple)):
         raise BadRequest(f"{name} should be {what}, got {type(value).__name__}.", where=name)

@@ -21,7 +21,7 @@ import msgspec.inspect
 from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
-from runtime.protocol.errors import Aborted, BadRequest
+from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
@@ -148,20 +148,56 @@ def decode_json(body: bytes, max_depth: int) -> Any:
 def decode_long(body: bytes, max_depth: int, max_values: int) -> Any:
     """The same for a body that may have many values, and without the collector of garbage, which would look
     through all that is made, again and again. Raises BodyTooLarge as well."""
-    if sum(map(body.count, _SEPARATORS)) > max_values and _values(body, max_values) > max_values:
+    if _separators(body, 0, len(body)) > max_values and _values(body, max_values) > max_values:
         raise BodyTooLarge(
             f"the body has more than {max_values} values", where="body", hint="max_body_values"
         )
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return decode_json(body, max_depth)
+        return _decode_numbers(body, max_depth) or decode_json(body, max_depth)
     finally:
         if enabled:
             gc.enable()
 
 
+def _decode_numbers(body: bytes, max_depth: int) -> Any:
+    """What decode_json makes of a body that is mostly lists of numbers, and None for any other. A million are
+    read in 10 to 40 ms instead of 50 to 80, in which the interpreter's lock is held; the other library takes
+    keys that come twice and texts that are none, so all that is no long list is read by both."""
+    rest = _without_numbers(body)
+    if len(rest) > len(body) // 2 or _LONG_NUMBER in body.translate(_DIGITS):
+        return None
+    try:
+        decode_json(rest, max_depth)
+        return msgspec.json.decode(body)
+    except (RuntimeFault, msgspec.DecodeError, RecursionError):
+        return None  # decode_json says what is wrong
+
+
+def _without_numbers(body: bytes) -> bytes:
+    """With a 0 in place of each long run of numbers."""
+    marks, at = body.translate(_NUMERIC), 0
+    parts: list[bytes] = []
+    while (start := marks.find(_LONG_RUN, at)) >= 0:
+        parts += body[at:start], b"0"
+        at = marks.find(b" ", start)
+        at = len(body) if at < 0 else at
+    return b"".join((*parts, body[at:]))
+
+
+_NUMERIC = bytes(ord("0") if chr(byte) in "0123456789,.eE+- \t\r\n" else ord(" ") for byte in range(256))
+_LONG_RUN = b"0" * 256
 _SEPARATORS = (b",", b":", b"[", b"{")
+_STEP = 1 << 20
+"""Bytes that are looked through at once: about 1 ms, in which the interpreter's lock is held."""
+
+
+def _separators(body: bytes, start: int, end: int) -> int:
+    if end - start <= _STEP:
+        return sum(body.count(one, start, end) for one in _SEPARATORS)
+    steps = range(start, end, _STEP)
+    return sum(body.count(one, at, min(at + _STEP, end)) for at in steps for one in _SEPARATORS)
 
 
 def _values(body: bytes, most: int) -> int:
@@ -171,7 +207,7 @@ def _values(body: bytes, most: int) -> int:
     while count <= most:
         quote = body.find(b'"', at)
         end = len(body) if quote < 0 else quote
-        count += sum(body.count(one, at, end) for one in _SEPARATORS)
+        count += _separators(body, at, end)
         if quote < 0:
             break
         at = _end_of_text(body, quote + 1)

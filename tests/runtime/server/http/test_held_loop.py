@@ -19,7 +19,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import RuntimeFault
 from runtime.server.app import build_app
-from runtime.server.http.body import decode_long, read_object
+from runtime.server.http.body import decode_json, decode_long, read_object
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 
@@ -142,3 +142,47 @@ def test_separators_within_texts_are_no_values() -> None:
     assert decode_long(content, 64, 1000)["b"] == [1, 2]
     with pytest.raises(RuntimeFault, match="more than 3 values"):
         decode_long(content, 64, 3)
+
+
+def many_numbers(item: str, last: str = "1]") -> str:
+    return f'{{"input_ids": [{item * 200}{last}, "text": "{"7" * 300}"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        many_numbers("5, "),
+        many_numbers("-1.5e-3,\n"),
+        many_numbers("0.1,"),
+        many_numbers("[1,2],[3],"),
+        many_numbers("5,", '{"a": [1], "b": "\\ud83d"}]'),
+        many_numbers("18446744073709551615,"),
+    ],
+)
+def test_lists_of_numbers_are_read_as_any_other(text: str) -> None:
+    assert decode_long(text.encode(), 64, 10_000) == decode_json(text.encode(), 64)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        many_numbers("5,,"),
+        many_numbers("05,"),
+        many_numbers("5,", "NaN]"),
+        many_numbers("5,", "1e999]"),
+        many_numbers("5,", '{"a": 1, "a": 2}]'),
+        many_numbers("5,").replace("text", "input_ids"),
+        many_numbers("5,", "99999999999999999999]"),
+        many_numbers("5,", "[" * 70 + "]" * 71),
+        many_numbers("5,", "1"),
+        many_numbers("5,", "1]") + "5",
+    ],
+)
+def test_lists_of_numbers_are_refused_as_any_other(text: str) -> None:
+    says = []
+    for decode in (lambda: decode_long(text.encode(), 64, 10_000), lambda: decode_json(text.encode(), 64)):
+        try:
+            says.append(str(decode()))
+        except RuntimeFault as fault:
+            says.append(repr(fault))
+    assert says[0] == says[1]
