@@ -455,10 +455,10 @@ def searching(
     return found
 
 
-def rest_of(walker: Walker, ids: tuple[int, ...], limit: int) -> Steps[tuple[int, ...] | None]:
-    """The shortest end of the completion `ids` that is a completion here, too, of at most `limit` ids."""
+def rest_of(walker: Walker, ids: tuple[int, ...]) -> Steps[tuple[int, ...] | None]:
+    """The shortest end of the completion `ids` that is a completion here, too."""
     mask, tries = walker.mask(), _RESTS
-    for at in range(len(ids) - 1, max(0, len(ids) - limit) - 1, -1):
+    for at in range(len(ids) - 1, -1, -1):
         if mask.allows(ids[at]):
             if follows(walker, ids[at:]):
                 return ids[at:]

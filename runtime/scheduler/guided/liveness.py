@@ -180,7 +180,7 @@ class Liveness:
         held, room = guide.held or (), request.remaining - len(guide.pending)
         ids = self._followed(request, matcher, held, guide.held_at, room)
         if ids is None:
-            ids = yield from self._searched(request, matcher, held, room)
+            ids = yield from self._searched(request, matcher, held, room, found=guide.held_at > 0)
         if ids is not None:
             guide.held, guide.held_at, guide.misses = ids, len(guide.marks), 0
             guide.check_at = request.produced + max(1, (room - len(ids)) // SPARE)
@@ -204,7 +204,7 @@ class Liveness:
             held, at = guide.sure_held, guide.sure_at
         ids = self._followed(request, matcher, held, at, room)
         if ids is None:
-            ids = yield from self._searched(request, matcher, held, room)
+            ids = yield from self._searched(request, matcher, held, room, found=at > 0)
         if ids is not None:
             guide.sure_held, guide.sure_at, guide.silent = ids, len(guide.marks), 0
             return
@@ -213,19 +213,24 @@ class Liveness:
 
     @staticmethod
     def _searched(
-        request: Request, matcher: Matcher, held: tuple[int, ...], room: int
+        request: Request, matcher: Matcher, held: tuple[int, ...], room: int, *, found: bool = False
     ) -> Steps[tuple[int, ...] | None]:
-        """A part of the completion held, or another one, unless the request has had its share of searches."""
+        """A part of the completion held, or another one, unless the request has had its share of searches.
+        found: a search has found `held`. If its part is too long, nothing is looked for: others would hardly
+        be shorter, and a search that fails takes five times as long as one that does not."""
         guide = guide_of(request)
         place = len(guide.marks)
         if guide.searches >= SEARCHES:
             return None
-        ids = yield from rest_of(matcher, held, room)
-        if ids is None and not guide.hopeless(place, room):
-            guide.searches += 1
-            ids = yield from matcher.closing_steps(room)
-            if ids is None:
-                guide.missed = place, room
+        ids = yield from rest_of(matcher, held)
+        if ids is not None and len(ids) <= room:
+            return ids
+        if (found and ids is not None) or guide.hopeless(place, room):
+            return None
+        guide.searches += 1
+        ids = yield from matcher.closing_steps(room)
+        if ids is None:
+            guide.missed = place, room
         return ids
 
     @staticmethod
@@ -285,11 +290,10 @@ class Liveness:
             place.rollback(back)
             step = guide.marks[-back]
             room = request.params.max_new_tokens - (step.length - request.prompt_len)
-            ids = guide.held or ()
-            found: tuple[int, ...] | None = None
-            if ids and len(ids) <= room and follows(place, ids):
-                found = ids
-            elif not guide.hopeless(len(guide.marks) - back, room):
+            rest = yield from rest_of(place, guide.held or ())
+            found = rest if rest is not None and len(rest) <= room else None
+            known = rest is not None and guide.held_at  # as in _searched(): others would hardly be shorter
+            if found is None and not known and not guide.hopeless(len(guide.marks) - back, room):
                 found = yield from place.closing_steps(room)
             if found is not None:
                 guide.held, guide.held_at = found, len(guide.marks) - back

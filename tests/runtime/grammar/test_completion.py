@@ -163,10 +163,10 @@ def test_the_end_of_a_completion_is_good_further_on() -> None:
     ids = first_completion(matcher).ids
     assert ids is not None
     assert matcher.advance_bytes(b'{"a":"something else')
-    rest = at_once(rest_of(matcher, ids, 100))
+    rest = at_once(rest_of(matcher, ids))
     assert rest is not None
     assert is_completion(matcher, rest)
-    assert at_once(rest_of(matcher, ids, 1)) is None
+    assert len(rest) < len(ids)
 
 
 def test_reasoning_is_ended_first() -> None:
