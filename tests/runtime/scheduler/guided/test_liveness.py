@@ -7,6 +7,7 @@ import json
 import random
 from concurrent.futures import Future
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -15,13 +16,16 @@ import pytest
 from runtime.cache.radix import RadixCache
 from runtime.config.scheduler import SchedulerConfig
 from runtime.grammar.base import Matcher, first_completion
+from runtime.grammar.completion import at_once
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.fake import START, FakeRunner, draw, follow, logprob
+from runtime.scheduler.guided.liveness import Liveness
 from runtime.scheduler.loop import Loop, step
+from runtime.scheduler.requests.components import Guide
 from runtime.scheduler.scheduler import Scheduler
 
 PIECES = [
@@ -231,6 +235,21 @@ def test_every_constrained_output_parses_and_free_ones_are_as_alone(number: int)
     assert closed > 3
     assert sim.scheduler.flush_cache()
     assert sim.scheduler.manager.allocator.free == sim.scheduler.manager.slots
+
+
+def test_what_a_search_found_is_not_searched_for_again_where_it_is_too_long() -> None:
+    matcher = compiled(schema(SCHEMAS[0])).copy()
+    assert matcher.advance_bytes(b'{"a": "some')
+    held = matcher.closing(64)
+    assert held
+    request: Any = SimpleNamespace(guide=Guide(matcher))
+    for room, found, expected, searches in (
+        (len(held), True, held, 0),
+        (len(held) - 1, True, None, 0),
+        (len(held) - 1, False, None, 1),
+    ):
+        ids = at_once(Liveness._searched(request, matcher, held, room, found=found))
+        assert (ids, request.guide.searches) == (expected, searches)
 
 
 def test_without_a_budget_problem_output_is_taken_back_and_goes_on() -> None:
