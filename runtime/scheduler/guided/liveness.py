@@ -216,8 +216,8 @@ class Liveness:
         request: Request, matcher: Matcher, held: tuple[int, ...], room: int, *, found: bool = False
     ) -> Steps[tuple[int, ...] | None]:
         """A part of the completion held, or another one, unless the request has had its share of searches.
-        found: a search has found `held`. If its part is too long, nothing is looked for: others would hardly
-        be shorter, and a search that fails takes five times as long as one that does not."""
+        found: `held` was found at a later place than the start. If its part is too long, nothing is looked
+        for: others would hardly be shorter, and a search that fails takes five times as long as others."""
         guide = guide_of(request)
         place = len(guide.marks)
         if guide.searches >= SEARCHES:
