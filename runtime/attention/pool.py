@@ -13,6 +13,7 @@ from torch import Tensor
 
 from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.runs import join
+from runtime.kernels.table import kernel
 from runtime.plan import Run
 
 
@@ -58,6 +59,11 @@ class KVPool:
                 moved = moved.clone()
             self.kv[target.start : target.start + target.length].copy_(moved)
 
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """The tokens in slots `sources` into slots `targets`, int32, on the device; no slot twice."""
+        octets = self.kv.view(torch.uint8) if self.kv.dtype in TYPES else self.kv
+        octets.index_copy_(0, targets.long(), octets.index_select(0, sources))
+
     def place(self, runs: Iterable[Run]) -> slice | Tensor:
         """Where the tokens of `runs` go: a slice where they are consecutive, else their slots [tokens]
         int64."""
@@ -94,6 +100,12 @@ class LayerMajorPool(KVPool):
     def __init__(self, shape: KVShape, slots: int) -> None:
         self.data = shape.zeros(shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
         super().__init__(self.data.transpose(0, 1))
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        if (moved := kernel("move_kv", self.device)) is None:
+            super().move(sources, targets)
+        else:
+            moved(self.data.view(torch.uint8) if self.data.dtype in TYPES else self.data, sources, targets)
 
 
 class PageMajorPool(KVPool):

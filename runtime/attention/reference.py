@@ -51,7 +51,7 @@ class Reference(Attention[PageMajorPool]):
                     seen &= of > at - window
                 scores = scores.masked_fill(~seen, -math.inf)
                 if self.sinks:
-                    sink = self.sinks[layer].view(-1, 1, 1).expand(-1, count, -1)
+                    sink = self.sinks[layer].to(pool.device).view(-1, 1, 1).expand(-1, count, -1)
                     weights = torch.cat((scores, sink), -1).softmax(-1)[..., :-1]
                 else:
                     weights = scores.softmax(-1)

@@ -148,9 +148,9 @@ class _Builder:
         )
 
 
-def cut(tables: Tables, window: int | None, splits: int, *, direct: bool = True) -> Cut:
-    """splits: about how many tiles there are to be, where keys are enough. direct: a tile whose tokens get
-    nothing from others writes the result itself."""
+def cut(tables: Tables, window: int | None, splits: int) -> Cut:
+    """splits: about how many tiles there are to be, where keys are enough. A tile whose tokens get nothing
+    from others writes the result itself."""
     query, count, key, keys, position = tables.tiles.T
     last = np.minimum(keys, tables.highest + 1 - position)
     first = np.zeros_like(last) if window is None else np.maximum(0, tables.lowest - window + 1 - position)
@@ -167,12 +167,11 @@ def cut(tables: Tables, window: int | None, splits: int, *, direct: bool = True)
     target = count.cumsum() - count
     token = tables.queries[np.repeat(query - target, count) + np.arange(count.sum())]
     parts = np.bincount(token, minlength=len(tables.positions))
-    if direct:
-        alone = np.maximum.reduceat(parts[token], target) == 1
-        token = token[np.repeat(~alone, count)]
-        parts = np.bincount(token, minlength=len(tables.positions))
-        written = np.where(alone, 0, count)
-        target = np.where(alone, -1, written.cumsum() - written)
+    alone = np.maximum.reduceat(parts[token], target) == 1
+    token = token[np.repeat(~alone, count)]
+    parts = np.bincount(token, minlength=len(tables.positions))
+    written = np.where(alone, 0, count)
+    target = np.where(alone, -1, written.cumsum() - written)
     fields = np.stack(
         (query, count, key + begin, np.minimum(length, keys - begin), position + begin, target), 1
     )

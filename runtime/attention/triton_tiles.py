@@ -10,6 +10,7 @@ On a CPU it runs in Triton's interpreter alone, for tests.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -21,12 +22,14 @@ from runtime.attention.base import PLAIN, Attention, AttentionStep, FixedStep, S
 from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.pool import KVShape, LayerMajorPool
 from runtime.attention.tiles import Cut, Ints, Tables, cut, tables_of
-from runtime.kernels.device import compiled
+from runtime.kernels.device import compiled, put
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
 from runtime.plan import StepPlan
 
+STEP = 4
+"""Tables begin at multiples of it: Triton compiles a kernel anew for what begins at other than 16 bytes."""
 PROGRAMS_PER_UNIT = 4  # of the GPU's processors: what is split is split for so many
 Windows: TypeAlias = dict[int | None, Cut]
 
@@ -56,7 +59,8 @@ class Capacity(NamedTuple):
 
     rows: int
     queries: int
-    tiles: int
+    narrow: int
+    wide: int
     partials: int
 
 
@@ -94,7 +98,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         arrays = [tables.places, tables.positions, tables.queries, *_ends(tables)]
         for one in windows.values():
             arrays += [one.narrow.ravel(), one.wide.ravel(), one.of, one.ends]
-        parts = iter(self._copied(arrays).split([len(array) for array in arrays]))
+        parts = iter(self._copied(arrays))
         places, positions, queries, shift, ends = (next(parts) for _ in range(5))
         slots = self._slots(shift, ends, tables.keys)
         made = {
@@ -110,25 +114,27 @@ class TritonTiles(Attention[LayerMajorPool]):
     def fixed(self, rows: int) -> FixedStep:
         # Each row has own keys; besides, splits, and prefixes that rows share, some levels deep.
         partials = 8 * rows + self.splits * (self._shape.wide // self._shape.heads)
-        capacity = Capacity(rows, 8 * rows, 2 * rows + self.splits, partials)
+        tiles = 2 * rows + self.splits
+        shared = rows > self._shape.narrow // self._shape.heads  # no prefix of fewer rows is for a wide tile
+        capacity = Capacity(rows, 8 * rows, tiles, tiles if shared else 0, partials)
         if self._states is None or len(self._states.values) < capacity.partials:
             self._states = States.empty(capacity.partials, self.heads, self.pool.head_dim, self.pool.device)
         return _Fixed(self, capacity, self._states)
 
-    def _tables(self, plan: StepPlan, *, direct: bool = True) -> tuple[Tables, Windows]:
+    def _tables(self, plan: StepPlan) -> tuple[Tables, Windows]:
         shape = self._shape
         tables = tables_of(plan, shape.narrow // shape.heads, shape.wide // shape.heads)
-        windows = {
-            window: cut(tables, window, self.splits, direct=direct) for window in dict.fromkeys(self.windows)
-        }
+        windows = {window: cut(tables, window, self.splits) for window in dict.fromkeys(self.windows)}
         return tables, windows
 
-    def _copied(self, arrays: Sequence[Ints]) -> Tensor:
-        """One behind the other on the device, int32, in one copy."""
-        flat = torch.from_numpy(np.concatenate(arrays, dtype=np.int32, casting="unsafe"))
-        if self.pool.device.type == "cuda":
-            flat = flat.pin_memory()
-        return flat.to(self.pool.device, non_blocking=True)
+    def _copied(self, arrays: Sequence[Ints]) -> list[Tensor]:
+        """On the device, int32, in one copy."""
+        sizes = [len(array) for array in arrays]
+        starts, whole = _starts(sizes)
+        flat = np.empty(whole, dtype=np.int32)
+        for start, size, array in zip(starts, sizes, arrays):
+            flat[start : start + size] = array
+        return _parts(put(torch.from_numpy(flat), self.pool.device), starts, sizes)
 
     def _slots(self, shift: Tensor, ends: Tensor, keys: int) -> Tensor:
         """The slots of `keys` tokens: run r ends before token ends[r], and token t of it lies in slot
@@ -169,16 +175,17 @@ class _Fixed:
 
     def __init__(self, attention: TritonTiles, capacity: Capacity, states: States) -> None:
         self._attention, self._capacity = attention, capacity
-        rows, queries, tiles, partials = capacity
+        rows, queries, narrow, wide, partials = capacity
         windows = list(dict.fromkeys(attention.windows))
         sizes = [rows, rows, queries]
         for _ in windows:
-            sizes += [FIELDS * tiles, FIELDS * tiles, partials, rows + 1]
+            sizes += [FIELDS * narrow, FIELDS * wide, partials, rows + 1]
         device = attention.pool.device
         self._sizes = sizes
-        self._tables = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._starts, self._whole = _starts(sizes)
+        self._tables = torch.zeros(self._whole, dtype=torch.int32, device=device)
         self._slots = torch.zeros(attention.pool.slots, dtype=torch.int32, device=device)
-        parts = iter(self._tables.split(sizes))
+        parts = iter(_parts(self._tables, self._starts, sizes))
         places, positions, queries_ = (next(parts) for _ in range(3))
         places.fill_(-1)
         made = {
@@ -193,35 +200,44 @@ class _Fixed:
 
     def load(self, plan: StepPlan) -> bool:
         attention, capacity = self._attention, self._capacity
-        tables, windows = attention._tables(plan, direct=False)
+        tables, windows = attention._tables(plan)
         fits = (
             len(tables.places) <= capacity.rows
             and len(tables.queries) <= capacity.queries
             and tables.keys <= len(self._slots)
             and all(
-                max(len(one.narrow), len(one.wide)) <= capacity.tiles and len(one.of) <= capacity.partials
+                len(one.narrow) <= capacity.narrow
+                and len(one.wide) <= capacity.wide
+                and len(one.of) <= capacity.partials
                 for one in windows.values()
             )
         )
         if not fits:
             return False
-        flat = np.zeros(sum(self._sizes), dtype=np.int32)
+        flat = np.zeros(self._whole, dtype=np.int64)
         flat[: capacity.rows] = -1  # rows of no token write nowhere
         arrays = [tables.places, tables.positions, tables.queries]
         for one in windows.values():
             arrays += [one.narrow.ravel(), one.wide.ravel(), one.of]
             # Rows of no token have no parts.
             arrays.append(np.append(one.ends, np.full(capacity.rows + 1 - len(one.ends), one.ends[-1])))
-        first = 0
-        for size, array in zip(self._sizes, arrays, strict=True):
+        for first, array in zip(self._starts, arrays, strict=True):
             flat[first : first + len(array)] = array
-            first += size
         shift, ends = _ends(tables)
-        there = attention._copied([flat.astype(np.int64), shift, ends])
-        fixed, shifts, limits = there.split([len(flat), len(shift), len(ends)])
+        fixed, shifts, limits = attention._copied([flat, shift, ends])
         self._tables.copy_(fixed)
         self._slots[: tables.keys] = attention._slots(shifts, limits, tables.keys)
         return True
+
+
+def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where tables of these sizes begin, and how much they take together."""
+    padded = [-(-size // STEP) * STEP for size in sizes]
+    return list(itertools.accumulate(padded[:-1], initial=0)), sum(padded)
+
+
+def _parts(flat: Tensor, starts: Sequence[int], sizes: Sequence[int]) -> list[Tensor]:
+    return [flat[start : start + size] for start, size in zip(starts, sizes)]
 
 
 def _ends(tables: Tables) -> tuple[Ints, Ints]:

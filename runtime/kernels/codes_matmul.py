@@ -3,6 +3,8 @@ is read for the codes alone. For few rows; for many, numbers made once and a pla
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from runtime.kernels.device import INTERPRETED
 
+COLUMNS = 1 << 15  # at once keep a large GPU's memory busy
 _INT8, _HALVES, _FLOAT8 = 0, 1, 2
 _KINDS = {torch.int8: _INT8, torch.uint8: _HALVES, torch.float8_e4m3fn: _FLOAT8}
 
@@ -20,18 +23,52 @@ def codes_matmul(x: Tensor, data: Tensor, scale: Tensor, offset: Tensor | None, 
     group, of `group` inputs; all without gaps. data: codes int8 or float8_e4m3fn [outputs, inputs], or uint8
     [outputs, inputs / 2], the first half of the inputs in the lower four bits."""
     rows, (outputs, width) = x.shape[0], data.shape
-    out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     kind = _KINDS[data.dtype]
-    block = 16 if rows <= 16 else 32 if rows <= 32 else 64
-    deep = 128 if block < 64 and x.dtype != torch.float32 else 64  # what shared memory holds three times
-    columns = 32 if outputs >= 32 else 16
+    block, columns, deep, warps, stages, alike = _launch(
+        rows, outputs, width, group, kind == _HALVES, x.dtype
+    )
+    splits, stretch = _splits(outputs * triton.cdiv(rows, block), width, deep)
     codes = data.view(torch.uint8) if kind == _FLOAT8 else data
-    _codes_matmul[(triton.cdiv(outputs, columns), triton.cdiv(rows, block))](
-        x, codes, scale, offset, out, x.stride(0), rows, outputs, width, group, scale.shape[1],
-        ROWS=block, COLUMNS=columns, DEPTH=deep if width >= deep else 32, KIND=kind,
-        OFFSET=offset is not None, WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=4, num_stages=3,
+    sums = None  # of each tile's inputs
+    if alike and offset is not None:
+        sums = x.unflatten(1, (-1, deep)).sum(-1, dtype=torch.float32)
+    kept = x.dtype if splits == 1 else torch.float32
+    made = torch.empty(splits, rows, outputs, dtype=kept, device=x.device)
+    _codes_matmul[(triton.cdiv(outputs, columns), triton.cdiv(rows, block), splits)](
+        x, codes, scale, offset, sums, made, x.stride(0), rows, outputs, width, group, scale.shape[1],
+        stretch, 0 if sums is None else sums.shape[1], ROWS=block, COLUMNS=columns, DEPTH=deep, KIND=kind,
+        OFFSET=offset is not None, ALIKE=alike, NATIVE=_has_float8(x.device),
+        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return out
+    return made[0] if splits == 1 else made.sum(0).to(x.dtype)
+
+
+def _launch(
+    rows: int, outputs: int, width: int, group: int, halves: bool, dtype: torch.dtype
+) -> tuple[int, int, int, int, int, bool]:
+    """Rows, columns and depth of a tile, warps, stages of loads under way; whether all inputs of a tile are
+    of one group, so that its scales are those of the product. As fast as any on an H100."""
+    block = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    columns = 16 if outputs < 32 else 32 if outputs < 64 or (halves and rows <= 16) else 64
+    shared = math.gcd(group, width)
+    deep = min(128, shared & -shared)
+    if deep >= 32:
+        return block, columns, deep, 4, 4, True
+    columns = min(columns, 32)
+    deep = 128 if block < 64 and dtype != torch.float32 else 64  # what shared memory holds three times
+    return block, columns, deep if width >= deep else 32, 4, 3, False
+
+
+def _has_float8(device: torch.device) -> bool:
+    """Whether the processor makes other numbers of them."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _splits(columns: int, width: int, deep: int) -> tuple[int, int]:
+    """Into how many stretches of the inputs a product of few columns is split, and how long they are."""
+    splits = min(8, max(1, COLUMNS // columns), max(1, width // (4 * deep)))
+    stretch = triton.cdiv(triton.cdiv(width, splits), deep) * deep
+    return triton.cdiv(width, stretch), stretch
 
 
 def plain_codes_matmul(x: Tensor, data: Tensor, scale: Tensor, offset: Tensor | None, group: int) -> Tensor:
@@ -45,34 +82,51 @@ def plain_codes_matmul(x: Tensor, data: Tensor, scale: Tensor, offset: Tensor | 
 
 @triton.jit
 def _times(
-    made, code, x, scale, offset, row, column, depth, inside, x_stride, rows, outputs, group, groups,
-    OFFSET: tl.constexpr, WIDEN: tl.constexpr,
+    made, code, x, scale, offset, sums, row, column, first, inside, x_stride, rows, outputs, group, groups,
+    tiles, FACTOR: tl.constexpr, DEPTH: tl.constexpr, OFFSET: tl.constexpr, ALIKE: tl.constexpr,
+    WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """made + x [rows, depth] times the numbers of code [depth, columns] float32; depth: which inputs."""
-    seen = inside[:, None] & (column < outputs)[None, :]
-    place = column[None, :].to(tl.int64) * groups + (depth // group)[:, None]
-    number = code * tl.load(scale + place, mask=seen, other=0.0).to(tl.float32)
-    if OFFSET:
-        number -= tl.load(offset + place, mask=seen, other=0.0)
+    """made + x [rows, depth] times FACTOR times the numbers of code [depth, columns], of inputs from `first`
+    on."""
+    depth = first + tl.arange(0, DEPTH)
     left = tl.load(
         x + row[:, None].to(tl.int64) * x_stride + depth[None, :],
         mask=(row < rows)[:, None] & inside[None, :], other=0.0,
     )  # fmt: skip
+    if ALIKE:
+        place = column.to(tl.int64) * groups + first // group
+        of_group = tl.load(scale + place, mask=column < outputs, other=0.0).to(tl.float32) * FACTOR
+        if WIDEN:
+            product = tl.dot(left.to(tl.float32), code.to(tl.float32), input_precision="ieee")
+        else:
+            product = tl.dot(left, code.to(left.dtype))  # of 8 bits at most: exact
+        made += product * of_group[None, :]
+        if OFFSET:
+            taken = tl.load(offset + place, mask=column < outputs, other=0.0)
+            of_inputs = tl.load(sums + row * tiles + first // DEPTH, mask=row < rows, other=0.0)
+            made -= of_inputs[:, None] * taken[None, :]
+        return made
+    seen = inside[:, None] & (column < outputs)[None, :]
+    places = column[None, :].to(tl.int64) * groups + (depth // group)[:, None]
+    number = code.to(tl.float32) * (tl.load(scale + places, mask=seen, other=0.0).to(tl.float32) * FACTOR)
+    if OFFSET:
+        number -= tl.load(offset + places, mask=seen, other=0.0)
     if WIDEN:
         return made + tl.dot(left.to(tl.float32), number, input_precision="ieee")
     return made + tl.dot(left, number.to(left.dtype))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _codes_matmul(
-    x, data, scale, offset, out, x_stride, rows, outputs, width, group, groups,
+    x, data, scale, offset, sums, out, x_stride, rows, outputs, width, group, groups, stretch, tiles,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, KIND: tl.constexpr, OFFSET: tl.constexpr,
-    WIDEN: tl.constexpr,
+    ALIKE: tl.constexpr, NATIVE: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     made = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for first in range(0, width, DEPTH):
+    begin = tl.program_id(2) * stretch
+    for first in range(begin, tl.minimum(begin + stretch, width), DEPTH):
         depth = first + tl.arange(0, DEPTH)
         inside = depth < width
         code = tl.load(
@@ -81,22 +135,29 @@ def _codes_matmul(
         )  # fmt: skip
         if KIND == 1:  # two codes to a byte: of this input, and of the one half a row on
             made = _times(
-                made, (code & 15).to(tl.float32), x, scale, offset, row, column, depth, inside, x_stride,
-                rows, outputs, group, groups, OFFSET, WIDEN,
+                made, code & 15, x, scale, offset, sums, row, column, first, inside, x_stride, rows, outputs,
+                group, groups, tiles, 1.0, DEPTH, OFFSET, ALIKE, WIDEN,
             )  # fmt: skip
             made = _times(
-                made, (code >> 4).to(tl.float32), x, scale, offset, row, column, depth + width, inside,
-                x_stride, rows, outputs, group, groups, OFFSET, WIDEN,
+                made, code >> 4, x, scale, offset, sums, row, column, first + width, inside, x_stride, rows,
+                outputs, group, groups, tiles, 1.0, DEPTH, OFFSET, ALIKE, WIDEN,
+            )  # fmt: skip
+        elif KIND == 2 and NATIVE:
+            made = _times(
+                made, code.to(tl.float8e4nv, bitcast=True).to(tl.float16), x, scale, offset, sums, row,
+                column, first, inside, x_stride, rows, outputs, group, groups, tiles, 1.0, DEPTH, OFFSET,
+                ALIKE, WIDEN,
+            )  # fmt: skip
+        elif KIND == 2:  # its bits, where float16 has sign, exponent and fraction, are the number over 256
+            bits = ((code & 128).to(tl.int16) << 8) | ((code & 127).to(tl.int16) << 7)
+            made = _times(
+                made, bits.to(tl.float16, bitcast=True), x, scale, offset, sums, row, column, first, inside,
+                x_stride, rows, outputs, group, groups, tiles, 256.0, DEPTH, OFFSET, ALIKE, WIDEN,
             )  # fmt: skip
         else:
-            if KIND == 2:  # its bits, where float16 has sign, exponent and fraction, are the number over 256
-                bits = ((code & 128).to(tl.int16) << 8) | ((code & 127).to(tl.int16) << 7)
-                number = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-            else:
-                number = code.to(tl.float32)
             made = _times(
-                made, number, x, scale, offset, row, column, depth, inside, x_stride, rows, outputs, group,
-                groups, OFFSET, WIDEN,
+                made, code, x, scale, offset, sums, row, column, first, inside, x_stride, rows, outputs,
+                group, groups, tiles, 1.0, DEPTH, OFFSET, ALIKE, WIDEN,
             )  # fmt: skip
-    place = out + row[:, None].to(tl.int64) * outputs + column[None, :]
+    place = out + (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * outputs + column[None, :]
     tl.store(place, made.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < outputs)[None, :])

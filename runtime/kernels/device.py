@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Triton decides it, too, when a kernel is defined. Then a dot product of bfloat16 is wrong: operands are
@@ -18,6 +20,29 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 def compiled(device: torch.device) -> bool:
     """Whether kernels run on this device as machine code."""
     return device.type == "cuda" and not INTERPRETED and _INSTALLED
+
+
+def put(numbers: Tensor, device: torch.device) -> Tensor:
+    """On `device`; the host does not wait for what is queued there."""
+    if device.type != "cuda":
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
+
+
+def fetch(numbers: Tensor) -> Callable[[], Tensor]:
+    """Starts a copy to the host; what this gives waits for it, not for what is queued behind it."""
+    if numbers.device.type != "cuda":
+        return lambda: numbers
+    there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    there.copy_(numbers, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def wait() -> Tensor:
+        copied.synchronize()
+        return there
+
+    return wait
 
 
 def power_of_two(number: int) -> int:

@@ -1,4 +1,4 @@
-"""New keys and values of one layer into their slots of the pool."""
+"""New keys and values of one layer into their slots of the pool, and from slot to slot."""
 
 from __future__ import annotations
 
@@ -23,6 +23,30 @@ def store_kv(kv: Tensor, pool: Tensor, slots: Tensor, places: Tensor) -> None:
 def plain_store_kv(kv: Tensor, pool: Tensor, slots: Tensor, places: Tensor) -> None:
     real = places >= 0
     pool[slots[places[real].long()].long()] = kv[real].to(pool.dtype)
+
+
+def move_kv(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """pool [layers, slots, ...], a token's numbers side by side: of all layers, what is in slot sources[i]
+    into slot targets[i]; int32, none of them twice."""
+    size = pool[0, 0].numel()
+    block = power_of_two(size)
+    _move[(len(sources), len(pool))](
+        pool, sources, targets, pool.stride(0), pool.stride(1), size, BLOCK=block, num_warps=warps(block)
+    )
+
+
+def plain_move_kv(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    pool[:, targets.long()] = pool[:, sources.long()]
+
+
+@triton.jit
+def _move(pool, sources, targets, layer_stride, slot_stride, size, BLOCK: tl.constexpr):
+    source = tl.load(sources + tl.program_id(0)).to(tl.int64)
+    target = tl.load(targets + tl.program_id(0)).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    layer = pool + tl.program_id(1).to(tl.int64) * layer_stride + at
+    numbers = tl.load(layer + source * slot_stride, mask=at < size, other=0.0)
+    tl.store(layer + target * slot_stride, numbers, mask=at < size)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.kernels.device import power_of_two, warps
 from runtime.kernels.paged_attention import LOG2_E, States
 
-NUMBERS = 4096  # of a program
+AT_ONCE = 8  # partial results
 
 
 def merge_states(states: States, of: Tensor, ends: Tensor, out: Tensor, sinks: Tensor | None = None) -> None:
@@ -22,10 +22,9 @@ def merge_states(states: States, of: Tensor, ends: Tensor, out: Tensor, sinks: T
     filled where a token has any. sinks: [heads] float32 logits that join each softmax and add nothing."""
     heads, dim = out.shape[1:]
     block_d = power_of_two(dim)
-    block_h = min(power_of_two(heads), max(1, NUMBERS // block_d))
-    _merge[(out.shape[0], triton.cdiv(heads, block_h))](
+    _merge[(out.shape[0], heads)](
         states.values, states.sums, of, ends, out, sinks, heads, dim,
-        SINKS=sinks is not None, BLOCK_H=block_h, BLOCK_D=block_d, num_warps=max(4, warps(block_h * block_d)),
+        SINKS=sinks is not None, PARTS=AT_ONCE, BLOCK_D=block_d, num_warps=warps(AT_ONCE * block_d),
     )  # fmt: skip
 
 
@@ -48,30 +47,30 @@ def plain_merge_states(
 @triton.jit
 def _merge(
     values, sums, of, ends, out, sinks, heads, dim,
-    SINKS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+    SINKS: tl.constexpr, PARTS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
+    token, head = tl.program_id(0), tl.program_id(1)
     first, last = tl.load(ends + token), tl.load(ends + token + 1)
     if last > first:
-        head, d = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H), tl.arange(0, BLOCK_D)
-        real = head < heads
-        both = real[:, None] & (d < dim)[None, :]
-        most = tl.full([BLOCK_H], -float("inf"), tl.float32)
-        total = tl.zeros([BLOCK_H], tl.float32)
+        d = tl.arange(0, BLOCK_D)
+        most, total = tl.max(tl.full([2], -float("inf"), tl.float32), 0), tl.sum(tl.zeros([2], tl.float32), 0)
         if SINKS:
-            most = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634
+            most = tl.load(sinks + head) * 1.4426950408889634
             total += 1.0
-        made = tl.zeros([BLOCK_H, BLOCK_D], tl.float32)
-        for index in range(first, last):
-            state = tl.load(of + index).to(tl.int64) * heads + head
-            sum_ = tl.load(sums + state, mask=real, other=-float("inf"))
-            now = tl.maximum(most, sum_)
-            base = tl.where(now == -float("inf"), 0.0, now)
-            kept, weight = tl.exp2(most - base), tl.exp2(sum_ - base)
+        made = tl.zeros([BLOCK_D], tl.float32)
+        for begin in range(first, last, PARTS):
+            index = begin + tl.arange(0, PARTS)
+            real = index < last
+            state = tl.load(of + index, mask=real, other=0).to(tl.int64) * heads + head
+            part = tl.load(sums + state, mask=real, other=-float("inf"))
+            both = real[:, None] & (d < dim)[None, :]
             value = tl.load(values + state[:, None] * dim + d[None, :], mask=both, other=0.0)
-            total = total * kept + weight
-            made = made * kept[:, None] + value * weight[:, None]
+            now = tl.maximum(most, tl.max(part, 0))
+            base = tl.where(now == -float("inf"), 0.0, now)
+            kept, weight = tl.exp2(most - base), tl.exp2(part - base)
+            total = total * kept + tl.sum(weight, 0)
+            made = made * kept + tl.sum(value * weight[:, None], 0)
             most = now
-        made = made / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = out + (token.to(tl.int64) * heads + head)[:, None] * dim + d[None, :]
-        tl.store(place, made.to(out.dtype.element_ty), mask=both)
+        made = made / tl.where(total == 0.0, 1.0, total)
+        place = out + (token.to(tl.int64) * heads + head) * dim + d
+        tl.store(place, made.to(out.dtype.element_ty), mask=d < dim)

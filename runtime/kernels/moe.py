@@ -57,13 +57,28 @@ def grouped_matmul(
     results. Gives [entries, outputs]."""
     outputs, inputs = weight.shape[1:]
     out = torch.empty(x.shape[0] * top_k, outputs, dtype=x.dtype, device=x.device)
-    columns = 128 if outputs >= 128 else 32
+    columns, depth, warps, stages = _launch(blocks.size, outputs, inputs)
     _grouped_matmul[(len(blocks.experts), triton.cdiv(outputs, columns))](
         x, weight, blocks.entries, blocks.experts, scales, out, x.stride(0), top_k, outputs, inputs,
-        ROWS=blocks.size, COLUMNS=columns, DEPTH=64 if inputs >= 64 else 16, SCALED=scales is not None,
-        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=8 if columns >= 128 else 4, num_stages=3,
+        ROWS=blocks.size, COLUMNS=columns, DEPTH=depth, SCALED=scales is not None,
+        WIDEN=INTERPRETED or x.dtype == torch.float32, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
+
+
+def _launch(rows: int, outputs: int, inputs: int) -> tuple[int, int, int, int]:
+    """Columns and depth of a tile of so many rows, warps, stages of loads under way."""
+    if outputs < 128 or inputs < 128:
+        return 32, 64 if inputs >= 64 else 16, 4, 3
+    if rows <= 16:
+        return 64, 128, 4, 3
+    return (256 if rows >= 128 and outputs >= 256 else 128), 64, 8, 3
+
+
+def _block(rows: int) -> int:
+    """The size of blocks where an expert has so many rows on average: what a block lacks is computed for
+    nothing."""
+    return min(128, max(16, triton.next_power_of_2(rows)))
 
 
 def plain_grouped_matmul(
@@ -96,9 +111,7 @@ def fused_experts(
     tokens, top_k = experts.shape
     if not tokens:  # as in a pass of which nothing is wanted
         return torch.empty_like(x)
-    # As large as an expert's entries are on average: what a block lacks is computed for nothing.
-    size = min(64, max(16, triton.next_power_of_2(tokens * top_k // gate_up.shape[0])))
-    blocks = group_by_expert(experts, gate_up.shape[0], size)
+    blocks = group_by_expert(experts, gate_up.shape[0], _block(tokens * top_k // gate_up.shape[0]))
     of_entry, scales = experts.flatten(), weights.flatten().float()
     both = grouped_matmul(x, gate_up, blocks, top_k)
     if biases[0] is not None:

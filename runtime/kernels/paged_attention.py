@@ -81,6 +81,25 @@ class Shape(NamedTuple):
         return cls(heads, least, least if head_dim > 256 else max(64, least))
 
 
+class Launch(NamedTuple):
+    """Keys that are looked at together, warps, and stages of loads under way."""
+
+    keys: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of(cls, rows: int, head_dim: int, dtype: torch.dtype) -> Launch:
+        """As fast as any on an H100, of those that shared memory has room for."""
+        block = max(16, power_of_two(head_dim))
+        if dtype == torch.float32:  # no tensor cores: products are written out, and take long to compile
+            return cls(32 if rows <= 16 else 16, 8 if rows * block >= 1 << 13 else 4, 1)
+        keys = 64 if block <= 128 else max(16, 8192 // block)
+        if rows == 16 and block <= 128:  # one token of a row, for which only reading counts
+            keys = 128
+        return cls(keys, 8 if rows * block >= 1 << 14 else 4, 2 if block <= 256 else 1)
+
+
 def attend_tiles(
     qkv: Tensor, pool: Tensor, tiles: Tiles, form: Form, out: Tensor, states: States, rows: int
 ) -> None:
@@ -91,16 +110,59 @@ def attend_tiles(
     kv_heads, dim = pool.shape[1] // 2, pool.shape[2]
     heads = qkv.shape[1] - 2 * kv_heads
     part = Shape.of(heads // kv_heads, dim).heads
-    block = max(16, power_of_two(dim))
+    launch = Launch.of(rows, dim, qkv.dtype)
     _attend[(tiles.fields.shape[0], kv_heads * triton.cdiv(heads // kv_heads, part))](
         qkv, pool, out, states.values, states.sums, form.sinks, *tiles,
         qkv.stride(0), pool.stride(0), form.scale, form.softcap or 1.0, form.window or 0,
         HEADS=heads, KV_HEADS=kv_heads, PART=part, DIM=dim, ROWS=rows,
-        KEYS=64 if block <= 128 else max(16, 8192 // block), BLOCK_D=block,
+        KEYS=launch.keys, BLOCK_D=max(16, power_of_two(dim)),
         CAPPED=form.softcap is not None, WINDOWED=form.window is not None, SINKS=form.sinks is not None,
         WIDEN=INTERPRETED or qkv.dtype == torch.float32,
-        num_warps=8 if rows * block >= 1 << 14 else 4, num_stages=2 if block <= 256 else 1,
+        num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
+
+
+@triton.jit
+def _see(
+    most, total, made, q, at, pool, slots, start, key_count, first_position, slot_stride, scale, softcap,
+    window, KV_HEADS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, BLOCK_D: tl.constexpr,
+    CAPPED: tl.constexpr, WINDOWED: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """What rows have seen, and the keys from `start` on: greatest score, sum of weights, weighted values."""
+    key, d = start + tl.arange(0, KEYS), tl.arange(0, BLOCK_D)
+    there, in_head = key < key_count, d < DIM
+    if MASKED:
+        slot = tl.load(slots + key, mask=there, other=0).to(tl.int64)
+    else:
+        slot = tl.load(slots + key).to(tl.int64)
+    place = pool + slot * slot_stride
+    k_place, v_place = place[None, :] + d[:, None], place[:, None] + KV_HEADS * DIM + d[None, :]
+    if MASKED or DIM < BLOCK_D:
+        k = tl.load(k_place, mask=there[None, :] & in_head[:, None], other=0.0)
+        v = tl.load(v_place, mask=there[:, None] & in_head[None, :], other=0.0)
+    else:
+        k, v = tl.load(k_place), tl.load(v_place)
+    scores = tl.dot(q, k.to(q.dtype), input_precision="ieee")
+    if CAPPED:
+        # tanh; exact at both ends, where exp gives 0 or infinity.
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scale * scores / softcap)))
+        scores *= 1.4426950408889634
+    else:
+        scores *= scale * 1.4426950408889634
+    if MASKED:
+        of = first_position + key
+        seen = there[None, :] & (of[None, :] <= at[:, None])
+        if WINDOWED:
+            seen = seen & (of[None, :] > at[:, None] - window)
+        scores = tl.where(seen, scores, -float("inf"))
+    now = tl.maximum(most, tl.max(scores, 1))
+    # Of a row that has seen nothing yet: any finite number serves.
+    base = tl.where(now == -float("inf"), 0.0, now) if MASKED else now
+    weights = tl.exp2(scores - base[:, None])
+    kept = tl.exp2(most - base)
+    total = total * kept + tl.sum(weights, 1)
+    made = made * kept[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
+    return now, total, made
 
 
 @triton.jit
@@ -132,31 +194,23 @@ def _attend(
         most = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         made = tl.zeros([ROWS, BLOCK_D], tl.float32)
-        for start in range(0, key_count, KEYS):
-            key = start + tl.arange(0, KEYS)
-            there = key < key_count
-            slot = tl.load(slots + first_key + key, mask=there, other=0).to(tl.int64)
-            place = pool + slot * slot_stride + kv_head * DIM
-            k = tl.load(place[None, :] + d[:, None], mask=there[None, :] & in_head[:, None], other=0.0)
-            scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
-            if CAPPED:
-                # tanh; exact at both ends, where exp gives 0 or infinity.
-                scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores / softcap)))
-            of = first_position + key
-            seen = there[None, :] & (of[None, :] <= at[:, None])
-            if WINDOWED:
-                seen = seen & (of[None, :] > at[:, None] - window)
-            scores = tl.where(seen, scores * 1.4426950408889634, -float("inf"))
-            now = tl.maximum(most, tl.max(scores, 1))
-            # Of a row that has seen nothing yet: any finite number serves.
-            base = tl.where(now == -float("inf"), 0.0, now)
-            weights = tl.exp2(scores - base[:, None])
-            kept = tl.exp2(most - base)
-            total = total * kept + tl.sum(weights, 1)
-            v_place = place[:, None] + KV_HEADS * DIM + d[None, :]
-            v = tl.load(v_place, mask=there[:, None] & in_head[None, :], other=0.0)
-            made = made * kept[:, None] + tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
-            most = now
+        pool += kv_head * DIM
+        first_slot = slots + first_key
+        whole = 0
+        if ROWS > 16 and not (WINDOWED or WIDEN):
+            # Up to there all rows see all keys, and none need be masked.
+            lowest = tl.min(tl.where(real, at, 2147483647), 0)
+            whole = tl.maximum(tl.minimum(lowest + 1 - first_position, key_count), 0) // KEYS * KEYS
+            for start in range(0, whole, KEYS):
+                most, total, made = _see(
+                    most, total, made, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
+                    scale, softcap, window, KV_HEADS, DIM, KEYS, BLOCK_D, CAPPED, WINDOWED, False,
+                )  # fmt: skip
+        for start in range(whole, key_count, KEYS):
+            most, total, made = _see(
+                most, total, made, q, at, pool, first_slot, start, key_count, first_position, slot_stride,
+                scale, softcap, window, KV_HEADS, DIM, KEYS, BLOCK_D, CAPPED, WINDOWED, True,
+            )  # fmt: skip
         if SINKS and target < 0:
             sink = tl.load(sinks + head, mask=real, other=0.0) * 1.4426950408889634
             now = tl.maximum(most, sink)

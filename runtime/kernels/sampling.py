@@ -1,9 +1,11 @@
 """Sampling in one launch: mask, temperature, top-k, top-p, min-p and the draw, or the best id; and penalties.
 
-A row is one program's. No sort: where top-k and top-p cut is found by a search for the least weight that
-stays, on the bits of the weights (which order floats above zero), four bits a pass over the row. The result
-is exact, whatever the numbers; ties at a cut-off are kept. The draw is looked up in the cumulative
-distribution in order of ids, as runtime.engine.sampling does it.
+A row is one program's, in groups of 32 columns. No sort: where top-k and top-p cut is found by a search for
+the least weight that stays, on the bits of the weights (which order floats above zero). The greatest weights
+of the groups, and their sums, tell which columns may stay; these few are packed, and searched. Of a row that
+has more of them than there is room for, the whole is searched until they fit. The result is exact, whatever
+the numbers; ties at a cut-off are kept. The draw is looked up in the cumulative distribution in order of
+ids, as runtime.engine.sampling does it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from torch import Tensor
 
 from runtime.kernels.device import power_of_two
 
-BLOCK = 1024
+BLOCK = 4096  # columns at once
+CAP = 8192  # that may be packed
+CHUNK = 1024  # of the packed at once
+FEW = 256  # so many packed are compared each with each
 
 
 class Draws(NamedTuple):
@@ -45,22 +50,33 @@ class Changes(NamedTuple):
     costs: Tensor
 
 
-def sample(scores: Tensor, draws: Draws) -> Tensor:
+def sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
     """scores [rows, vocab] float32, a row's numbers side by side -> [rows] int32: an id each, -1 where none
-    is allowed. NaN is never taken."""
+    is allowed. NaN is never taken. check: -2 where a score is NaN or infinite, be it allowed or not."""
     rows, vocab = scores.shape
-    out = torch.empty(rows, dtype=torch.int32, device=scores.device)
-    block = min(BLOCK, power_of_two(vocab))
+    groups = power_of_two(max(1, -(-vocab // 32)))
+    cap = min(CAP, 32 * groups)
+
+    def scratch(columns: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=scores.device)
+
+    out = scratch(1, torch.int32).view(rows)
     _sample[(rows,)](
-        scores, *draws, out, scores.stride(0), draws.masks.shape[1], vocab, BLOCK=block, num_warps=16
-    )
+        scores, *draws, out, scratch(groups + cap, torch.float32), scratch(groups + cap, torch.int32),
+        scratch(groups, torch.float64), scores.stride(0), draws.masks.shape[1], vocab, CHECK=check,
+        ROWS=min(BLOCK // 32, groups), GROUPS=groups, CAP=cap, CHUNK=min(CHUNK, cap), FEW=min(FEW, cap),
+        num_warps=16, maxnreg=64,
+    )  # fmt: skip
     return out
 
 
-def plain_sample(scores: Tensor, draws: Draws) -> Tensor:
+def plain_sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
     """By sorting."""
     out = torch.full((scores.shape[0],), -1, dtype=torch.int32, device=scores.device)
     for row, given in enumerate(scores):
+        if check and not given.isfinite().all():
+            out[row] = -2
+            continue
         mine = given.masked_fill(given.isnan(), -math.inf)
         if (mask := int(draws.mask_of[row])) >= 0:
             ids = torch.arange(len(mine), device=mine.device)
@@ -71,7 +87,7 @@ def plain_sample(scores: Tensor, draws: Draws) -> Tensor:
         if best == -math.inf:
             continue
         out[row] = column
-        if (temperature := draws.temperatures[row]) == 0:
+        if (temperature := draws.temperatures[row]) == 0 or best == math.inf:
             continue
         weights = ((mine - best) / temperature).exp().nan_to_num_(0.0)
         heavy = weights.sort(descending=True).values
@@ -104,7 +120,7 @@ def plain_change(scores: Tensor, changes: Changes) -> None:
     scores[at] = torch.where(old > 0, old / changes.factors, old * changes.factors) - changes.costs
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _change(scores, rows, columns, factors, costs, stride, count, BLOCK: tl.constexpr):
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = entry < count
@@ -117,114 +133,247 @@ def _change(scores, rows, columns, factors, costs, stride, count, BLOCK: tl.cons
 
 
 @triton.jit
-def _scores(scores, mask, missing, words, vocab, at):
-    """Those at `at`, -inf where an id is forbidden or its score is NaN."""
-    found = tl.load(scores + at, mask=at < vocab, other=-float("inf"))
-    word = tl.load(mask + at // 32, mask=at // 32 < words, other=missing)
-    allowed = ((word >> (at % 32)) & 1) > 0
-    return tl.where(allowed & (found == found), found, -float("inf"))
+def _scores(scores, mask, missing, words, vocab, group):
+    """[groups, 32]: -inf where an id is forbidden or its score is NaN; and as they are, 0 behind the end."""
+    lane = tl.arange(0, 32)[None, :]
+    real = group[:, None] * 32 + lane < vocab
+    found = tl.load(scores + group[:, None] * 32 + lane, mask=real, other=0.0)
+    word = tl.load(mask + group, mask=group < words, other=missing)
+    allowed = (((word[:, None] >> lane) & 1) > 0) & real
+    return tl.where(allowed & (found == found), found, -float("inf")), found
 
 
 @triton.jit
-def _weights(scores, mask, missing, words, vocab, at, best, temperature):
+def _weights(mine, group):
     """Relative to the best, which weighs 1."""
-    return tl.exp((_scores(scores, mask, missing, words, vocab, at) - best) / temperature)
+    scores, mask, missing, words, vocab, best, temperature = mine
+    return tl.exp((_scores(scores, mask, missing, words, vocab, group)[0] - best) / temperature)
 
 
 @triton.jit
-def _sum_above(
-    scores, mask, missing, words, vocab, best, temperature, limits, COUNTED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Per limit the weight of what weighs more, or how many do. Limits are bits of floats."""
-    found = tl.zeros([16], tl.float64)
-    for first in range(0, vocab, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        weights = _weights(scores, mask, missing, words, vocab, at, best, temperature)
-        heavier = weights.to(tl.int32, bitcast=True)[:, None] > limits[None, :]
+def _sums(mine, sums, least, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    """Of each group, what of it weighs `least` or more."""
+    vocab, group = mine[4], tl.arange(0, GROUPS)
+    tl.store(sums + group, tl.zeros([GROUPS], tl.float64), mask=group * 32 >= vocab)
+    for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
+        some = first // 32 + tl.arange(0, ROWS)
+        weights = _weights(mine, some)
+        tl.store(sums + some, tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 1))
+    tl.debug_barrier()
+    return tl.load(sums + group)
+
+
+@triton.jit
+def _bound(heaviest, sums, wanted, COUNTED: tl.constexpr):
+    """The bits of a number that is not above the least weight that stays. COUNTED: `wanted` groups hold one
+    as heavy. Else all lighter ones weigh `wanted` at most: a group whose heaviest is lighter weighs its sum,
+    of another one the others are no more than the rest of it, nor 31 times the number."""
+    low = tl.zeros([], tl.int32)
+    for step in range(12):  # the exponent and some more bits
+        middle = low + (1 << (29 - step))
+        number = middle.to(tl.float32, bitcast=True)
         if COUNTED:
-            found += tl.sum(heavier.to(tl.int32), 0).to(tl.float64)
+            fits = tl.sum((heaviest >= number).to(tl.int32), 0) >= wanted
         else:
-            found += tl.sum(tl.where(heavier, weights[:, None], 0.0), 0).to(tl.float64)
-    return found
+            others = tl.minimum(sums - heaviest, 31.0 * number)
+            fits = tl.sum(tl.where(heaviest < number, sums, others), 0) <= wanted
+        low = tl.where(fits, middle, low)
+    return low
+
+
+@triton.jit
+def _pack(mine, packed, low, high, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr):
+    """The weights from `low` to below `high` (bits), and their ids, side by side in order of ids; returns how
+    many they are, of which no more than CAP are there. Groups without one are not read."""
+    maxima, groups, heavy, ids = packed
+    tl.debug_barrier()  # all have read what is there
+    heaviest = tl.exp((tl.load(maxima + tl.arange(0, GROUPS)) - mine[5]) / mine[6])
+    # Less than `low`: rounded, exp of a lower score may be a little more.
+    taken = heaviest >= 0.9999 * low.to(tl.float32, bitcast=True)
+    up_to = tl.cumsum(taken.to(tl.int32), 0)
+    tl.store(groups + up_to - 1, tl.arange(0, GROUPS), mask=taken)
+    listed, count = tl.max(up_to, 0), 0
+    tl.debug_barrier()
+    for first in range(0, listed, ROWS):
+        number = first + tl.arange(0, ROWS)
+        some = tl.load(groups + number, mask=number < listed, other=mine[4])  # behind the end
+        bits = tl.reshape(_weights(mine, some).to(tl.int32, bitcast=True), [32 * ROWS])
+        column = tl.reshape(some[:, None] * 32 + tl.arange(0, 32)[None, :], [32 * ROWS])
+        inside = (bits >= low) & (bits < high)
+        place = count + tl.cumsum(inside.to(tl.int32), 0) - 1
+        tl.store(heavy + place, bits.to(tl.float32, bitcast=True), mask=inside & (place < CAP))
+        tl.store(ids + place, column, mask=inside & (place < CAP))
+        count += tl.sum(inside.to(tl.int32), 0)
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
+def _between(mine, low, high, ROWS: tl.constexpr):
+    """How many columns weigh `low` or more, but less than `high` (bits), and how much together."""
+    count, total = tl.zeros([ROWS, 32], tl.int32), tl.zeros([ROWS, 32], tl.float64)
+    for first in tl.range(0, mine[4], 32 * ROWS, num_stages=3):
+        weights = _weights(mine, first // 32 + tl.arange(0, ROWS))
+        bits = weights.to(tl.int32, bitcast=True)
+        inside = (bits >= low) & (bits < high)
+        count += inside.to(tl.int32)
+        total += tl.where(inside, weights, 0.0).to(tl.float64)
+    return tl.sum(tl.sum(count, 1), 0), tl.sum(tl.sum(total, 1), 0)
+
+
+@triton.jit
+def _from(heavy, count, low, counted, CHUNK: tl.constexpr):
+    """How many of the packed weigh `low` (bits) or more, or how much together."""
+    found = tl.zeros([CHUNK], tl.float64)
+    for first in range(0, count, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        weights = tl.load(heavy + at, mask=at < count, other=0.0)
+        inside = weights.to(tl.int32, bitcast=True) >= low
+        found += tl.where(inside, tl.where(counted, 1.0, weights), 0.0).to(tl.float64)
+    return tl.sum(found, 0)
 
 
 @triton.jit
 def _least(
-    scores, mask, missing, words, vocab, best, temperature, wanted, COUNTED: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The bits of the least weight that stays: the least number above which lies less than `wanted`."""
-    low, failing = 0, 0
-    digit = tl.arange(0, 16)
-    for step in range(8):
-        limits = low + (digit << (28 - 4 * step))
-        # Numbers above 1.0 (0x3f800000) have nothing above them; those that left the range neither.
-        limits = tl.where(limits < 0, 0x7FFFFFFF, limits)
-        above = _sum_above(scores, mask, missing, words, vocab, best, temperature, limits, COUNTED, BLOCK)
-        # Digits that leave too much above them; the sought number lies behind the last of them.
-        failing = tl.sum((above >= wanted).to(tl.int32), 0)
-        low += tl.maximum(failing - 1, 0) << (28 - 4 * step)
-    return low + tl.minimum(failing, 1)
+    mine, packed, count, low, wanted, counted, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
+    CHUNK: tl.constexpr, FEW: tl.constexpr,
+):  # fmt: skip
+    """The bits of the least weight that stays: the greatest number from which on `wanted` or more lies; it is
+    known to be `low` or more. `count` columns are: packed, if no more than CAP."""
+    high, above = 0x3F800001, tl.zeros([], tl.float64)  # nothing weighs more than 1.0, 0x3F800000
+    heavy, crowded = packed[2], count > CAP
+    while (count > CAP) & (high - low > 1):
+        middle = low + (high - low) // 2
+        number, total = _between(mine, middle, high, ROWS)
+        reached = above + tl.where(counted, number.to(tl.float64), total)
+        fits = reached >= wanted
+        count = tl.where(fits, number, count - number)
+        above = tl.where(fits, above, reached)
+        low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+    if crowded:
+        count = _pack(mine, packed, low, high, ROWS, GROUPS, CAP)
+    if count <= FEW:  # each with each
+        own = tl.arange(0, FEW)
+        bits = tl.load(heavy + own, mask=own < count, other=0.0).to(tl.int32, bitcast=True)
+        sums = tl.zeros([FEW], tl.float64) + above
+        for first in range(0, count, 16):
+            at = first + tl.arange(0, 16)
+            weights = tl.load(heavy + at, mask=at < count, other=0.0)
+            inside = (at < count)[None, :] & (weights.to(tl.int32, bitcast=True)[None, :] >= bits[:, None])
+            amount = tl.where(counted, 1.0, weights)[None, :]
+            sums += tl.sum(tl.where(inside, amount, 0.0).to(tl.float64), 1)
+        low = tl.maximum(low, tl.max(tl.where(sums >= wanted, bits, 0), 0))
+    else:
+        while high - low > 1:
+            middle = low + (high - low) // 2
+            fits = above + _from(heavy, count, middle, counted, CHUNK) >= wanted
+            low, high = tl.where(fits, middle, low), tl.where(fits, high, middle)
+    return low
 
 
 @triton.jit
+def _draw_packed(packed, count, least, draw, vocab, CHUNK: tl.constexpr):
+    target = draw * _from(packed[2], count, least, False, CHUNK)
+    before, hit, last = tl.zeros([], tl.float64), vocab, 0
+    for first in range(0, count, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        weights = tl.load(packed[2] + at, mask=at < count, other=0.0)
+        inside = weights.to(tl.int32, bitcast=True) >= least
+        weights = tl.where(inside, weights, 0.0).to(tl.float64)
+        column = tl.load(packed[3] + at, mask=inside, other=0)
+        reached = inside & (tl.cumsum(weights, 0) + before > target)
+        hit = tl.minimum(hit, tl.min(tl.where(reached, column, vocab), 0))
+        last = tl.maximum(last, tl.max(column, 0))
+        before += tl.sum(weights, 0)
+    # Added up in another order it may lie behind the last sum.
+    return tl.where(hit < vocab, hit, last)
+
+
+@triton.jit
+def _draw(mine, sums, least, draw, ROWS: tl.constexpr, GROUPS: tl.constexpr):
+    own = _sums(mine, sums, least, ROWS, GROUPS)
+    up_to, group = tl.cumsum(own, 0), tl.arange(0, GROUPS)
+    target = draw * tl.max(up_to, 0)
+    # The group it lies in and the column there; the last ones where it lies behind them, by rounding.
+    last = tl.max(tl.where(own > 0.0, group, 0), 0)
+    chosen = tl.min(tl.where((own > 0.0) & (up_to > target), group, last), 0)
+    before = tl.sum(tl.where(group == chosen, up_to - own, 0.0), 0)
+    weights = _weights(mine, chosen + tl.zeros([1], tl.int32))
+    weights = tl.where(weights >= least, weights, 0.0).to(tl.float64)
+    lane = tl.arange(0, 32)[None, :]
+    last = tl.max(tl.max(tl.where(weights > 0.0, lane, 0), 1), 0)
+    reached = (weights > 0.0) & (tl.cumsum(weights, 1) + before > target)
+    return chosen * 32 + tl.min(tl.min(tl.where(reached, lane, last), 1), 0)
+
+
+@triton.jit(do_not_specialize=["words"])
 def _sample(
-    scores, temperatures, top_ks, top_ps, min_ps, draws, mask_of, masks, out, stride, words, vocab,
-    BLOCK: tl.constexpr,
+    scores, temperatures, top_ks, top_ps, min_ps, draws, mask_of, masks, out, floats, ints, sums, stride,
+    words, vocab, CHECK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
+    CHUNK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
-    scores += row.to(tl.int64) * stride
+    row = tl.program_id(0).to(tl.int64)
+    scores += row * stride
     number = tl.load(mask_of + row)
     mask = masks + tl.maximum(number, 0).to(tl.int64) * words
     # A row without a mask has no words, and all that is missing is allowed.
     missing, words = tl.where(number >= 0, 0, -1), tl.where(number >= 0, words, 0)
-    best, column = tl.max(tl.full([2], -float("inf"), tl.float32), 0), 0
-    for first in range(0, vocab, BLOCK):
-        found, index = tl.max(
-            _scores(scores, mask, missing, words, vocab, first + tl.arange(0, BLOCK)), 0, return_indices=True
-        )
-        column = tl.where(found > best, first + index, column)
-        best = tl.maximum(best, found)
+    maxima, groups, sums = floats + row * (GROUPS + CAP), ints + row * (GROUPS + CAP), sums + row * GROUPS
+    packed = (maxima, groups, maxima + GROUPS, groups + GROUPS)
+    group, lane = tl.arange(0, GROUPS), tl.arange(0, 32)[None, :]
+    tl.store(maxima + group, tl.full([GROUPS], -float("inf"), tl.float32), mask=group * 32 >= vocab)
+    odd = tl.zeros([ROWS, 32], tl.float32)
+    for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
+        some = first // 32 + tl.arange(0, ROWS)
+        found, given = _scores(scores, mask, missing, words, vocab, some)
+        if CHECK:
+            odd += given * 0.0  # NaN of what is not finite
+        tl.store(maxima + some, tl.max(found, 1))
+    tl.debug_barrier()
+    tops = tl.load(maxima + group)
+    best = tl.max(tops, 0)
+    # The first column of the first group that has it.
+    chosen = tl.min(tl.where(tops == best, group, GROUPS - 1), 0)
+    found, given = _scores(scores, mask, missing, words, vocab, chosen + tl.zeros([1], tl.int32))
+    answer = chosen * 32 + tl.min(tl.min(tl.where(found == best, lane, 31), 1), 0)
+    answer = tl.where(best == -float("inf"), -1, answer)
+    if CHECK:
+        whole = tl.sum(tl.sum(odd, 1), 0)
+        answer = tl.where(whole == whole, answer, -2)
     temperature = tl.load(temperatures + row)
-    answer = tl.where(best == -float("inf"), -1, column)
-    if (temperature > 0) & (best > -float("inf")):
-        least = tl.load(min_ps + row)
+    if (temperature > 0) & (answer >= 0) & (best < float("inf")):
+        mine = (scores, mask, missing, words, vocab, best, temperature)
+        draw, least = tl.load(draws + row), tl.minimum(tl.load(min_ps + row), 1.0)
         k, p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
-        top = tl.zeros([1], tl.float32)
-        if (k > 0) & (k < vocab):
-            bits = _least(
-                scores, mask, missing, words, vocab, best, temperature, k.to(tl.float64), True, BLOCK
-            )
-            top += bits.to(tl.float32, bitcast=True)
-        kept = tl.max(top, 0)
-        least = tl.maximum(least, kept)
-        if p < 1.0:
-            total = tl.sum(tl.zeros([2], tl.float64), 0)
-            for first in range(0, vocab, BLOCK):
-                weights = _weights(
-                    scores, mask, missing, words, vocab, first + tl.arange(0, BLOCK), best, temperature
-                )
-                total += tl.sum(tl.where(weights >= kept, weights, 0.0).to(tl.float64), 0)
-            # At p = 0 the best stays.
-            wanted = tl.maximum(p * total, 1e-300)
-            bits = _least(scores, mask, missing, words, vocab, best, temperature, wanted, False, BLOCK)
-            least = tl.maximum(least, bits.to(tl.float32, bitcast=True))
-        least = tl.minimum(least, 1.0)
-        total = tl.sum(tl.zeros([2], tl.float64), 0)
-        for first in range(0, vocab, BLOCK):
-            weights = _weights(
-                scores, mask, missing, words, vocab, first + tl.arange(0, BLOCK), best, temperature
-            )
-            total += tl.sum(tl.where(weights >= least, weights, 0.0).to(tl.float64), 0)
-        target = tl.load(draws + row) * total
-        before, hit, last = tl.sum(tl.zeros([2], tl.float64), 0), vocab, 0
-        for first in range(0, vocab, BLOCK):
-            at = first + tl.arange(0, BLOCK)
-            weights = _weights(scores, mask, missing, words, vocab, at, best, temperature)
-            weights = tl.where(weights >= least, weights, 0.0).to(tl.float64)
-            reached = (tl.cumsum(weights, 0) + before > target) & (weights > 0.0)
-            hit = tl.minimum(hit, tl.min(tl.where(reached, at, vocab), 0))
-            last = tl.maximum(last, tl.max(tl.where(weights > 0.0, at, 0), 0))
-            before += tl.sum(weights, 0)
-        # A draw close to 1 may lie behind the last sum, by rounding.
-        answer = tl.where(hit < vocab, hit, last)
+        few, share = (k > 0) & (k < vocab), p < 1.0
+        count = CAP + 1
+        if few | share | (least > 0.0):
+            heaviest = tl.exp((tl.load(maxima + group) - best) / temperature)
+            low, total = tl.zeros([], tl.int32), tl.zeros([], tl.float64)
+            if few:
+                low = _bound(heaviest, heaviest, k, True)
+            elif share:
+                own = _sums(mine, sums, 0.0, ROWS, GROUPS)
+                total = tl.sum(own, 0)
+                low = _bound(heaviest, own, (1.0 - p) * total * 0.999, False)
+            # Slack, as rounding is not the same everywhere. What min-p leaves out counts as a part of what
+            # top-k has left.
+            bound = tl.maximum(0.9999 * low.to(tl.float32, bitcast=True), tl.where(few & share, 0.0, least))
+            low = tl.maximum(bound.to(tl.int32, bitcast=True), 1)
+            count = _pack(mine, packed, low, 0x3F800001, ROWS, GROUPS, CAP)
+            for turn in range(2):  # top-k; top-p of what it has left
+                if tl.where(turn == 0, few, share):
+                    if (turn > 0) & few:
+                        if count <= CAP:
+                            total = _from(packed[2], count, low, False, CHUNK)
+                        else:
+                            total = _between(mine, low, 0x3F800001, ROWS)[1]
+                    # At p = 0 the best stays.
+                    wanted = tl.where(turn == 0, k.to(tl.float64), tl.maximum(p * total, 1e-300))
+                    low = _least(mine, packed, count, low, wanted, turn == 0, ROWS, GROUPS, CAP, CHUNK, FEW)
+            least = tl.maximum(least, low.to(tl.float32, bitcast=True))
+        if count <= CAP:
+            answer = _draw_packed(packed, count, least.to(tl.int32, bitcast=True), draw, vocab, CHUNK)
+        else:
+            answer = _draw(mine, sums, least, draw, ROWS, GROUPS)
     tl.store(out + row, answer)

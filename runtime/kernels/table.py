@@ -15,9 +15,11 @@ from runtime.protocol.registry import Registry
 KERNELS: Registry[Any] = Registry(
     "kernel",
     {
+        "move_kv": "runtime.kernels.kv_store:move_kv",
         "rms_norm": "runtime.kernels.rms_norm:rms_norm",
         "rotate": "runtime.kernels.rotary:rotate",
         "silu_mul": "runtime.kernels.silu_mul:silu_mul",
+        "gemv": "runtime.kernels.gemv:gemv",
         "gather_logprobs": "runtime.kernels.logprobs:gather_logprobs",
         "codes_matmul": "runtime.kernels.codes_matmul:codes_matmul",
         "fused_experts": "runtime.kernels.moe:fused_experts",

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.kernels.native.products import FEW_ROWS, product_of
+from runtime.kernels.table import kernel
 from runtime.layers.linear import Linear, LinearMethod, Projection
 from runtime.layers.weights import Weights
 
@@ -43,6 +44,7 @@ class DenseLinear(Linear):
     up to how many rows it is used where there are weights packed by oneDNN, too."""
 
     __slots__ = (
+        "_gemv",
         "_packed",
         "_plain",
         "_sized",
@@ -72,6 +74,7 @@ class DenseLinear(Linear):
         self.product_up_to = 0
         self._transpose = on_cpu and weight.dtype == torch.float32
         self._sized = on_cpu and not self._transpose
+        self._gemv = None if on_cpu or weight.stride(1) != 1 else kernel("gemv", weight.device)
 
     @property
     def weight(self) -> Tensor:
@@ -116,6 +119,9 @@ class DenseLinear(Linear):
         if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
             y = torch.mm(self.weight, x.t()).t()
             return y if self.bias is None else y + self.bias
+        if self._gemv is not None and rows == 1 and x.dtype == self.dtype:
+            made: Tensor = self._gemv(x, self._plain, self.bias)
+            return made
         return F.linear(x, self.weight, self.bias)
 
     def some(self, x: Tensor, outputs: Tensor) -> Tensor:

@@ -192,3 +192,35 @@ def test_it_is_refused_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> N
     assert choose("auto", cpu) is not TritonTiles
     monkeypatch.setattr("runtime.attention.base.INTERPRETED", True)
     assert choose("triton", cpu) is TritonTiles
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_tables_begin_where_no_kernel_is_compiled_anew(fixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At multiples of 16 bytes, however long those before are."""
+    places: list[int] = []
+
+    def attend(qkv: torch.Tensor, pool: torch.Tensor, tiles: Tiles, *others: object) -> None:
+        places.extend(table.data_ptr() % 16 for table in tiles)
+
+    def merge(states: States, of: torch.Tensor, ends: torch.Tensor, *others: object) -> None:
+        places.extend(table.data_ptr() % 16 for table in (of, ends))
+
+    def store(kv: torch.Tensor, pool: torch.Tensor, slots: torch.Tensor, at: torch.Tensor) -> None:
+        places.append(at.data_ptr() % 16)
+
+    for name, kernel in (("attend_tiles", attend), ("merge_states", merge), ("store_kv", store)):
+        monkeypatch.setattr(f"runtime.attention.triton_tiles.{name}", kernel)
+    attention = TritonTiles(KVShape(1, 2, 16, torch.float32, DEVICE), SLOTS, 4, (None,))
+    for rows in range(1, 6):
+        lengths = [([number], 1) for number in range(rows)]
+        plan = plan_of(lengths, [130 + number for number in range(rows)], 1, seed=rows)
+        if fixed:
+            made = attention.fixed(rows)
+            assert made is not None
+            assert made.load(plan)
+            step = made.step
+        else:
+            step = attention.begin(plan)
+        step(0, torch.zeros(rows, 8, 16, device=DEVICE))
+    assert places
+    assert not any(places)

@@ -12,7 +12,8 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from runtime.kernels.codes_matmul import codes_matmul
-from runtime.kernels.kv_store import store_kv
+from runtime.kernels.gemv import gemv
+from runtime.kernels.kv_store import move_kv, store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.moe import fused_experts
@@ -47,6 +48,8 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         merge_states(states, ints, ints, out, form.sinks)
     eight = torch.zeros(pool.shape, dtype=torch.float8_e4m3fn)  # a pool of fewer bits
     attend_tiles(qkv, eight, tiles, Form(0.1), out, states, 16)
+    move_kv(pool[None], ints, ints)
+    gemv(hidden[:1], torch.zeros(256, 4096, dtype=dtype))
     experts = torch.zeros(2, 2, dtype=torch.int64)
     fused_experts(
         hidden, torch.zeros(4, 256, 4096, dtype=dtype), torch.zeros(4, 4096, 128, dtype=dtype), experts,
@@ -60,10 +63,8 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         scale = torch.zeros(256, 4096 // group)
         codes_matmul(hidden, codes, scale, scale if codes.dtype == torch.uint8 else None, group)
     logits, floats = torch.zeros(2, 128_256), torch.zeros(2)
-    sample(
-        logits,
-        Draws(floats, ints, floats, floats, floats.double(), ints, torch.zeros(1, 4008, dtype=torch.int32)),
-    )
+    words = torch.zeros(1, 4008, dtype=torch.int32)
+    sample(logits, Draws(floats, ints, floats, floats, floats.double(), ints, words), check=True)
     change(logits, Changes(ints[:2], ints[:2], floats, floats))
     gather_logprobs(logits, torch.zeros(2, 3, dtype=torch.int64))
 

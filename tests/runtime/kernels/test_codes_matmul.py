@@ -41,6 +41,12 @@ def given(
         (torch.uint8, 1, 16, 32, 32, False, torch.float32),
         (F8, 2, 18, 40, 32, False, torch.float32),  # the last group is shorter
         (F8, 17, 16, 32, 16, False, torch.bfloat16),
+        # Of tiles whose inputs have one scale.
+        (torch.int8, 3, 33, 256, 64, True, torch.float32),
+        (torch.int8, 40, 20, 192, 192, False, torch.bfloat16),
+        (torch.uint8, 2, 20, 256, 32, True, torch.float32),
+        (F8, 17, 33, 160, 32, False, torch.float32),
+        (torch.uint8, 2, 20, 1024, 32, True, torch.float32),  # whose inputs are split
     ],
 )
 def test_codes_matmul(

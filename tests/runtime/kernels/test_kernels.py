@@ -194,13 +194,13 @@ def test_penalties() -> None:
 
 
 def test_logprobs() -> None:
-    logits = 5 * noise(4, 4200)
-    logits[1, 7], logits[2, 4100], logits[3, ::2] = math.nan, math.inf, -50.0
-    ids = torch.tensor([[0, 4199, 5]] * 4, device=DEVICE)
+    logits = 5 * noise(5, 4200)
+    logits[1, 7], logits[2, 4100], logits[3, ::2], logits[4, 9] = math.nan, math.inf, -50.0, -math.inf
+    ids = torch.tensor([[0, 4199, 5]] * 5, device=DEVICE)
     got, right = gather_logprobs(logits, ids), plain_gather_logprobs(logits, ids)
     for mine, theirs in zip(got, right):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-5, equal_nan=True)
-    assert got[1].isnan().tolist() == [False, True, True, False]
+    assert got[1].isnan().tolist() == [False, True, True, False, True]
 
 
 @pytest.mark.parametrize(("tokens", "top_k", "count"), [(1, 2, 8), (9, 2, 3), (40, 1, 2)])

@@ -17,6 +17,7 @@ from torch import Tensor
 from runtime.attention.float8 import E4M3, E5M2, rounded, widened
 from runtime.config.fields import Fields
 from runtime.config.parts.quantization import Quantization, read_quantization
+from runtime.kernels.device import INTERPRETED
 from runtime.kernels.table import KERNELS
 from runtime.layers.dense import Dense, DenseLinear
 from runtime.layers.linear import Linear, Projection
@@ -97,6 +98,7 @@ def test_products_are_those_of_the_numbers(tmp_path: Path, scheme: str, expand: 
         torch.testing.assert_close(linear(x), F.linear(x.float(), numbers).bfloat16())
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="kernels take no tensors of a CPU; tests/gpu has the same")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter
 @pytest.mark.parametrize("scheme", ["int8", "int4, zero points", "fp8, blocks", "gptq, ordered"])
 def test_products_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
