@@ -213,8 +213,12 @@ class Checkpoint:
 
 
 class RandomWeights(Checkpoint):
-    """Small random numbers in place of a checkpoint's tensors, the same of a name each time: for measurements
-    where there are no weights."""
+    """Small random numbers in place of a checkpoint's tensors, the same of a name each time on one kind of
+    device, which makes them: for measurements where there are no weights."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self._device = device
+        super().__init__(directory, progress=False)
 
     def _open(self) -> None:
         """No file is read."""
@@ -236,8 +240,8 @@ class RandomWeights(Checkpoint):
                 where=str(self.directory),
                 hint="leave load_format='dummy' out",
             )
-        dice = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        tensor = torch.randn(tuple(shape), generator=dice).mul_(0.02)
+        dice = torch.Generator(self._device).manual_seed(zlib.crc32(name.encode()))
+        tensor = torch.randn(tuple(shape), generator=dice, device=self._device).mul_(0.02)
         if len(shape) == 1 and not name.endswith("bias"):
             tensor += 1.0
         self._taken.add(name)

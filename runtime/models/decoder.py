@@ -213,7 +213,8 @@ class Decoder:
     ) -> Decoder:
         """Read the weights of `directory` as `dtype` onto `device`, the matrices by `method`: those that this
         rank of the group holds. dummy: random ones instead. Raises ModelLoadError."""
-        with open_checkpoint(directory, spec, progress=group.rank == 0, dummy=dummy) as checkpoint:
+        random = device if dummy else None
+        with open_checkpoint(directory, spec, progress=group.rank == 0, dummy=random) as checkpoint:
             names: Names = ARCHITECTURES.load(spec.architecture).names
             shard = Shard(group.rank, group.size)
             weights = Weights(checkpoint, dtype, device, names.prefix, names.transposed, names.within)

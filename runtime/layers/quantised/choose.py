@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from runtime.config.family import ARCHITECTURES
 from runtime.config.model import ModelSpec
 from runtime.config.parts.quantization import Quantization, check_wish
@@ -25,10 +27,12 @@ FORMATS: dict[str, Callable[[Quantization], Format]] = {
 }
 
 
-def open_checkpoint(directory: Path, spec: ModelSpec, *, progress: bool, dummy: bool = False) -> Checkpoint:
-    """Its weights, in whichever kind of file. dummy: random ones. Raises ModelLoadError."""
-    if dummy:
-        return RandomWeights(directory)
+def open_checkpoint(
+    directory: Path, spec: ModelSpec, *, progress: bool, dummy: torch.device | None = None
+) -> Checkpoint:
+    """Its weights, in whichever kind of file. dummy: random ones, made there. Raises ModelLoadError."""
+    if dummy is not None:
+        return RandomWeights(directory, dummy)
     stored = spec.quantization
     kind = GGUFCheckpoint if stored is not None and stored.method == "gguf" else Checkpoint
     return kind(directory, progress=progress)
