@@ -156,8 +156,9 @@ class EngineConfig(ImageOptions):
     )
     overlap: bool | None = option(
         None,
-        "let the scheduler work while the model computes. By default yes if the model runs on a GPU or in a "
-        "separate process; otherwise both share one interpreter and nothing is gained",
+        "let the scheduler work while the model computes; on a GPU also queue the next decoding step before "
+        "it is scheduled. By default yes if the model runs on a GPU or in a separate process; otherwise both "
+        "share one interpreter and nothing is gained",
     )
     max_sessions: int = option(1024, "maximum number of open sessions")
     max_session_tokens: int = option(16 << 20, "maximum number of tokens in all sessions together")
@@ -435,6 +436,7 @@ class EngineConfig(ImageOptions):
             shared_kv=self.disaggregation_mode != "null",
             draft_model=self.speculative_draft_model_path,
             draft_tokens=self.speculation().drafts,
+            lookahead=self.overlap is not False,
             step_timeout_s=PASS_SHARE * self.step_timeout_s,
         )
 

@@ -50,6 +50,7 @@ class RunnerConfig:
     attention          name in the table of attention implementations
     cuda_graph         record decoding steps as CUDA graphs, where there is a GPU and one rank
     cuda_graph_max_bs  rows of a recorded step, at most
+    lookahead          where steps are recorded, queue the next one before its plan is there
     pack_weights       keep the matrices in a layout made for the CPU: "auto" = in bfloat16, where there are
                        two fast ones, in both if they fit comfortably, and passes use what is timed to be
                        faster; "always" = in one; "never"
@@ -82,6 +83,7 @@ class RunnerConfig:
     attention: str = "auto"
     cuda_graph: bool = True
     cuda_graph_max_bs: int = 256
+    lookahead: bool = True
     pack_weights: str = "auto"
     quantization: str | None = None
     load_format: str = "auto"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import Want
+from runtime.kernels.device import put
 from runtime.models.vision.store import ImageStore
 from runtime.plan import MediaSpan, Row, StepPlan
 from runtime.protocol.errors import InternalFault
@@ -62,7 +63,7 @@ class Batch:
     ) -> Batch:
         """Raises InternalFault when the plan is not whole: see check()."""
         check(plan, vocab_size, slots, adapters, images)
-        if all(map(_decodes, plan.rows)):
+        if all(map(decodes, plan.rows)):
             return cls._of_decoding(plan, device)
         lengths = [len(row.tokens) for row in plan.rows]
         ids = [token for row in plan.rows for token in row.tokens]
@@ -90,7 +91,8 @@ class Batch:
             first += length
         parts = (ids, positions, wanted + scored + states + drafts, targets)
         # One tensor, and one copy to the device.
-        numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64).to(device)
+        numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
+        numbers = put(numbers, device)
         made = numbers.split([len(part) for part in parts])
         places, media = made[1], None
         if images is not None and any(row.media for row in plan.rows):
@@ -102,11 +104,11 @@ class Batch:
         """Of rows that all decode: the usual plan, for which little has to be made."""
         rows = plan.rows
         numbers = [row.tokens[0] for row in rows] + [row.position + row.shift for row in rows]
-        ids, positions = torch.frombuffer(array("q", numbers), dtype=torch.int64).to(device).chunk(2)
+        ids, positions = put(torch.frombuffer(array("q", numbers), dtype=torch.int64), device).chunk(2)
         return cls(plan, ids, positions, tuple(range(len(rows))), None, ids[:0], (), (0,) * len(rows))
 
 
-def _decodes(row: Row) -> bool:
+def decodes(row: Row) -> bool:
     """Whether it computes one token, to sample from, and nothing else."""
     one = row.sample and len(row.tokens) == 1
     return one and not row.scores and row.hidden == "none" and not row.media

@@ -92,6 +92,7 @@ class DraftingRunner:
                 max_total_tokens=target.slots + ROWS * config.draft_tokens,
                 quantization=None,
                 shared_kv=False,
+                lookahead=False,
                 enable_lora=False,
                 adapters=(),
             )

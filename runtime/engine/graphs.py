@@ -24,6 +24,7 @@ from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore
+from runtime.plan import StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -69,16 +70,21 @@ class Graphs:
 
     def hidden(self, batch: Batch) -> Tensor | None:
         """As Decoder.hidden of the batch and what it wants; None: it is not for a recorded step."""
-        rows = len(batch.plan.rows)
-        if not self._sizes or rows > self._sizes[-1] or len(batch.ids) != rows:
+        made = self.step(batch.plan, batch.ids, batch.positions)
+        return made if made is None or batch.wanted is None else made[batch.wanted]
+
+    def step(self, plan: StepPlan, ids: Tensor, positions: Tensor) -> Tensor | None:
+        """Of a plan of rows of one token, ids, positions [rows]: the hidden states of all."""
+        rows = len(plan.rows)
+        if not self._sizes or rows > self._sizes[-1] or len(ids) != rows:
             return None
         step = self._steps[self._sizes[bisect_left(self._sizes, rows)]]
-        if not step.fixed.load(batch.plan):
+        if not step.fixed.load(plan):
             return None
-        self._ids[:rows].copy_(batch.ids)
-        self._positions[:rows].copy_(batch.positions)
+        self._ids[:rows].copy_(ids)
+        self._positions[:rows].copy_(positions)
         step.again()
-        return step.out[:rows].clone() if batch.wanted is None else step.out[batch.wanted]
+        return step.out[:rows].clone()
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -155,6 +161,11 @@ class Passes:
             made = self._decoder.hidden(batch.ids, batch.positions, step, given=given)
             return made if batch.wanted is None else made[batch.wanted]
         return self._decoder.hidden(batch.ids, batch.positions, step, batch.wanted, given)
+
+    def recorded(self, plan: StepPlan, ids: Tensor, positions: Tensor) -> Tensor | None:
+        """The hidden states [rows, hidden_size] of a plan of rows of one token, none with an adapter or a
+        picture; None: they are not for a recorded step."""
+        return None if self._graphs is None else self._graphs.step(plan, ids, positions)
 
     def _given(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Embeddings of tokens that stand for parts of pictures."""

@@ -39,7 +39,8 @@ def results_of(
     """sampled: of the batch's sampled rows; scores_found, hidden [shown, hidden_size]: what rows asked for
     besides, one row's behind the other's."""
     by_row = dict(zip(batch.sampled, sampled))
-    values, at, shown, results = scores_found.values.tolist(), 0, 0, []
+    values = scores_found.values.tolist() if len(scores_found.values) else []  # nothing to wait for
+    at, shown, results = 0, 0, []
     for index, row in enumerate(batch.plan.rows):
         samples = by_row.get(index, ())
         error = samples if isinstance(samples, str) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
@@ -33,6 +34,7 @@ from runtime.engine.device import current, kv_dtype, pick_device, pick_dtype
 from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
+from runtime.engine.lookahead import Lookahead, Taken, merged, rows_ahead
 from runtime.engine.matrices import linear_method, read_again
 from runtime.engine.results import Sampled, parts_of, results_of
 from runtime.engine.sampling.few import few_logits
@@ -46,13 +48,25 @@ from runtime.engine.sampling.logprobs import (
     top_of,
 )
 from runtime.engine.sampling.on_device import sampler_on
-from runtime.engine.sampling.sampler import Unsampled, uniform
+from runtime.engine.sampling.sampler import Then, Unsampled, uniform
 from runtime.engine.threads import Here, Threads
+from runtime.kernels.device import compiled
 from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore
 from runtime.parallel import ALONE, Group
-from runtime.plan import Adapter, Image, Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
+from runtime.plan import (
+    Adapter,
+    Image,
+    Row,
+    RowResult,
+    Run,
+    Sample,
+    Segment,
+    StepPlan,
+    StepResult,
+    TokenMask,
+)
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
@@ -62,6 +76,8 @@ _CLOSE_WAIT_S = 30.0
 PATIENCE = 0.8
 """How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
 and who says nothing is the one that is stuck."""
+COMPILED_FOR = (16, 32, 64, 256, 512, 1024)
+"""Tokens of a pass, up to which products of few rows and of experts have kernels of their own."""
 LOGITS_AT_ONCE = 1 << 26
 """Of places behind drafts, elements: more are computed in parts."""
 log = logging.getLogger(__name__)
@@ -91,8 +107,14 @@ MakeAttention: TypeAlias = Callable[[int, Scoring], Attention[KVPool]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
+    """computed: on a GPU, when the pass that the future has queued is over."""
+
     batch: Batch
     future: Future[_Forward]
+    computed: torch.cuda.Event | None
+
+    def done(self) -> bool:
+        return self.future.done() and (self.computed is None or self.computed.query())
 
 
 class TorchRunner:
@@ -114,15 +136,17 @@ class TorchRunner:
         group: Group = ALONE,
         adapters: Adapters | None = None,
         again: MakeAttention | None = None,
+        ahead: int = 0,
     ) -> None:
         """kv_file: where the pool lies, if in a file; the caller's to close. adapters: of the decoder's
-        matrices; None: it takes none. again: what `attention` was made with; None: it stays."""
+        matrices; None: it takes none. again: what `attention` was made with; None: it stays. ahead: how many
+        of the pool's slots are set aside for rows of a step that is queued ahead of its plan."""
         spec, shard = decoder.spec, decoder.shard
         self._memory_of = partial(
             pool_memory, file=kv_file, first=shard.kv_heads(spec).start, total_heads=spec.num_kv_heads
         )
         self.kv_memory = self._memory_of(attention.pool)
-        self.slots, self._again = attention.pool.slots, again
+        self.slots, self._spare, self._again = attention.pool.slots - ahead, ahead, again
         self._decoder, self._attention, self._config, self._group = decoder, attention, config, group
         self._worker: Executor = (
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="forward") if beside else Here()
@@ -131,6 +155,8 @@ class TorchRunner:
         self._adapters = adapters
         self._images = None if decoder.tower is None else ImageStore(decoder.tower)
         self._passes = Passes(decoder, attention, adapters, self._images)
+        positions = spec.max_position_embeddings if spec.learned_positions else sys.maxsize
+        self._lookahead = Lookahead(self._passes, self.slots, ahead, positions)
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         self._random = random.Random(config.seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
@@ -191,19 +217,37 @@ class TorchRunner:
             def again(slots: int, scoring: Scoring) -> Attention[KVPool]:
                 return kind(shape, slots, heads, spec.windows, scoring)
 
-            attention = again(slots, decoder.scoring)
+            ahead = rows_ahead(config, device, ranks)
+            attention = again(slots + ahead, decoder.scoring)
             runner = cls(
                 decoder, attention, config, beside=beside, kv_file=kv_file, group=group, adapters=adapters,
-                again=again,
+                again=again, ahead=ahead,
             )  # fmt: skip
             if runner._threads is not None:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
+            if compiled(device) and min(slots, spec.max_position_embeddings) > 1:
+                runner._compile()
             if group.size == 1:
                 runner._passes.record(config.cuda_graph_max_bs if config.cuda_graph else 0)
             group.least(0)
         group.limit(PATIENCE * config.step_timeout_s)
         return runner
+
+    def _compile(self) -> None:
+        """The kernels, and what libraries make at their first calls: not while the first request waits. By
+        prompts of sizes for which kernels are made differently, and a token behind one."""
+        begin = time.perf_counter()
+        sampling, positions = SamplingParams(temperature=0.0), self._decoder.spec.max_position_embeddings
+        most = min(self.slots, positions, 2048) - 1
+        sizes = [size for size in COMPILED_FOR if size < most]
+        rows = [Row(0, (0,) * size, 0, (Run(0, size),), sampling) for size in [*sizes, most]]
+        plans = [StepPlan((row,), ()) for row in rows]
+        last = Row(0, (0,), most, (Run(most, 1),), sampling)
+        for plan in (*plans, StepPlan((last,), (Segment((Run(0, most),), (0,), 0),))):
+            self.launch(plan)
+            self.finish({})
+        log.info("compiled kernels in %.1f s", time.perf_counter() - begin)
 
     @property
     def device(self) -> str:
@@ -225,12 +269,19 @@ class TorchRunner:
         for handle in plan.released:
             self._seeds.pop(handle, None)
         self._sampler.release(plan.released)
+        device = self._decoder.device
+        computed = torch.cuda.Event() if device.type == "cuda" else None
+        with torch.inference_mode(), current(device):
+            batch = self._batch(plan)
+            taken = self._lookahead.take(plan, self._attention.pool)
+        self._pending = _Pending(batch, self._worker.submit(self._forward, batch, taken, computed), computed)
+
+    def _batch(self, plan: StepPlan) -> Batch:
         device, adapters = self._decoder.device, self._adapters or ()
-        batch = Batch.of(plan, self.vocab_size, self.slots, device, adapters, self._images)
-        self._pending = _Pending(batch, self._worker.submit(self._forward, batch))
+        return Batch.of(plan, self.vocab_size, self.slots, device, adapters, self._images)
 
     def done(self) -> bool:
-        return self._pending is None or self._pending.future.done()
+        return self._pending is None or self._pending.done()
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
         """Raises DeadlineExceeded when the pass takes longer than step_timeout_s, InternalFault when it
@@ -254,6 +305,7 @@ class TorchRunner:
         begin = time.perf_counter()
         with torch.inference_mode(), current(self._decoder.device):
             rows = self._results(pending.batch, forward, masks)
+            self._lookahead.drew(rows)
         return StepResult(rows, forward.seconds + time.perf_counter() - begin, forward.hidden_s)
 
     def copy_slots(self, pairs: Sequence[tuple[Run, Run]]) -> None:
@@ -305,7 +357,7 @@ class TorchRunner:
         if "weights" in parts and self._decoder.is_empty:
             self.update_weights(path)
         if "kv_cache" in parts and self._attention.pool.slots < self.slots:
-            self._use(self._decoder, self._attention_of(self.slots))
+            self._use(self._decoder, self._attention_of(self.slots + self._spare))
         self._worker.submit(memory.give_back, self._decoder.device).result()  # what reading weights took
 
     def _attention_of(self, slots: int) -> Attention[KVPool]:
@@ -315,7 +367,8 @@ class TorchRunner:
             return self._again(slots, self._decoder.scoring)
 
     def _use(self, decoder: Decoder, attention: Attention[KVPool]) -> None:
-        whole = attention.pool.slots == self.slots and not decoder.is_empty
+        whole = attention.pool.slots >= self.slots and not decoder.is_empty
+        self._lookahead.forget()
         self._worker.submit(self._passes.use, decoder, attention, record=whole).result()
         self._decoder = decoder
         if attention is not self._attention:
@@ -332,13 +385,13 @@ class TorchRunner:
             log.warning("a forward pass did not end within %g s and is left behind", _CLOSE_WAIT_S)
         self._worker.shutdown(wait=not stuck, cancel_futures=True)
 
-    def _forward(self, batch: Batch) -> _Forward:
+    def _forward(self, batch: Batch, taken: Taken | None, computed: torch.cuda.Event | None) -> _Forward:
         begin = time.perf_counter()
         if self._threads is not None:
             self._threads.use_for(len(batch.ids))
         decoder, count = self._decoder, len(batch.sampled)
         with torch.inference_mode(), current(decoder.device):
-            hidden = self._passes.hidden(batch)
+            hidden = self._hidden(batch, taken)
             hidden_s = time.perf_counter() - begin
             rows = [batch.plan.rows[index] for index in batch.sampled]
             scaled = self._config.scaled_logprobs
@@ -347,8 +400,17 @@ class TorchRunner:
             later = any(row.masked for row in rows) or len(asked) > max(self._most_rows, count)
             whole = torch.cat((last, drafts)) if len(drafts) and not later else last
             logits = None if later else self._logits(whole, asked)
+            if computed is not None:
+                computed.record()
             seconds = time.perf_counter() - begin
             return _Forward(last, logits, scores, states, drafts, asked, hidden_s, seconds)
+
+    def _hidden(self, batch: Batch, taken: Taken | None) -> Tensor:
+        """What the batch wants. taken: what of it was computed before."""
+        if taken is None:
+            return self._passes.hidden(batch)
+        rest = None if taken.rest is None else self._batch(taken.rest[0])
+        return merged(taken, batch, rest, None if rest is None else self._passes.hidden(rest))
 
     def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
         """last [rows, hidden]."""
@@ -356,23 +418,30 @@ class TorchRunner:
         wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._config.scaled_logprobs and wanted
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if wanted else None)
+        summed = wanted and not self._sampler.sums
+        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if summed else None)
 
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
-        sampled = self._samples(batch, forward, masks)
+        sampled = self._samples(batch, forward, masks, self._then(batch))
         return () if self._group.rank else results_of(batch, sampled, forward.scores, forward.states)
 
+    def _then(self, batch: Batch) -> Then | None:
+        """What is queued behind the draws of a batch, if it is one that decodes."""
+        if not self._spare or batch.wanted is not None or len(batch.ids) > self._most_rows:
+            return None
+        return partial(self._lookahead.queue, batch)
+
     def _samples(
-        self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
+        self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask], then: Then | None
     ) -> list[tuple[Sample, ...] | str]:
         """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
         equals another, as far as its masks go. All ranks compute the same, whatever rank 0 draws."""
         rows = forward.asked[: len(batch.sampled)]
         mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
         if len(forward.asked) == len(rows):
-            found = self._sample_rows(forward.last, rows, mine, forward.logits)
+            found = self._sample_rows(forward.last, rows, mine, forward.logits, then)
             return [one if isinstance(one, str) else (one,) for one in found]
         hidden, asked = torch.cat((forward.last, forward.drafts)), list(forward.asked)
         theirs, places = masks_of_asked(rows, mine), list(range(len(asked)))
@@ -385,9 +454,15 @@ class TorchRunner:
         return taken(rows, {place: one for place, one in zip(places, found) if place not in out})
 
     def _sample_rows(
-        self, last: Tensor, rows: Sequence[Row], mine: Mapping[int, TokenMask], known: Logits | None
+        self,
+        last: Tensor,
+        rows: Sequence[Row],
+        mine: Mapping[int, TokenMask],
+        known: Logits | None,
+        then: Then | None = None,
     ) -> list[Sampled]:
-        """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already."""
+        """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already. then:
+        what is to be queued behind the draws; all rows are drawn together then, whatever masks leave."""
         most = self._most_rows
         if known is None and len(rows) > most:
             parts = [range(first, min(first + most, len(rows))) for first in range(0, len(rows), most)]
@@ -402,8 +477,8 @@ class TorchRunner:
                 )
             ]
         draws = [self._draw(row) for row in rows]
-        if known is not None:
-            return self._from_logits(known, rows, mine, draws)
+        if known is not None or then is not None:
+            return self._from_logits(known or self._logits(last, rows), rows, mine, draws, then)
         few = few_logits(rows, mine, self.vocab_size)
         rest = [place for place in range(len(rows)) if place not in few]
         found: dict[int, Sampled] = {}
@@ -451,9 +526,14 @@ class TorchRunner:
         ]
 
     def _from_logits(
-        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self,
+        given: Logits,
+        rows: Sequence[Row],
+        masks: Mapping[int, TokenMask],
+        draws: Sequence[float],
+        then: Then | None = None,
     ) -> list[Sampled]:
-        if (found := self._sampler.at_once(given, rows, masks, draws)) is not None:
+        if (found := self._sampler.at_once(given, rows, masks, draws, then)) is not None:
             return found
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
@@ -468,13 +548,14 @@ class TorchRunner:
             for token, well in zip(tokens, healthy)
         ]
         ids = [token if isinstance(token, int) else 0 for token in tokens]
-        if given.total is None:
+        if not any(row.logprob or row.top_logprobs or row.token_ids for row in rows):
             return [error or Sample(token) for token, error in zip(ids, errors)]
         chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
         scaled_logits = given.scaled
-        logprobs = (scaled_logits.gather(1, chosen[:, None]).squeeze(1) - given.total).tolist()
-        tops = top_of(scaled_logits, given.total, [row.top_logprobs for row in rows])
-        known = ids_of(scaled_logits, given.total, [row.token_ids for row in rows])
+        total = scaled_logits.logsumexp(-1) if given.total is None else given.total
+        logprobs = (scaled_logits.gather(1, chosen[:, None]).squeeze(1) - total).tolist()
+        tops = top_of(scaled_logits, total, [row.top_logprobs for row in rows])
+        known = ids_of(scaled_logits, total, [row.token_ids for row in rows])
         return [
             error or Sample(token, logprob if row.logprob else None, top, own)
             for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)

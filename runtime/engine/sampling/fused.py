@@ -15,17 +15,22 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite
+from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.penalties import Columns, Ids, adjusted, every, listed, penalised
-from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
+from runtime.kernels.device import fetch
+from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.sampling import Changes, Draws, change, sample
 from runtime.plan import Row, Sample, TokenMask
 
 Array: TypeAlias = npt.NDArray[Any]
+_WRONG = {-1: NOTHING_ALLOWED, -2: NOT_FINITE}
 _NO_BITS = np.zeros((1, 1), dtype=np.int32)
 
 
 class FusedSampler(Sampler):
+    sums = True
+
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
     ) -> list[int | str]:
@@ -44,27 +49,30 @@ class FusedSampler(Sampler):
         return [int(ids[column]) if column >= 0 else NOTHING_ALLOWED for ids, column in zip(lists, columns)]
 
     def at_once(
-        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self,
+        given: Logits,
+        rows: Sequence[Row],
+        masks: Mapping[int, TokenMask],
+        draws: Sequence[float],
+        then: Then | None = None,
     ) -> list[Sample | str] | None:
         if any(
             row.sampling.custom_logit_processor is not None or row.top_logprobs or row.token_ids
             for row in rows
         ):
             return None
-        tokens = self._drawn(given.logits, rows, draws, masks)
-        facts = [tokens.double(), finite(given.logits).double()]
-        if given.total is not None:
-            picked = given.scaled.gather(1, tokens.clamp(min=0).long()[:, None]).squeeze(1)
-            facts.append((picked - given.total).double())
-        found, well, *logprobs = torch.stack(facts).tolist()
-        known = logprobs[0] if logprobs else [None] * len(rows)
+        tokens = self._drawn(given.logits, rows, draws, masks, check=True)
+        facts = [tokens.double()]
+        if any(row.logprob for row in rows):
+            logprobs, _ = gather_logprobs(given.scaled, tokens.clamp(min=0).long()[:, None])
+            facts.append(logprobs.squeeze(1).double())
+        fetched = fetch(torch.stack(facts))
+        if then is not None:
+            then(tokens)
+        found, *known = fetched().tolist()
         return [
-            NOT_FINITE
-            if not fine
-            else NOTHING_ALLOWED
-            if token < 0
-            else Sample(int(token), logprob if row.logprob else None)
-            for row, token, fine, logprob in zip(rows, found, well, known)
+            _WRONG[int(token)] if token < 0 else Sample(int(token), logprob if row.logprob else None)
+            for row, token, logprob in zip(rows, found, known[0] if known else found)
         ]
 
     def _drawn(
@@ -74,8 +82,11 @@ class FusedSampler(Sampler):
         draws: Sequence[float],
         masks: Mapping[int, TokenMask],
         columns: Columns | None = None,
+        *,
+        check: bool = False,
     ) -> Tensor:
-        """[rows] int32: columns of the scores, -1 where none is allowed."""
+        """[rows] int32: columns of the scores, -1 where none is allowed. check: -2 where not all of a row's
+        scores are finite."""
         params = [row.sampling for row in rows]
         mask_of = np.full(len(rows), -1, dtype=np.int32)
         bits = _NO_BITS
@@ -103,7 +114,7 @@ class FusedSampler(Sampler):
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
         given = Draws(temperatures, top_k, top_p, min_p, uniform, of, words.view(bits.shape))
-        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given)
+        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given, check=check)
 
     def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
         """Penalties, then biases: for each the arrays of Changes; without those that change nothing."""
@@ -137,11 +148,12 @@ def _same(place: int, like: Array) -> Array:
 
 
 def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """On the device, in one copy."""
+    """On the device, in one copy; each begins at a multiple of 16 bytes: Triton compiles a kernel anew for
+    what does not."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)
-        size += -(-array.nbytes // 8) * 8
+        size += -(-array.nbytes // 16) * 16
     flat = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     octets = flat.numpy()
     for start, array in zip(starts, arrays):

@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from runtime.engine.sampling.penalties import Histograms, Ids, adjust, adjusted,
 from runtime.plan import Row, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
+Then: TypeAlias = Callable[[Tensor], None]
+"""Called with the drawn ids [rows], on the device, before the host waits for them; below 0: none."""
 ROWS_AT_ONCE = 16  # what is computed at once stays in the cache
 NOTHING_ALLOWED = "the mask allows no token"
 NOTHING_LEFT = "the mask and the logit processor {name!r} together allow no token"
@@ -41,7 +44,10 @@ def uniform(seed: int, step: int) -> float:
 
 
 class Sampler:
-    """Draws tokens; keeps the penalties' counts of live sequences until they are released."""
+    """Draws tokens; keeps the penalties' counts of live sequences until they are released. sums: at_once()
+    makes the log-sum-exp of logits itself."""
+
+    sums = False
 
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()
@@ -88,11 +94,16 @@ class Sampler:
         return answers
 
     def at_once(
-        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self,
+        given: Logits,
+        rows: Sequence[Row],
+        masks: Mapping[int, TokenMask],
+        draws: Sequence[float],
+        then: Then | None = None,
     ) -> list[Sample | str] | None:
         """sample() with the log-probabilities of what was sampled, where both are made in one: here, of rows
         that all take their best id of those that their mask allows, and ask for nothing else. None: not of
-        such rows. Rows need not be finite; those that are not give NOT_FINITE."""
+        such rows. Rows need not be finite; those that are not give NOT_FINITE. then: on a GPU."""
         here = given.logits.device.type == "cpu"
         if given.total is not None or not (here and all(_takes_best(row.sampling) for row in rows)):
             return None
@@ -232,7 +243,12 @@ class Unsampled(Sampler):
         return [0] * len(rows)
 
     def at_once(
-        self, given: Logits, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self,
+        given: Logits,
+        rows: Sequence[Row],
+        masks: Mapping[int, TokenMask],
+        draws: Sequence[float],
+        then: Then | None = None,
     ) -> list[Sample | str] | None:
         return None
 

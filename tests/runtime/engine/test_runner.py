@@ -320,10 +320,10 @@ def test_the_caller_is_free_while_the_pass_runs_and_waits_no_longer_than_the_lim
     plan = StepPlan((Row(1, (5,), 0, (Run(0, 1),), GREEDY),), ())
     go_on, ended, forward = threading.Event(), threading.Event(), runner._forward
 
-    def slow(batch: Any) -> Any:
+    def slow(*given: Any) -> Any:
         go_on.wait(60)
         try:
-            return forward(batch)
+            return forward(*given)
         finally:
             ended.set()
 
