@@ -1,12 +1,11 @@
-"""The kernels alone, as a share of what the GPU can do, and decoding steps with and without CUDA graphs.
+"""The kernels alone, with Llama-3-8B's shapes in bfloat16, as a share of what the GPU can do.
 
-    python -m benchmarks.kernels                      # Llama-3-8B's shapes, bfloat16
-    python -m benchmarks.kernels --model PATH         # decoding steps of a checkpoint, too; with --dummy of
-                                                      # random weights: only config.json is read
+    python -m benchmarks.kernels
 
 Bytes count once what must be read and written; the limit is what a copy of 1 GiB reaches in the same run, for
-products of matrices what one of 8192 rows reaches. Needs a CUDA device; `--tiny` runs small shapes wherever
-Triton can, to see that it works.
+products of matrices what one of 8192 rows reaches. Repetitions are recorded in a CUDA graph, so that what is
+timed is the kernels and not their launches. Needs a CUDA device; `--tiny` runs small shapes wherever Triton
+can, to see that it works.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
 from runtime.attention.pool import KVShape
 from runtime.attention.triton_tiles import TritonTiles
-from runtime.config.model import ModelSpec
-from runtime.config.runner import RunnerConfig
-from runtime.engine.runner import TorchRunner
+from runtime.kernels.codes_matmul import codes_matmul
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.moe import fused_experts
@@ -36,23 +32,50 @@ from runtime.protocol.sampling import SamplingParams
 HEADS, KV_HEADS, DIM, HIDDEN, FFN, VOCAB = 32, 8, 128, 4096, 14336, 128_256
 
 
+AGAIN = 10  # times a graph repeats what is timed
+
+
+def limits(device: torch.device, size: int = 30) -> tuple[float, float]:
+    """Bytes read and written a second by a copy of 2^size bytes; operations a second of a large product."""
+    source = torch.zeros(1 << size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    edge = 8192 if size == 30 else 64
+    matrix = torch.randn(edge, edge, device=device).to(torch.bfloat16 if size == 30 else torch.float32)
+    found = []
+    for run in (lambda: target.copy_(source), lambda: matrix @ matrix):
+        took = []
+        for _ in range(12):
+            begin = time.perf_counter()
+            run()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            took.append(time.perf_counter() - begin)
+        found.append(min(took))
+    return 2 * source.nbytes / found[0], 2 * edge**3 / found[1]
+
+
 def seconds(run: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """The median of some rounds, after two that do not count."""
-    took = []
-    for number in range(rounds + 2):
+    """The median of some rounds, after those that do not count."""
+    if device.type != "cuda":
+        run()
         begin = time.perf_counter()
-        if device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+        run()
+        return time.perf_counter() - begin
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(AGAIN):
             run()
-            end.record()
-            end.synchronize()
-            passed = start.elapsed_time(end) / 1e3
-        else:
-            run()
-            passed = time.perf_counter() - begin
-        if number >= 2:
-            took.append(passed)
+    graph.replay()
+    took = []
+    for _ in range(rounds):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        took.append(start.elapsed_time(end) / 1e3 / AGAIN)
     return sorted(took)[len(took) // 2]
 
 
@@ -141,44 +164,28 @@ def cases(
             used + 2 * given.nbytes,
             operations,
         )
+    for kind, columns in ((torch.uint8, ffn), (torch.int8, ffn), (torch.float8_e4m3fn, ffn)):
+        width = hidden // 2 if kind == torch.uint8 else hidden
+        codes = torch.randint(0, 100, (columns, width), device=device, dtype=torch.uint8).view(kind)
+        scale = torch.rand(columns, max(1, hidden // 128), device=device)
+        offset = scale if kind == torch.uint8 else None
+        for some in (1, 2) if tiny else (1, 32):
+            given = noise(some, hidden)
+            yield (
+                f"{str(kind).removeprefix('torch.')} codes, {some} rows",
+                lambda given=given, codes=codes, scale=scale, offset=offset: codes_matmul(
+                    given, codes, scale, offset, hidden // scale.shape[1]
+                ),
+                codes.nbytes + scale.nbytes * (1 if offset is None else 2) + 2 * columns * some,
+                2.0 * some * hidden * columns,
+            )
     yield from attention_cases(device, dtype, tiny)
-
-
-def steps(path: Path, device: str, tiny: bool, dummy: bool) -> None:
-    """Milliseconds of a decoding step, by the runner, with and without graphs."""
-    spec = ModelSpec.from_dir(path)
-    for graphs in (False, True):
-        config = RunnerConfig(
-            device=device,
-            attention="triton",
-            cuda_graph=graphs,
-            load_format="dummy" if dummy else "auto",
-            memory_fraction=0.8,
-            max_total_tokens=512 if tiny else None,
-        )
-        runner = TorchRunner.load(path, spec, config, beside=False)
-        for rows in (1, 2) if tiny else (1, 32, 256):
-            plan, slots = decoding(rows, 20 if tiny else 1024)
-            if slots > runner.slots:
-                print(f"  {rows} rows: the pool has {runner.slots} slots, {slots} are needed")
-                continue
-            took = []
-            for _ in range(3 if tiny else 30):
-                begin = time.perf_counter()
-                runner.launch(plan)
-                runner.finish({})
-                took.append(time.perf_counter() - begin)
-            middle, word = 1e3 * sorted(took)[len(took) // 2], "on " if graphs else "off"
-            print(f"  {rows:4} rows, graphs {word}: {middle:8.2f} ms a step")
-        runner.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, help="a checkpoint whose decoding steps are timed, too")
-    parser.add_argument("--dummy", action="store_true", help="with random weights")
     parser.add_argument("--tiny", action="store_true")
     given = parser.parse_args()
     if not (given.tiny or torch.cuda.is_available()):
@@ -187,19 +194,12 @@ def main() -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     rounds = 1 if given.tiny else 20
     with torch.inference_mode():
-        source = torch.zeros(1 << (16 if given.tiny else 30), dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
-        bandwidth = 2 * source.nbytes / seconds(lambda: target.copy_(source), device, rounds)
-        size = 64 if given.tiny else 8192
-        matrix = torch.randn(size, size, device=device).to(dtype)
-        rate = 2 * size**3 / seconds(lambda: matrix @ matrix, device, rounds)
+        bandwidth, rate = limits(device, 16 if given.tiny else 30)
         print(f"copy {bandwidth / 1e9:.0f} GB/s, product {rate / 1e12:.2f} TFLOP/s")
         for name, call, moved, operations in cases(device, dtype, given.tiny):
             took = seconds(call, device, rounds)
             line = f"  {name:48} {1e6 * took:10.1f} us  {moved / took / bandwidth:6.1%} of the copy"
             print(f"{line}, {operations / took / rate:6.1%} of the product" if operations else line)
-    if given.model is not None:
-        steps(given.model, device.type, given.tiny, given.dummy)
 
 
 if __name__ == "__main__":
