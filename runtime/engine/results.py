@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from torch import Tensor
 
@@ -11,8 +10,6 @@ from runtime.engine.batch import Batch
 from runtime.engine.sampling.logprobs import NOT_FINITE, Pairs, Scores, scores_of, temperatures_of_scores
 from runtime.plan import RowResult, Sample
 
-Sampled: TypeAlias = Sample | str
-"""What came of a sampled position, or what went wrong."""
 _NO_SCORES: tuple[tuple[float, ...], tuple[Pairs, ...], tuple[tuple[float, ...], ...]] = ((), (), ())
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,24 +28,19 @@ from runtime.engine import memory
 from runtime.engine.adapters import Adapters
 from runtime.engine.batch import Batch
 from runtime.engine.device import current, kv_dtype, pick_device, pick_dtype
-from runtime.engine.drafts import asked_of, closed, masks_of_asked, taken
+from runtime.engine.drafts import asked_of
 from runtime.engine.graphs import Passes
 from runtime.engine.kv_memory import pool_memory
 from runtime.engine.lookahead import Lookahead, Taken, merged, rows_ahead
 from runtime.engine.matrices import linear_method, read_again
-from runtime.engine.results import Sampled, parts_of, results_of
-from runtime.engine.sampling.few import few_logits
+from runtime.engine.results import parts_of, results_of
 from runtime.engine.sampling.logprobs import (
-    NOT_FINITE,
     Logits,
     Scores,
-    finite,
-    ids_of,
-    temperatures_of,
-    top_of,
 )
 from runtime.engine.sampling.on_device import sampler_on
-from runtime.engine.sampling.sampler import Then, Unsampled, uniform
+from runtime.engine.sampling.rows import RowSampler
+from runtime.engine.sampling.sampler import Then, Unsampled
 from runtime.engine.threads import Here, Threads
 from runtime.kernels.device import compiled
 from runtime.layers.lora.linear import Adapted
@@ -61,7 +53,6 @@ from runtime.plan import (
     Row,
     RowResult,
     Run,
-    Sample,
     Segment,
     StepPlan,
     StepResult,
@@ -78,8 +69,6 @@ PATIENCE = 0.8
 and who says nothing is the one that is stuck."""
 COMPILED_FOR = (16, 32, 64, 256, 512, 1024)
 """Tokens of a pass, up to which products of few rows and of experts have kernels of their own."""
-LOGITS_AT_ONCE = 1 << 26
-"""Of places behind drafts, elements: more are computed in parts."""
 log = logging.getLogger(__name__)
 
 
@@ -158,10 +147,8 @@ class TorchRunner:
         positions = spec.max_position_embeddings if spec.learned_positions else sys.maxsize
         self._lookahead = Lookahead(self._passes, self.slots, ahead, positions)
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
-        self._random = random.Random(config.seed)
-        self._seeds: dict[int, int] = {}  # of live sequences that gave none
-        self._sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
-        self._most_rows = max(64, LOGITS_AT_ONCE // spec.vocab_size)
+        sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
+        self._rows = RowSampler(decoder, sampler, spec.vocab_size, config.seed, scaled=config.scaled_logprobs)
 
     @classmethod
     def load(
@@ -260,15 +247,13 @@ class TorchRunner:
 
     def verify(self, params: SamplingParams) -> None:
         """Raise BadRequest for a logit processor that is not known, or that cannot use its parameters."""
-        self._sampler.processors.verify(params, self.vocab_size)
+        self._rows.sampler.processors.verify(params, self.vocab_size)
 
     def launch(self, plan: StepPlan) -> None:
         """Start the forward pass. Raises InternalFault for a plan that is not whole; nothing has run then."""
         if self._pending is not None:
             raise InternalFault("launch() before finish() of the step before", where="runner")
-        for handle in plan.released:
-            self._seeds.pop(handle, None)
-        self._sampler.release(plan.released)
+        self._rows.release(plan.released)
         device = self._decoder.device
         computed = torch.cuda.Event() if device.type == "cuda" else None
         with torch.inference_mode(), current(device):
@@ -370,7 +355,7 @@ class TorchRunner:
         whole = attention.pool.slots >= self.slots and not decoder.is_empty
         self._lookahead.forget()
         self._worker.submit(self._passes.use, decoder, attention, record=whole).result()
-        self._decoder = decoder
+        self._decoder = self._rows.head = decoder
         if attention is not self._attention:
             self._attention, self.kv_memory = attention, self._memory_of(attention.pool)
 
@@ -397,9 +382,9 @@ class TorchRunner:
             scaled = self._config.scaled_logprobs
             last, scores, states, drafts = parts_of(batch, hidden, decoder.logits, self.vocab_size, scaled)
             asked = asked_of(rows) if len(drafts) else rows
-            later = any(row.masked for row in rows) or len(asked) > max(self._most_rows, count)
+            later = any(row.masked for row in rows) or len(asked) > max(self._rows.most, count)
             whole = torch.cat((last, drafts)) if len(drafts) and not later else last
-            logits = None if later else self._logits(whole, asked)
+            logits = None if later else self._rows.logits(whole, asked)
             if computed is not None:
                 computed.record()
             seconds = time.perf_counter() - begin
@@ -412,161 +397,16 @@ class TorchRunner:
         rest = None if taken.rest is None else self._batch(taken.rest[0])
         return merged(taken, batch, rest, None if rest is None else self._passes.hidden(rest))
 
-    def _logits(self, last: Tensor, rows: Sequence[Row]) -> Logits:
-        """last [rows, hidden]."""
-        logits = self._decoder.logits(last)
-        wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
-        scaled = self._config.scaled_logprobs and wanted
-        scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        summed = wanted and not self._sampler.sums
-        return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if summed else None)
-
     def _results(
         self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask]
     ) -> tuple[RowResult, ...]:
-        sampled = self._samples(batch, forward, masks, self._then(batch))
+        mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
+        given = (forward.last, forward.drafts, forward.asked, forward.logits)
+        sampled = self._rows.sampled(*given, mine, self._then(batch))
         return () if self._group.rank else results_of(batch, sampled, forward.scores, forward.states)
 
     def _then(self, batch: Batch) -> Then | None:
         """What is queued behind the draws of a batch, if it is one that decodes."""
-        if not self._spare or batch.wanted is not None or len(batch.ids) > self._most_rows:
+        if not self._spare or batch.wanted is not None or len(batch.ids) > self._rows.most:
             return None
         return partial(self._lookahead.queue, batch)
-
-    def _samples(
-        self, batch: Batch, forward: _Forward, masks: Mapping[int, TokenMask], then: Then | None
-    ) -> list[tuple[Sample, ...] | str]:
-        """What each sampled row gives, or what went wrong with it: a sample, and after each draft that it
-        equals another, as far as its masks go. All ranks compute the same, whatever rank 0 draws."""
-        rows = forward.asked[: len(batch.sampled)]
-        mine = {place: masks[index] for place, index in enumerate(batch.sampled) if index in masks}
-        if len(forward.asked) == len(rows):
-            found = self._sample_rows(forward.last, rows, mine, forward.logits, then)
-            return [one if isinstance(one, str) else (one,) for one in found]
-        hidden, asked = torch.cat((forward.last, forward.drafts)), list(forward.asked)
-        theirs, places = masks_of_asked(rows, mine), list(range(len(asked)))
-        out = closed(rows, mine)
-        if out and forward.logits is None:
-            places = [place for place in places if place not in out]
-            hidden, asked = hidden[places], [asked[place] for place in places]
-            theirs = {at: theirs[place] for at, place in enumerate(places) if place in theirs}
-        found = self._sample_rows(hidden, asked, theirs, forward.logits)
-        return taken(rows, {place: one for place, one in zip(places, found) if place not in out})
-
-    def _sample_rows(
-        self,
-        last: Tensor,
-        rows: Sequence[Row],
-        mine: Mapping[int, TokenMask],
-        known: Logits | None,
-        then: Then | None = None,
-    ) -> list[Sampled]:
-        """last [rows, hidden]. mine: masks by row. known: the logits, if they were computed already. then:
-        what is to be queued behind the draws; all rows are drawn together then, whatever masks leave."""
-        most = self._most_rows
-        if known is None and len(rows) > most:
-            parts = [range(first, min(first + most, len(rows))) for first in range(0, len(rows), most)]
-            return [
-                one
-                for part in parts
-                for one in self._sample_rows(
-                    last[part.start : part.stop],
-                    rows[part.start : part.stop],
-                    {place - part.start: mask for place, mask in mine.items() if place in part},
-                    None,
-                )
-            ]
-        draws = [self._draw(row) for row in rows]
-        if known is not None or then is not None:
-            return self._from_logits(known or self._logits(last, rows), rows, mine, draws, then)
-        few = few_logits(rows, mine, self.vocab_size)
-        rest = [place for place in range(len(rows)) if place not in few]
-        found: dict[int, Sampled] = {}
-        if few:
-            places = list(few)
-            sampled = self._from_lists(
-                last[places], [rows[at] for at in places], list(few.values()), [draws[at] for at in places]
-            )
-            found |= zip(places, sampled)
-        if rest:
-            others = [rows[at] for at in rest]
-            logits = self._logits(last[rest] if few else last, others)
-            theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
-            found |= zip(rest, self._from_logits(logits, others, theirs, [draws[at] for at in rest]))
-        return [found[place] for place in range(len(rows))]
-
-    def _from_lists(
-        self,
-        last: Tensor,
-        rows: Sequence[Row],
-        lists: Sequence[npt.NDArray[np.int64]],
-        draws: Sequence[float],
-    ) -> list[Sampled]:
-        """Of the logits of `lists` alone; rows with the same list share a product."""
-        healthy = finite(last).tolist()
-        together: dict[int, list[int]] = {}
-        for place, ids in enumerate(lists):
-            together.setdefault(id(ids), []).append(place)
-        values: dict[int, Tensor] = {}
-        for places in together.values():
-            ids = lists[places[0]]
-            if len(ids) < 2:  # no choice
-                made = last.new_zeros((len(places), len(ids)), dtype=torch.float32)
-            else:
-                made = self._decoder.logits_of(last[places], torch.tensor(ids, device=last.device))
-            values |= zip(places, made)
-        known = [
-            values[place] if well else values[place].new_zeros(len(lists[place]))
-            for place, well in enumerate(healthy)
-        ]
-        tokens = self._sampler.sample_listed(known, lists, rows, draws)
-        return [
-            NOT_FINITE if not well else token if isinstance(token, str) else Sample(token)
-            for token, well in zip(tokens, healthy)
-        ]
-
-    def _from_logits(
-        self,
-        given: Logits,
-        rows: Sequence[Row],
-        masks: Mapping[int, TokenMask],
-        draws: Sequence[float],
-        then: Then | None = None,
-    ) -> list[Sampled]:
-        if (found := self._sampler.at_once(given, rows, masks, draws, then)) is not None:
-            return found
-        # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
-        # others.
-        logits = given.logits
-        sound = finite(logits)
-        healthy = sound.tolist()
-        if not all(healthy):
-            logits = logits.masked_fill(~sound[:, None], 0.0)
-        tokens = self._sampler.sample(logits, rows, masks, draws)
-        errors = [
-            NOT_FINITE if not well else token if isinstance(token, str) else None
-            for token, well in zip(tokens, healthy)
-        ]
-        ids = [token if isinstance(token, int) else 0 for token in tokens]
-        if not any(row.logprob or row.top_logprobs or row.token_ids for row in rows):
-            return [error or Sample(token) for token, error in zip(ids, errors)]
-        chosen = torch.tensor(ids, dtype=torch.int64, device=logits.device)
-        scaled_logits = given.scaled
-        total = scaled_logits.logsumexp(-1) if given.total is None else given.total
-        logprobs = (scaled_logits.gather(1, chosen[:, None]).squeeze(1) - total).tolist()
-        tops = top_of(scaled_logits, total, [row.top_logprobs for row in rows])
-        known = ids_of(scaled_logits, total, [row.token_ids for row in rows])
-        return [
-            error or Sample(token, logprob if row.logprob else None, top, own)
-            for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)
-        ]
-
-    def _draw(self, row: Row) -> float:
-        if row.sampling.greedy:
-            return 0.0
-        seed = row.sampling.seed
-        if seed is None:
-            seed = self._seeds.get(row.seq)
-            if seed is None:
-                seed = self._seeds[row.seq] = self._random.getrandbits(63)
-        return uniform(seed, row.step)

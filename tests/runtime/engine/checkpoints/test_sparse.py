@@ -12,7 +12,8 @@ import torch
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.engine.runner import NOT_FINITE, TorchRunner
+from runtime.engine.runner import TorchRunner
+from runtime.engine.sampling.logprobs import NOT_FINITE
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED
 from runtime.layers.dense import DenseLinear
 from runtime.plan import TokenMask

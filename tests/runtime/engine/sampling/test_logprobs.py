@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
-from runtime.engine.runner import NOT_FINITE, TorchRunner
+from runtime.engine.runner import TorchRunner
 from runtime.engine.sampling import logprobs
-from runtime.engine.sampling.logprobs import Want, scores_of
+from runtime.engine.sampling.logprobs import NOT_FINITE, Want, scores_of
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
