@@ -119,7 +119,7 @@ class DenseLinear(Linear):
         if self._transpose and TRANSPOSED_FROM <= rows <= TRANSPOSED_UP_TO:
             y = torch.mm(self.weight, x.t()).t()
             return y if self.bias is None else y + self.bias
-        if self._gemv is not None and rows == 1 and x.dtype == self.dtype:
+        if self._gemv is not None and x.shape[:-1] == (1,) and x.stride(-1) == 1 and x.dtype == self.dtype:
             made: Tensor = self._gemv(x, self._plain, self.bias)
             return made
         return F.linear(x, self.weight, self.bias)
