@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from collections.abc import Callable
@@ -20,6 +21,14 @@ _INSTALLED = importlib.util.find_spec("triton") is not None
 def compiled(device: torch.device) -> bool:
     """Whether kernels run on this device as machine code."""
     return device.type == "cuda" and not INTERPRETED and _INSTALLED
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block of threads can have; 0 where that is not known."""
+    if device.type != "cuda":
+        return 0
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def put(numbers: Tensor, device: torch.device) -> Tensor:

@@ -14,8 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from runtime.kernels.device import INTERPRETED
+from runtime.kernels.device import INTERPRETED, shared_memory
 from runtime.kernels.silu_mul import plain_silu_mul, silu_mul
+
+LARGE_TILES = 160 << 10  # of shared memory: three stages of 128 rows and 256 columns
 
 
 class Blocks(NamedTuple):
@@ -72,13 +74,13 @@ def _launch(rows: int, outputs: int, inputs: int) -> tuple[int, int, int, int]:
         return 32, 64 if inputs >= 64 else 16, 4, 3
     if rows <= 16:
         return 64, 128, 4, 3
-    return (256 if rows >= 128 and outputs >= 256 else 128), 64, 8, 3
+    return (256 if rows > 64 and outputs >= 256 else 128), 64, 8, 3
 
 
-def _block(rows: int) -> int:
+def _block(rows: int, shared: int) -> int:
     """The size of blocks where an expert has so many rows on average: what a block lacks is computed for
-    nothing."""
-    return min(128, max(16, triton.next_power_of_2(rows)))
+    nothing. shared: bytes that a block of threads can have, as large tiles need."""
+    return min(128 if shared >= LARGE_TILES else 64, max(16, triton.next_power_of_2(rows)))
 
 
 def plain_grouped_matmul(
@@ -111,7 +113,9 @@ def fused_experts(
     tokens, top_k = experts.shape
     if not tokens:  # as in a pass of which nothing is wanted
         return torch.empty_like(x)
-    blocks = group_by_expert(experts, gate_up.shape[0], _block(tokens * top_k // gate_up.shape[0]))
+    blocks = group_by_expert(
+        experts, gate_up.shape[0], _block(tokens * top_k // gate_up.shape[0], shared_memory(x.device))
+    )
     of_entry, scales = experts.flatten(), weights.flatten().float()
     both = grouped_matmul(x, gate_up, blocks, top_k)
     if biases[0] is not None:
