@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.kernels import limits
+from benchmarks.workloads import byte_tokenizer
 from runtime.api import Engine
 from runtime.config.model import ModelSpec
 from runtime.config.runner import RunnerConfig
@@ -231,16 +232,6 @@ def transformers_model(path: Path, device: str, tiny: bool) -> None:
         print(f"  transformers, prompt of {ids.shape[1]}: {1e3 * min(took):.1f} ms")
 
 
-def tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.save(str(folder / "tokenizer.json"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -259,7 +250,7 @@ def main() -> None:
         shape = LLAMA_3_8B | (SMALLER if given.tiny else {})
         text = json.dumps(shape) if given.model is None else (given.model / "config.json").read_text("utf-8")
         (path / "config.json").write_text(text, encoding="utf-8")
-        tokenizer(path)
+        byte_tokenizer(path)
         if "steps" in parts:
             with torch.inference_mode():
                 steps(path, device, given.tiny, given.profile)

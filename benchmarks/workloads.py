@@ -78,7 +78,6 @@ def make_model(folder: Path, seed: int = 0, size: str = "40m") -> Path:
     if (folder / "model.safetensors").exists():
         return folder
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)
@@ -93,9 +92,16 @@ def make_model(folder: Path, seed: int = 0, size: str = "40m") -> Path:
         eos_token_id=255,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    byte_tokenizer(folder)
+    return folder
+
+
+def byte_tokenizer(folder: Path) -> None:
+    """Write one whose tokens are single bytes into `folder`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
