@@ -190,7 +190,8 @@ def test_a_worker_that_is_gone_and_comes_back() -> None:
 def test_the_circuit_opens_and_one_request_tries_it() -> None:
     async def work() -> None:
         worker, entered, gate = Played("a", dies), asyncio.Event(), asyncio.Event()
-        async with scene(worker, failure_threshold=2, cooldown_s=0.2, retries=0) as here:
+        # Longer than a request takes on a busy machine, or a second one would be let in to try as well.
+        async with scene(worker, failure_threshold=2, cooldown_s=2.0, retries=0) as here:
             for status in (502, 502, 503):
                 assert (await here.post(text="one")).status_code == status
             assert len(worker.got) == 2
