@@ -154,7 +154,7 @@ def cases(
     for some in (2,) if tiny else (32, 4096):
         chosen = torch.rand(some, count, device=device).topk(top_k)
         given = noise(some, inner)
-        used = min(1.0, some * top_k / count) * (gate_up.nbytes + down.nbytes)
+        used = (1 - (1 - top_k / count) ** some) * (gate_up.nbytes + down.nbytes)  # by some token
         operations = 6.0 * some * top_k * inner * width
         yield (
             f"{count} experts, {some} tokens",
