@@ -22,13 +22,13 @@ from runtime.attention.base import PLAIN, Attention, AttentionStep, FixedStep, S
 from runtime.attention.float8 import TYPES, rounded
 from runtime.attention.pool import KVShape, LayerMajorPool
 from runtime.attention.tiles import Cut, Ints, Tables, cut, tables_of
-from runtime.kernels.device import compiled, put
+from runtime.kernels.device import compiled, to_device
 from runtime.kernels.kv_store import store_kv
 from runtime.kernels.merge_states import merge_states
 from runtime.kernels.paged_attention import FIELDS, Form, Shape, States, Tiles, attend_tiles
 from runtime.plan import StepPlan
 
-STEP = 4
+ALIGN = 4
 """Tables begin at multiples of it: Triton compiles a kernel anew for what begins at other than 16 bytes."""
 PROGRAMS_PER_UNIT = 4  # of the GPU's processors: what is split is split for so many
 Windows: TypeAlias = dict[int | None, Cut]
@@ -134,7 +134,7 @@ class TritonTiles(Attention[LayerMajorPool]):
         flat = np.empty(whole, dtype=np.int32)
         for start, size, array in zip(starts, sizes, arrays):
             flat[start : start + size] = array
-        return _parts(put(torch.from_numpy(flat), self.pool.device), starts, sizes)
+        return _parts(to_device(torch.from_numpy(flat), self.pool.device), starts, sizes)
 
     def _slots(self, shift: Tensor, ends: Tensor, keys: int) -> Tensor:
         """The slots of `keys` tokens: run r ends before token ends[r], and token t of it lies in slot
@@ -232,7 +232,7 @@ class _Fixed:
 
 def _starts(sizes: Sequence[int]) -> tuple[list[int], int]:
     """Where tables of these sizes begin, and how much they take together."""
-    padded = [-(-size // STEP) * STEP for size in sizes]
+    padded = [-(-size // ALIGN) * ALIGN for size in sizes]
     return list(itertools.accumulate(padded[:-1], initial=0)), sum(padded)
 
 

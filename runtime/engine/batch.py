@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.sampling.logprobs import Want
-from runtime.kernels.device import put
+from runtime.kernels.device import to_device
 from runtime.models.vision.store import ImageStore
 from runtime.plan import MediaSpan, Row, StepPlan
 from runtime.protocol.errors import InternalFault
@@ -92,7 +92,7 @@ class Batch:
         parts = (ids, positions, wanted + scored + states + drafts, targets)
         # One tensor, and one copy to the device.
         numbers = torch.tensor(list(chain.from_iterable(parts)), dtype=torch.int64)
-        numbers = put(numbers, device)
+        numbers = to_device(numbers, device)
         made = numbers.split([len(part) for part in parts])
         places, media = made[1], None
         if images is not None and any(row.media for row in plan.rows):
@@ -104,7 +104,7 @@ class Batch:
         """Of rows that all decode: the usual plan, for which little has to be made."""
         rows = plan.rows
         numbers = [row.tokens[0] for row in rows] + [row.position + row.shift for row in rows]
-        ids, positions = put(torch.frombuffer(array("q", numbers), dtype=torch.int64), device).chunk(2)
+        ids, positions = to_device(torch.frombuffer(array("q", numbers), dtype=torch.int64), device).chunk(2)
         return cls(plan, ids, positions, tuple(range(len(rows))), None, ids[:0], (), (0,) * len(rows))
 
 

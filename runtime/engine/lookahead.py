@@ -22,10 +22,10 @@ from runtime.attention.pool import KVPool
 from runtime.config.runner import RunnerConfig
 from runtime.engine.batch import Batch, decodes
 from runtime.engine.graphs import Passes
-from runtime.kernels.device import put
+from runtime.kernels.device import to_device
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan
 
-WAIT_AT_MOST = 32  # steps
+BACKOFF_AT_MOST = 32  # steps
 
 
 def rows_ahead(config: RunnerConfig, device: torch.device, ranks: int) -> int:
@@ -56,7 +56,7 @@ class Lookahead:
     def __init__(self, passes: Passes, first: int, most: int, limit: int) -> None:
         self._passes, self._first, self._most, self._limit = passes, first, most, limit
         self._ahead: _Ahead | None = None
-        self._wait = self._waits = 0
+        self._backoff = self._to_skip = 0
 
     def forget(self) -> None:
         """What is queued is of no use any more."""
@@ -65,8 +65,8 @@ class Lookahead:
     def queue(self, batch: Batch, tokens: Tensor) -> None:
         """tokens [rows]: what the rows of a batch that decodes drew, on the device; below 0: none."""
         rows = batch.plan.rows
-        if self._waits:
-            self._waits -= 1
+        if self._to_skip:
+            self._to_skip -= 1
             return
         if len(rows) > self._most or all(row.step + 1 >= row.sampling.max_new_tokens for row in rows):
             return
@@ -106,13 +106,13 @@ class Lookahead:
         }
         whole = len(places) == len(plan.rows)
         # Two passes in place of one, for those who come or jump forward in each step, would not pay.
-        self._wait = 0 if whole else min(WAIT_AT_MOST, max(1, 2 * self._wait))
-        self._waits = self._wait
+        self._backoff = 0 if whole else min(BACKOFF_AT_MOST, max(1, 2 * self._backoff))
+        self._to_skip = self._backoff
         if not places:
             return None
         targets = [plan.rows[index].slots[0].start for index in places]
         sources = [self._first + place for place in places.values()]
-        moves = put(torch.tensor((sources, targets), dtype=torch.int32), pool.device)
+        moves = to_device(torch.tensor((sources, targets), dtype=torch.int32), pool.device)
         pool.move(moves[0], moves[1])
         return Taken(ahead.hidden, places, None if whole else _without(plan, places))
 
@@ -124,12 +124,14 @@ def merged(taken: Taken, batch: Batch, rest: Batch | None, computed: Tensor | No
         order = [taken.places[index] for index in batch.sampled]
         if order == list(range(ahead)):
             return taken.hidden
-        return taken.hidden.index_select(0, put(torch.tensor(order), taken.hidden.device))
+        return taken.hidden.index_select(0, to_device(torch.tensor(order), taken.hidden.device))
     numbers = taken.rest[1]
     sampled = {numbers[index]: ahead + turn for turn, index in enumerate(rest.sampled)}
     order = [taken.places[index] if index in taken.places else sampled[index] for index in batch.sampled]
     order += range(ahead + len(rest.sampled), ahead + len(computed))
-    return torch.cat((taken.hidden, computed)).index_select(0, put(torch.tensor(order), computed.device))
+    return torch.cat((taken.hidden, computed)).index_select(
+        0, to_device(torch.tensor(order), computed.device)
+    )
 
 
 def _without(plan: StepPlan, places: Mapping[int, int]) -> tuple[StepPlan, tuple[int, ...]]:

@@ -34,10 +34,7 @@ from runtime.engine.kv_memory import pool_memory
 from runtime.engine.lookahead import Lookahead, Taken, merged, rows_ahead
 from runtime.engine.matrices import linear_method, read_again
 from runtime.engine.results import parts_of, results_of
-from runtime.engine.sampling.logprobs import (
-    Logits,
-    Scores,
-)
+from runtime.engine.sampling.logprobs import Logits, Scores
 from runtime.engine.sampling.on_device import sampler_on
 from runtime.engine.sampling.rows import RowSampler
 from runtime.engine.sampling.sampler import Then, Unsampled
@@ -47,17 +44,7 @@ from runtime.layers.lora.linear import Adapted
 from runtime.models.decoder import Decoder
 from runtime.models.vision.store import ImageStore
 from runtime.parallel import ALONE, Group
-from runtime.plan import (
-    Adapter,
-    Image,
-    Row,
-    RowResult,
-    Run,
-    Segment,
-    StepPlan,
-    StepResult,
-    TokenMask,
-)
+from runtime.plan import Adapter, Image, Row, RowResult, Run, Segment, StepPlan, StepResult, TokenMask
 from runtime.protocol.adapters import no_adapters
 from runtime.protocol.control import MemoryPart
 from runtime.protocol.errors import BadRequest, DeadlineExceeded, InternalFault, RuntimeFault
@@ -67,7 +54,7 @@ _CLOSE_WAIT_S = 30.0
 PATIENCE = 0.8
 """How much of step_timeout_s a rank waits for the others: those who wait can say so before the time is up,
 and who says nothing is the one that is stuck."""
-COMPILED_FOR = (16, 32, 64, 256, 512, 1024)
+WARM_UP_TOKENS = (16, 32, 64, 256, 512, 1024)
 """Tokens of a pass, up to which products of few rows and of experts have kernels of their own."""
 log = logging.getLogger(__name__)
 
@@ -148,7 +135,14 @@ class TorchRunner:
         self._lookahead = Lookahead(self._passes, self.slots, ahead, positions)
         self._threads = None if beside or config.threads is not None else Threads.of(decoder)
         sampler = sampler_on(decoder.device) if group.rank == 0 else Unsampled()
-        self._rows = RowSampler(decoder, sampler, spec.vocab_size, config.seed, scaled=config.scaled_logprobs)
+        self._rows = RowSampler(
+            decoder,
+            sampler,
+            spec.vocab_size,
+            config.seed,
+            scaled=config.scaled_logprobs,
+            lists=not compiled(decoder.device),
+        )
 
     @classmethod
     def load(
@@ -214,20 +208,20 @@ class TorchRunner:
                 runner._threads.use_for(1)  # as a pass is computed in which the choice matters
             method.tune()
             if compiled(device) and min(slots, spec.max_position_embeddings) > 1:
-                runner._compile()
+                runner._warm_up()
             if group.size == 1:
                 runner._passes.record(config.cuda_graph_max_bs if config.cuda_graph else 0)
             group.least(0)
         group.limit(PATIENCE * config.step_timeout_s)
         return runner
 
-    def _compile(self) -> None:
+    def _warm_up(self) -> None:
         """The kernels, and what libraries make at their first calls: not while the first request waits. By
         prompts of sizes for which kernels are made differently, and a token behind one."""
         begin = time.perf_counter()
         sampling, positions = SamplingParams(temperature=0.0), self._decoder.spec.max_position_embeddings
         most = min(self.slots, positions, 2048) - 1
-        sizes = [size for size in COMPILED_FOR if size < most]
+        sizes = [size for size in WARM_UP_TOKENS if size < most]
         rows = [Row(0, (0,) * size, 0, (Run(0, size),), sampling) for size in [*sizes, most]]
         plans = [StepPlan((row,), ()) for row in rows]
         last = Row(0, (0,), most, (Run(most, 1),), sampling)

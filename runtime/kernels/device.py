@@ -31,14 +31,14 @@ def shared_memory(device: torch.device) -> int:
     return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
-def put(numbers: Tensor, device: torch.device) -> Tensor:
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
     """On `device`; the host does not wait for what is queued there."""
     if device.type != "cuda":
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
-def fetch(numbers: Tensor) -> Callable[[], Tensor]:
+def to_host(numbers: Tensor) -> Callable[[], Tensor]:
     """Starts a copy to the host; what this gives waits for it, not for what is queued behind it."""
     if numbers.device.type != "cuda":
         return lambda: numbers

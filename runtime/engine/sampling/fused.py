@@ -5,7 +5,6 @@ The same tokens as Sampler's, but where rounding decides; logit processors are r
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -13,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.penalties import Columns, Ids, adjusted, every, listed, penalised
+from runtime.engine.sampling.penalties import Columns, adjusted, every, penalised
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
-from runtime.kernels.device import fetch
+from runtime.kernels.device import to_host
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.sampling import Changes, Draws, change, sample
 from runtime.plan import Row, Sample, TokenMask
@@ -29,7 +27,7 @@ _NO_BITS = np.zeros((1, 1), dtype=np.int32)
 
 
 class FusedSampler(Sampler):
-    sums = True
+    own_logsumexp = True
 
     def sample(
         self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
@@ -38,15 +36,6 @@ class FusedSampler(Sampler):
             return super().sample(logits, rows, masks, draws)
         tokens = self._drawn(logits, rows, draws, masks).tolist()
         return [token if token >= 0 else NOTHING_ALLOWED for token in tokens]
-
-    def sample_listed(
-        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
-    ) -> list[int | str]:
-        scores = pad_sequence(list(values), batch_first=True, padding_value=-math.inf)
-        if not scores.shape[1]:
-            return [NOTHING_ALLOWED] * len(rows)
-        columns = self._drawn(scores, rows, draws, {}, listed(lists)).tolist()
-        return [int(ids[column]) if column >= 0 else NOTHING_ALLOWED for ids, column in zip(lists, columns)]
 
     def at_once(
         self,
@@ -61,12 +50,12 @@ class FusedSampler(Sampler):
             for row in rows
         ):
             return None
-        tokens = self._drawn(given.logits, rows, draws, masks, check=True)
+        tokens = self._drawn(given.logits, rows, draws, masks)
         facts = [tokens.double()]
         if any(row.logprob for row in rows):
             logprobs, _ = gather_logprobs(given.scaled, tokens.clamp(min=0).long()[:, None])
             facts.append(logprobs.squeeze(1).double())
-        fetched = fetch(torch.stack(facts))
+        fetched = to_host(torch.stack(facts))
         if then is not None:
             then(tokens)
         found, *known = fetched().tolist()
@@ -81,12 +70,8 @@ class FusedSampler(Sampler):
         rows: Sequence[Row],
         draws: Sequence[float],
         masks: Mapping[int, TokenMask],
-        columns: Columns | None = None,
-        *,
-        check: bool = False,
     ) -> Tensor:
-        """[rows] int32: columns of the scores, -1 where none is allowed. check: -2 where not all of a row's
-        scores are finite."""
+        """[rows] int32: columns of the scores, -1 where none is allowed, -2 where not all are finite."""
         params = [row.sampling for row in rows]
         mask_of = np.full(len(rows), -1, dtype=np.int32)
         bits = _NO_BITS
@@ -96,7 +81,7 @@ class FusedSampler(Sampler):
                 words = mask.bits[: bits.shape[1]]
                 bits[number, : len(words)] = words.view(np.int32)
                 mask_of[index] = number
-        changes = self._changes(rows, columns or every(scores.shape[1]))
+        changes = self._changes(rows, every(scores.shape[1]))
         arrays = [
             np.array(draws),
             np.array([0.0 if one.greedy else one.temperature for one in params], dtype=np.float32),
@@ -114,7 +99,7 @@ class FusedSampler(Sampler):
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
         given = Draws(temperatures, top_k, top_p, min_p, uniform, of, words.view(bits.shape))
-        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given, check=check)
+        return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given, check=True)
 
     def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
         """Penalties, then biases: for each the arrays of Changes; without those that change nothing."""

@@ -38,13 +38,14 @@ class RowSampler:
     """head: may be replaced between passes. most: rows whose logits are computed at once."""
 
     def __init__(
-        self, head: Head, sampler: Sampler, vocab_size: int, seed: int | None, *, scaled: bool
+        self, head: Head, sampler: Sampler, vocab_size: int, seed: int | None, *, scaled: bool, lists: bool
     ) -> None:
         """seed: keys the draws of sequences that gave none. scaled: log-probabilities are at the temperature
-        of their row."""
+        of their row. lists: of rows whose masks list few ids, compute these ids' logits alone: not on a GPU,
+        where a kernel would be compiled for each length. The same for all ranks of a group."""
         self.head, self.sampler = head, sampler
         self.most = max(64, LOGITS_AT_ONCE // vocab_size)
-        self._vocab_size, self._scaled = vocab_size, scaled
+        self._vocab_size, self._scaled, self._lists = vocab_size, scaled, lists
         self._random = random.Random(seed)
         self._seeds: dict[int, int] = {}  # of live sequences that gave none
 
@@ -61,7 +62,7 @@ class RowSampler:
         wanted = any(row.logprob or row.top_logprobs or row.token_ids for row in rows)
         scaled = self._scaled and wanted
         scaled_logits = logits / temperatures_of(rows, logits.device) if scaled else logits
-        summed = wanted and not self.sampler.sums
+        summed = wanted and not self.sampler.own_logsumexp
         return Logits(logits, scaled_logits, scaled_logits.logsumexp(-1) if summed else None)
 
     def sampled(
@@ -117,7 +118,7 @@ class RowSampler:
                 )
             ]
         draws = [self._draw(row) for row in rows]
-        if known is not None or then is not None:
+        if known is not None or then is not None or not self._lists:
             return self._from_logits(known or self.logits(last, rows), rows, mine, draws, then)
         few = few_logits(rows, mine, self._vocab_size)
         rest = [place for place in range(len(rows)) if place not in few]

@@ -44,10 +44,10 @@ def uniform(seed: int, step: int) -> float:
 
 
 class Sampler:
-    """Draws tokens; keeps the penalties' counts of live sequences until they are released. sums: at_once()
-    makes the log-sum-exp of logits itself."""
+    """Draws tokens; keeps the penalties' counts of live sequences until they are released. own_logsumexp:
+    at_once() makes the log-sum-exp of logits itself."""
 
-    sums = False
+    own_logsumexp = False
 
     def __init__(self, processors: Processors | None = None) -> None:
         self.processors = processors or Processors()

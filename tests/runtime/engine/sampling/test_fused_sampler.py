@@ -64,18 +64,6 @@ def test_tokens_equal_the_plain_samplers() -> None:
     assert got[10] == NOTHING_ALLOWED
 
 
-def test_only_listed_ids() -> None:
-    lists = [np.array(ids) for ids in ([3, 9, 50], [5], [1, 2, 5, 6])]
-    rows = [ROWS[4], ROWS[1], ROWS[5]]
-    values = [logits_of(1)[0, : len(ids)] for ids in lists]
-    right = Sampler().sample_listed(values, lists, rows, [0.1, 0.5, 0.8])
-    assert FusedSampler().sample_listed(values, lists, rows, [0.1, 0.5, 0.8]) == right
-    nothing = [torch.zeros(0, device=DEVICE)]
-    assert FusedSampler().sample_listed(nothing, [np.array([], dtype=np.int64)], rows[:1], [0.0]) == [
-        NOTHING_ALLOWED
-    ]
-
-
 def test_samples_with_their_log_probabilities() -> None:
     logits = logits_of(4)
     logits[2, 5] = math.nan
