@@ -531,6 +531,27 @@ def test_strangers_do_not_disturb(pair: Pair) -> None:
     one_good(pair)
 
 
+def test_ports_are_of_loopback_only(kind: str) -> None:
+    def listening() -> set[tuple[str, int]]:
+        found = psutil.Process().net_connections("tcp")
+        return {tuple(one.laddr) for one in found if one.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    with opened(kind) as pair:
+        one_good(pair)
+        assert {host for host, _ in listening() - before} == {"127.0.0.1"}
+    assert "UCX_NET_DEVICES" not in os.environ
+
+
+@pytest.mark.slow
+def test_nixl_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl")
+    monkeypatch.setenv("UCX_NET_DEVICES", "nothing0")
+    with pytest.raises(TransferError, match="NIXL cannot start") as caught, opened("nixl"):
+        pass
+    assert "UCX_NET_DEVICES" in str(caught.value.hint)
+
+
 def test_closing_fails_what_is_left_and_leaves_nothing_behind(kind: str) -> None:
     me, before = psutil.Process(), set(threading.enumerate())
 

@@ -2,14 +2,16 @@
 one, else TCP and shared memory). Messages go over TCP, as with tcp.
 
 What is read lands in a buffer first and goes to the pool from there: a read that is under way when its room
-ends must not write into slots that are somebody else's by then. UCX opens ports of its own, on the
-interfaces that UCX_NET_DEVICES names, without a key: use a network of its own. Pools on a device are refused.
-A prefill side whose model several ranks share sends as tcp does: its pool lies in several places.
+ends must not write into slots that are somebody else's by then. UCX opens ports of its own, without a key:
+on the loopback interface if the manager's host is a loopback address, else on all interfaces, or those that
+UCX_NET_DEVICES names; use a network of its own. Pools on a device are refused. A prefill side whose model
+several ranks share sends as tcp does: its pool lies in several places.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import socket
 import time
@@ -28,6 +30,7 @@ from runtime.disagg.transfer.net.messages import Hello, Welcome
 from runtime.disagg.transfer.net.pulling import PullingManager
 from runtime.disagg.transfer.net.receiving import Receiver
 from runtime.disagg.transfer.tcp import connect, listen
+from runtime.ipc.address import is_loopback
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
@@ -48,13 +51,14 @@ class NixlManager(PullingManager):
     def __init__(
         self, memory: KVMemory, rows: MetadataBuffers, options: TransferOptions | None = None
     ) -> None:
-        """Raises MissingExtra, by the table, without the package; BadRequest for a pool on a device."""
+        """Raises MissingExtra, by the table, without the package; BadRequest for a pool on a device;
+        TransferError if NIXL cannot start."""
         super().__init__(memory, rows, options)
         if not isinstance(memory, ArrayMemory | JoinedMemory):
             raise BadRequest(
                 "the nixl transfer reads pools in the host's memory only", where="KV pool", hint="use tcp"
             )
-        self._agent = _make_agent()
+        self._agent = _make_agent(is_loopback(self.options.host))
         self._address, self._mapping = 0, None
         if isinstance(memory, ArrayMemory):
             self._address, self._mapping = memory.place
@@ -152,8 +156,22 @@ class NixlManager(PullingManager):
         self._remote.pop(session, None)
 
 
-def _make_agent() -> Any:
+def _make_agent(loopback: bool) -> Any:
     from nixl._api import nixl_agent, nixl_agent_config
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
-    return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
+    # NIXL's own setting, `ucx_devices`, is not kept for TCP; UCX reads this one when the agent is made.
+    only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
+    if only_loopback:
+        os.environ["UCX_NET_DEVICES"] = "lo"
+    try:
+        return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
+    except Exception as error:
+        raise TransferError(
+            f"NIXL cannot start: {error}",
+            where="UCX",
+            hint="name the network interfaces that it may use in UCX_NET_DEVICES",
+        ) from error
+    finally:
+        if only_loopback:
+            del os.environ["UCX_NET_DEVICES"]
