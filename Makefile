@@ -93,7 +93,7 @@ notebooks: setup  ## execute the tutorials' notebooks anew and keep what they pr
 	$(BIN)/python .ci/notebooks.py
 
 bench: setup  ## figures side by side with transformers in one run; minutes
-	$(BIN)/python benchmarks/engine.py
+	$(BIN)/python -m benchmarks.engine
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""This project's engine and other engines on the same workloads, in one run: `python benchmarks/engine.py`.
+"""This project's engine and other engines on the same workloads, in one run: `python -m benchmarks.engine`.
 
 Each engine has its adapter in benchmarks/peers/, its process, and usually its environment:
 `--environments <folder>` names the folder that holds `<name>/bin/python` for each (benchmarks/README.md says
@@ -17,16 +17,13 @@ import signal
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from rich.console import Console
+from rich.table import Table
 
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from benchmarks import limits  # noqa: E402
-from benchmarks.measuring import Reading, conditions, keep  # noqa: E402
-from benchmarks.peers.child import PEERS, Child, Missing  # noqa: E402
-from benchmarks.workloads import SHAPES, Workload, make_model, workloads  # noqa: E402
+from benchmarks import limits
+from benchmarks.measuring import HERE, Reading, conditions, keep
+from benchmarks.peers.child import PEERS, Child, Missing
+from benchmarks.workloads import SHAPES, Workload, make_model, workloads
 
 PRECISIONS = ("float32", "bfloat16", "int8")
 OURS = PEERS[0]

@@ -1,4 +1,4 @@
-"""What the language itself costs: `python benchmarks/language.py`. No model, no server.
+"""What the language itself costs: `python -m benchmarks.language`. No model, no server.
 
 CPU time per program of a whole process (its caller's threads and the language's loop) on the mock backend,
 which answers with a constant after a millisecond, so that as many programs as said are under way; what the
@@ -14,20 +14,16 @@ import asyncio
 import cProfile
 import gc
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-import sglang_dsl as sgl  # noqa: E402
-from benchmarks.measuring import conditions, keep  # noqa: E402
-from sglang_dsl.backends.base import Call, Completion  # noqa: E402
-from sglang_dsl.concurrency.loop import background  # noqa: E402
+import sglang_dsl as sgl
+from benchmarks.measuring import HERE, conditions, keep
+from sglang_dsl.backends.base import Call, Completion
+from sglang_dsl.concurrency.loop import background
 
 AT_ONCE = 64
 DELAY_S = 0.001

@@ -1,5 +1,5 @@
 """Programs of many calls, this project's and other engines', 32 at once on the random Llama of 40 M
-parameters: `python benchmarks/programs.py [--environments <folder>] [--write]`.
+parameters: `python -m benchmarks.programs [--environments <folder>] [--write]`.
 
 Tree of thought (14 calls in three levels), multi-chain reasoning (4 chains and an answer that has read them),
 a JSON object under a regular expression, and a conversation of four turns; each with a short system prompt
@@ -23,11 +23,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import Reading, conditions, keep  # noqa: E402
-from benchmarks.peers.child import Child, Missing  # noqa: E402
+from benchmarks.measuring import HERE, Reading, conditions, keep
+from benchmarks.peers.child import Child, Missing
 
 Call = tuple[str, int, str | None]
 """Prompt, new tokens (with a regular expression: at most), the regular expression."""
@@ -216,7 +213,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/<date>-programs.md")
     parser.add_argument("--append", action="store_true", help="write behind what the day's file has")
     options = parser.parse_args()
-    from benchmarks.jump_forward import make_llama, trained
+    from benchmarks.grammars.jump_forward import make_llama, trained
 
     tokenizer, spelling = trained(32_768)
     model = make_llama(HERE / ".cache" / "llama-40m-32k", tokenizer, spelling.vocabulary)

@@ -1,5 +1,5 @@
 """Ways of computing on the CPU, and versions of this project, on the same workloads in turn:
-`python benchmarks/versions.py [--before <checkout>] [--model pocket] [--write]`.
+`python -m benchmarks.versions [--before <checkout>] [--model pocket] [--write]`.
 
 Each way is an Engine in a process of its own, with one thread; prints the CPU seconds of all its processes,
 the least of the rounds, each of which starts with an empty prefix cache. `--before`: a checkout of an earlier

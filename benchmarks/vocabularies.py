@@ -14,19 +14,15 @@ import json
 import os
 import random
 import statistics
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: E402
-
-from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_file  # noqa: E402
-from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
+from runtime.grammar.masks.vocabulary_bytes import vocabulary_from_file
+from runtime.protocol.vocabulary import Vocabulary
 
 LARGEST = 131_072
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_grammar_benchmark_in_small(tmp_path: Path) -> None:
     text = ROOT / "runtime" / "grammar"
-    command = ["benchmarks/grammar.py", "--quick", "--write", "--sizes", "2000", "--text", text]
+    command = ["-m", "benchmarks.grammars.backends", "--quick", "--write", "--sizes", "2000", "--text", text]
     done = subprocess.run(
         [sys.executable, *command, "--folder", tmp_path, "--results", tmp_path],
         capture_output=True,
@@ -116,7 +116,7 @@ def test_ways_are_measured_in_turn_and_the_last_report_replaces_the_older(tmp_pa
 def test_streaming_benchmark_in_small() -> None:
     """Every interface streams through the worker it measures, and each of its rows holds times."""
     command = [
-        "benchmarks/streaming.py",
+        "benchmarks/serving/streaming.py",
         "--streams",
         "3",
         "--tokens",
@@ -143,7 +143,7 @@ def test_kv_transfer_benchmark_in_small() -> None:
         [
             sys.executable,
             "-m",
-            "benchmarks.kv_transfer",
+            "benchmarks.serving.kv_transfer",
             "--transfers",
             "local",
             "tcp",

@@ -1,4 +1,4 @@
-"""benchmarks/jump_forward.py runs, and what it shows holds for a few cases."""
+"""benchmarks/grammars/jump_forward.py runs, and what it shows holds for a few cases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks import jump_forward
+from benchmarks.grammars import jump_forward
 
 
 def test_quick(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Steps of a model on a GPU, and what Python between them costs.
 
-    python -m benchmarks.steps                  # Llama-3-8B's shapes, random weights, bfloat16
-    python -m benchmarks.steps --model PATH     # the shapes of PATH/config.json
+    python -m benchmarks.compute.steps                  # Llama-3-8B's shapes, random weights, bfloat16
+    python -m benchmarks.compute.steps --model PATH     # the shapes of PATH/config.json
 
 Decoding without CUDA graphs, with them, and with steps queued ahead of their plans; a prompt of 8,192 tokens;
 rows that share a prefix; the same through an engine with its scheduler; transformers' model with a dynamic
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels import limits
+from benchmarks.compute.kernels import limits
 from benchmarks.workloads import byte_tokenizer
 from runtime.api import Engine
 from runtime.config.model import ModelSpec

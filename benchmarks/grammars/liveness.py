@@ -1,4 +1,4 @@
-"""What liveness costs: `python benchmarks/liveness.py`.
+"""What liveness costs: `python -m benchmarks.grammars.liveness`.
 
 The same constrained requests on the bundled checkpoint, with liveness on and off in turn, in one run. Prints
 CPU milliseconds (of all processes) per output token of each, the ratio on / off (median of the rounds), how
@@ -12,17 +12,12 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import conditions, in_turn, keep  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.protocol.io_struct import GenerateReqInput  # noqa: E402
+from benchmarks.measuring import conditions, in_turn, keep
+from runtime.api import Engine
+from runtime.protocol.io_struct import GenerateReqInput
 
 PERSON = {
     "type": "object",

@@ -1,4 +1,5 @@
-"""Attention implementations in the engine, in turn in one run: `python benchmarks/attention.py [--write]`.
+"""Attention implementations in the engine, in turn in one run:
+`python -m benchmarks.compute.attention [--write]`.
 
 CPU seconds of all processes for whole workloads on the random Llama of 40 M parameters, one thread, greedy;
 ratios above 1: the last one named is faster. `same`: requests whose tokens are the first one's.
@@ -11,20 +12,16 @@ import random
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+import torch
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
 
-import torch  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from benchmarks.workloads import VOCAB, make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from benchmarks.workloads import VOCAB, make_model
+from runtime.api import Engine
+from runtime.protocol.sampling import SamplingParams
 
 Prompts = list[list[int]]
 SLOTS = 24_000

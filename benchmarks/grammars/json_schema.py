@@ -1,4 +1,5 @@
-"""JSON schemas in the wild: what is kept, what is refused, how fast: `python benchmarks/json_schema.py`.
+"""JSON schemas in the wild: what is kept, what is refused, how fast:
+`python -m benchmarks.grammars.json_schema`.
 
 Reads the schema sample and the JSON-Schema-Test-Suite from the folder that SGLANG_DSL_DATA names, feeds every
 instance, written as masks offer it, through the backend "auto", and tells by keyword how many were judged
@@ -15,26 +16,22 @@ import gzip
 import json
 import os
 import re
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+import numpy as np
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks.measuring import conditions, keep  # noqa: E402
-from runtime.grammar.byte_matcher import BYTES  # noqa: E402
-from runtime.grammar.table import make_backend  # noqa: E402
-from runtime.protocol.constraint import Constraint, SchemaFormat  # noqa: E402
-from runtime.protocol.errors import BadConstraint  # noqa: E402
-from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
-from tests.runtime.grammar.json_schema.spelled import takes_value, written  # noqa: E402
+from benchmarks.measuring import HERE, conditions, keep
+from runtime.grammar.byte_matcher import BYTES
+from runtime.grammar.table import make_backend
+from runtime.protocol.constraint import Constraint, SchemaFormat
+from runtime.protocol.errors import BadConstraint
+from runtime.protocol.vocabulary import Vocabulary
+from tests.runtime.grammar.json_schema.spelled import takes_value, written
 
 KEYWORDS = {
     "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",

@@ -1,5 +1,5 @@
-"""One engine in a process of its own, for benchmarks/grammar.py: reads cases as lines of JSON, times them,
-writes results as lines of JSON.
+"""One engine in a process of its own, for backends.py: reads cases as lines of JSON, times them, writes
+results as lines of JSON.
 
 The vocabulary is prepared once; then a child is forked for each request, so that nothing is known from the
 cases before, and a case that takes too much CPU time or memory ends with its child. Times are CPU time of the
@@ -20,11 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-
-from grammar_engines import WARM, Engine, Refused, make_engine  # noqa: E402
-from vocabularies import make_vocabulary  # noqa: E402
+from benchmarks.grammars.engines import WARM, Engine, Refused, make_engine
+from benchmarks.vocabularies import make_vocabulary
 
 TICK = os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""A mixture of experts on the CPU: `python benchmarks/experts.py`.
+"""A mixture of experts on the CPU: `python -m benchmarks.compute.experts`.
 
 A random Qwen3-MoE of 89 M parameters (32 experts, 4 of them per token) decodes and reads a prompt, here by
 the engine's runner and by transformers' own loop with its KV cache, in turn, with one thread. Prints CPU
@@ -11,23 +11,20 @@ import argparse
 import contextlib
 import itertools
 import os
-import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch  # noqa: E402
-import transformers  # noqa: E402
+import torch
+import transformers
 
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from runtime.config.model import ModelSpec  # noqa: E402
-from runtime.config.runner import RunnerConfig  # noqa: E402
-from runtime.engine.runner import TorchRunner  # noqa: E402
-from runtime.plan import Row, Run, Segment, StepPlan  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
+from benchmarks.measuring import conditions, in_turn, keep, median, ratio
+from runtime.config.model import ModelSpec
+from runtime.config.runner import RunnerConfig
+from runtime.engine.runner import TorchRunner
+from runtime.plan import Row, Run, Segment, StepPlan
+from runtime.protocol.sampling import SamplingParams
 
 LOADS = {
     "single": (1, 32, 48), "batch 8": (8, 32, 24), "batch 32": (32, 32, 12), "prompt of 512": (1, 512, 1),

@@ -1,4 +1,4 @@
-"""Overlapped against plain scheduling, the same requests in turn: `python benchmarks/overlap.py`.
+"""Overlapped against plain scheduling, the same requests in turn: `python -m benchmarks.compute.overlap`.
 
 Prints wall and CPU seconds (of all processes) of each and their ratio (plain / overlapped; above 1:
 overlapping gains). On a GPU the model computes elsewhere; on a CPU it shares the cores with the scheduler,
@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+import torch
 
-import torch  # noqa: E402
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from benchmarks.workloads import make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from benchmarks.workloads import make_model
+from runtime.api import Engine
 
 SCHEMA = json.dumps(
     {

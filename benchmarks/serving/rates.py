@@ -1,5 +1,5 @@
 """The whole server under sglang's own benchmark of servers, at several rates, with and without a shared
-prefix: `python benchmarks/serving.py --client PYTHON [--model pocket] [--write]`.
+prefix: `python -m benchmarks.serving.rates --client PYTHON [--model pocket] [--write]`.
 
 PYTHON: an interpreter with sglang without its engine; `make clients` makes one (.venv/clients-sglang-*). The
 server is `python -m runtime serve` in processes of its own, and the client runs on the same machine: what one
@@ -23,15 +23,13 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.measuring import conditions, keep  # noqa: E402
+from benchmarks.measuring import HERE, conditions, keep
 
 PREFIX_TOKENS, OWN_TOKENS, OUTPUT_TOKENS = 192, 64, 32
 REQUESTS = {"5": 50, "15": 90, "40": 160, "inf": 500}
 """Per second -> how many in all."""
 START_S, RUN_S = 120.0, 300.0
+ROOT = HERE.parent
 CHECKPOINT = ROOT / "runtime" / "pocket" / "checkpoint"
 COLUMNS = {
     "requests/s": "request_throughput",

@@ -1,4 +1,4 @@
-"""What matrices in codes take and save: `python -m benchmarks.quantised [--rounds 5] [--write]`.
+"""What matrices in codes take and save: `python -m benchmarks.compute.quantised [--rounds 5] [--write]`.
 
 One random Llama (workloads.py; 24 M of its 40 M numbers in the layers' matrices) as a plain checkpoint and in
 three kinds of codes: int8 with a scale for each output, fp8 with one for each 128 x 128 block, int4 with one
@@ -143,7 +143,7 @@ def started(name: str) -> tuple[subprocess.Popen[str], float]:
     command = [
         sys.executable,
         "-m",
-        "benchmarks.quantised",
+        "benchmarks.compute.quantised",
         "--serve",
         str(checkpoint(kind)),
         json.dumps(way),

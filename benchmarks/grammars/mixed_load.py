@@ -1,4 +1,4 @@
-"""What constrained requests cost the free ones beside them: `python benchmarks/mixed_load.py`.
+"""What constrained requests cost the free ones beside them: `python -m benchmarks.grammars.mixed_load`.
 
 40 requests are under way at a time, 20 of them free. In one kind of round the other 20 are constrained:
 regular expressions, JSON schemas that are exact and such that a validator checks, EBNF, structural tags, each
@@ -6,8 +6,8 @@ a different one, so that constraints are compiled all the time. In the other kin
 their constraints, with the same prompts and as many tokens as the constrained ones gave. The free requests
 are the same in both; what counts is their throughput. Rounds of the two kinds take turns.
 
-    python benchmarks/mixed_load.py --model llama-40m --write   # into benchmarks/results
-    python benchmarks/mixed_load.py --quick       # one short round of each: does it run?
+    python -m benchmarks.grammars.mixed_load --model llama-40m --write   # into benchmarks/results
+    python -m benchmarks.grammars.mixed_load --quick       # one short round of each: does it run?
 """
 
 from __future__ import annotations
@@ -24,17 +24,13 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import Reading, conditions, keep  # noqa: E402
-from benchmarks.vocabularies import make_vocabulary  # noqa: E402
-from benchmarks.workloads import make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.protocol.io_struct import GenerateReqInput  # noqa: E402
+from benchmarks.measuring import HERE, Reading, conditions, keep
+from benchmarks.vocabularies import make_vocabulary
+from benchmarks.workloads import make_model
+from runtime.api import Engine
+from runtime.protocol.io_struct import GenerateReqInput
 
 Fields = dict[str, Any]
 PROMPTS = [
@@ -301,7 +297,7 @@ def report(name: str, plan: Plan, constrained: list[Round], unconstrained: list[
         "# Free requests beside constrained ones",
         "",
         f"{conditions()}. {plan.free} free and {plan.others} other requests at a time on {name} (one "
-        f"Engine), written by `python benchmarks/mixed_load.py --write`. Each free client sends "
+        f"Engine), written by `python -m benchmarks.grammars.mixed_load --write`. Each free client sends "
         f"{plan.each} requests of {plan.tokens} tokens. The others: {', '.join(KINDS)}, in turn, "
         f"{'every constraint a new one' if plan.distinct is None else f'{plan.distinct} in all'}. "
         "Beside free ones: the same prompts without constraints, as long as the "

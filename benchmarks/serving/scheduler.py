@@ -1,4 +1,4 @@
-"""What the scheduler itself costs per step: `python benchmarks/scheduler.py`. No model, no torch.
+"""What the scheduler itself costs per step: `python -m benchmarks.serving.scheduler`. No model, no torch.
 
 A runner that answers at once stands in for the model; only the scheduler's verbs are timed, as CPU time of
 this thread. `between` is what no forward pass can hide in the overlapped loop: the scheduler's part from the
@@ -13,20 +13,15 @@ import datetime
 import gc
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from runtime.config.scheduler import SchedulerConfig  # noqa: E402
-from runtime.plan import RowResult, Sample, StepPlan, StepResult, TokenMask  # noqa: E402
-from runtime.protocol.io_struct import TokenizedGenerateReqInput  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
-from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
-from runtime.scheduler.scheduler import Scheduler  # noqa: E402
+from runtime.config.scheduler import SchedulerConfig
+from runtime.plan import RowResult, Sample, StepPlan, StepResult, TokenMask
+from runtime.protocol.io_struct import TokenizedGenerateReqInput
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
+from runtime.scheduler.scheduler import Scheduler
 
 VOCAB = 32_000
 VERBS = ("plan", "masks", "settle", "news", "add")

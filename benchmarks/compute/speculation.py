@@ -1,4 +1,5 @@
-"""What guessing tokens ahead gains, and costs where guesses are wrong: `python benchmarks/speculation.py`.
+"""What guessing tokens ahead gains, and costs where guesses are wrong: `python -m
+benchmarks.compute.speculation`.
 
 A random Llama of 40 M parameters, with and without `speculative_algorithm`, the same requests in turn in one
 run, CPU seconds of all processes. The tokens must be the same.
@@ -9,8 +10,8 @@ run, CPU seconds of all processes. The tokens must be the same.
     draft       the looping prompts, and a model of one layer that says what the large one says (whose other
                 layers add nothing): the most that a draft model of an eighth of the layers can gain
 
-    python benchmarks/speculation.py --write        # into benchmarks/results
-    python benchmarks/speculation.py --quick        # few tokens: does it run?
+    python -m benchmarks.compute.speculation --write        # into benchmarks/results
+    python -m benchmarks.compute.speculation --quick        # few tokens: does it run?
 """
 
 from __future__ import annotations
@@ -25,13 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from benchmarks.workloads import VOCAB, make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from benchmarks.workloads import VOCAB, make_model
+from runtime.api import Engine
+from runtime.protocol.sampling import SamplingParams
 
 KINDS: dict[str, dict[str, Any]] = {
     "looping": {"temperature": 0.0},

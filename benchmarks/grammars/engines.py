@@ -1,15 +1,12 @@
-"""The engines that benchmarks/grammar.py compares, behind one face: ours by name, and three libraries as
-their users use them. Each works on one thread and writes its masks as packed bits. Knows no cases, no clock.
+"""The engines that backends.py compares, behind one face: ours by name, and three libraries as their
+users use them. Each works on one thread and writes its masks as packed bits. Knows no cases, no clock.
 """
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """What does it bring to send a program's requests to the replica that has its prefix? Policies of the router,
 before the same replicas.
 
-    python -m benchmarks.routing [--replicas 4] [--programs 8] [--requests 160] [--rounds 3] [--write]
+    python -m benchmarks.serving.routing [--replicas 4] [--programs 8] [--requests 160] [--rounds 3] [--write]
 
 Starts the replicas on pocket, and for each round of each policy a new router. Each round empties the caches
 and asks all requests in one random order, the same for all policies: a program's long prefix, and a line of

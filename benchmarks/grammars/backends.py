@@ -1,7 +1,8 @@
-"""Grammar backends side by side, ours and the libraries used directly: `python benchmarks/grammar.py`.
+"""Grammar backends side by side, ours and the libraries used directly:
+`python -m benchmarks.grammars.backends`.
 
 Compiling, the first mask, masks along a text, memory; over byte-level vocabularies of 32,768 and 131,072
-tokens trained on text of this machine. Each engine has a process of its own (grammar_worker.py) and one
+tokens trained on text of this machine. Each engine has a process of its own (worker.py) and one
 thread, and they take turns: every case is given to each engine in every round. With SGLANG_DSL_DATA, the
 schema sample in that folder is followed, too. Prints tables and, with --write, keeps them, dated, under
 results/.
@@ -23,18 +24,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer
+from tqdm import tqdm
 
-import numpy as np  # noqa: E402
-from grammar_cases import Case, cases, sample  # noqa: E402
-from grammar_engines import LIBRARIES, OURS  # noqa: E402
-from measuring import conditions, keep  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from tokenizers import Tokenizer  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-from vocabularies import LARGEST, about, default_folder, make_vocabulary  # noqa: E402
+from benchmarks.grammars.cases import Case, cases, sample
+from benchmarks.grammars.engines import LIBRARIES, OURS
+from benchmarks.measuring import HERE, conditions, keep
+from benchmarks.vocabularies import LARGEST, about, default_folder, make_vocabulary
 
 ENGINES = (*OURS, *LIBRARIES)
 SLOW = ("outlines-core", "xgrammar library", "xgrammar")
@@ -60,8 +59,9 @@ class Worker:
         self.engine = engine
         one = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "grammar_worker.py", engine, "--size", str(size), "--folder", folder],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **one},
+            [sys.executable, "-m", "benchmarks.grammars.worker", engine, "--size", str(size),
+             "--folder", folder],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **one}, cwd=HERE.parent,
         )  # fmt: skip
         self._wait = selectors.DefaultSelector()
         self._wait.register(self._stdout, selectors.EVENT_READ)
@@ -328,7 +328,7 @@ def parse() -> argparse.Namespace:
 
 def finish(report: Report, given: argparse.Namespace, begin: float) -> None:
     """The last words of the report; keeps it where that was asked for."""
-    command = " ".join(["python benchmarks/grammar.py", *sys.argv[1:]])
+    command = " ".join(["python -m benchmarks.grammars.backends", *sys.argv[1:]])
     report.say(f"{conditions()}; {(time.monotonic() - begin) / 60:.0f} minutes. `{command}`")
     limits = f"{given.seconds:g} s of CPU for a case, {given.sample_seconds:g} s for a schema of the sample"
     report.say(f"{HOW} Limits: {limits}, {given.mebibytes} MiB.")

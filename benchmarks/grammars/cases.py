@@ -1,4 +1,4 @@
-"""The constraints that benchmarks/grammar.py compiles, each with a text that it accepts. Knows no engine.
+"""The constraints that backends.py compiles, each with a text that it accepts. Knows no engine.
 
 R1 to J3 are the kinds of constraint that papers and users of such engines measure; L and P bound the length
 of a string; G and T are recursive EBNF and a structural tag.
@@ -9,12 +9,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.runtime.grammar.json_schema.spelled import in_order, named_in
 

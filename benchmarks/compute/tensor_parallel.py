@@ -1,4 +1,4 @@
-"""One process against several that share the model: `python benchmarks/tensor_parallel.py`.
+"""One process against several that share the model: `python -m benchmarks.compute.tensor_parallel`.
 
 The same requests in turn. Prints wall and CPU seconds (of all processes) of each number of ranks, the ratio
 of one process to it (above 1: sharing gains), and what memory of its own a rank takes for the weights. Ranks
@@ -8,19 +8,15 @@ on one machine share its cores and its memory bandwidth: what sharing gains is w
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+import psutil
+import torch
 
-import psutil  # noqa: E402
-import torch  # noqa: E402
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from benchmarks.workloads import make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from benchmarks.workloads import make_model
+from runtime.api import Engine
 
 LOADS = {"prefill 1 x 1024": (1, 1024, 1), "decode 1": (1, 32, 48), "decode 16": (16, 32, 48)}
 """name -> requests, prompt tokens, new tokens."""

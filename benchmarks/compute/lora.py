@@ -1,4 +1,4 @@
-"""What adapters cost: `python benchmarks/lora.py`.
+"""What adapters cost: `python -m benchmarks.compute.lora`.
 
 The same requests in turn: without adapters, with one for all, with as many as there are, mixed in one batch;
 and the same mixed requests adapter by adapter, as a server does that has merged one into its weights at a
@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-import torch  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from benchmarks.workloads import make_model  # noqa: E402
-from runtime.api import Engine  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from benchmarks.workloads import make_model
+from runtime.api import Engine
 
 LOADS = {"decode 8": (8, 32, 48), "decode 32": (32, 32, 24), "prefill 4 x 512": (4, 512, 1)}
 """name -> requests, prompt tokens, new tokens."""

@@ -1,13 +1,13 @@
 """Long prompts beside running decodes: what they cost the others' tokens, with two engines that each do both,
-and with one for prompts and one for outputs: `python benchmarks/disaggregation.py`.
+and with one for prompts and one for outputs: `python -m benchmarks.serving.disaggregation`.
 
 Both ways have the same two servers' processes, each with one thread for the model, and the same requests:
 some streams are under way at a time, and every so often a long prompt comes. Told of the streams: the times
 between two tokens; of all: tokens per second, and the long prompts' times to their first token. Rounds take
 turns.
 
-    python benchmarks/disaggregation.py --write     # into benchmarks/results
-    python benchmarks/disaggregation.py --quick     # one short round of each: does it run?
+    python -m benchmarks.serving.disaggregation --write     # into benchmarks/results
+    python -m benchmarks.serving.disaggregation --quick     # one short round of each: does it run?
 """
 
 from __future__ import annotations
@@ -28,12 +28,9 @@ from typing import Any
 
 import httpx
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import conditions, keep  # noqa: E402
-from benchmarks.workloads import VOCAB, make_model  # noqa: E402
-from sglang_dsl import Runtime  # noqa: E402
+from benchmarks.measuring import HERE, conditions, keep
+from benchmarks.workloads import VOCAB, make_model
+from sglang_dsl import Runtime
 
 WAIT_S = 600.0
 

@@ -1,6 +1,6 @@
 """The kernels alone, with Llama-3-8B's shapes in bfloat16, as a share of what the GPU can do.
 
-    python -m benchmarks.kernels
+    python -m benchmarks.compute.kernels
 
 Bytes count once what must be read and written; the limit is what a copy of 1 GiB reaches in the same run, for
 products of matrices what one of 8192 rows reaches. Repetitions are recorded in a CUDA graph, so that what is

@@ -1,5 +1,5 @@
 """CPU of an HTTP worker per streamed token, and per request that does not stream:
-`python benchmarks/streaming.py [--against FOLDER] [--write]`.
+`python -m benchmarks.serving.streaming [--against FOLDER] [--write]`.
 
 The worker is the real one (its inbox, client end, routes and web server) in a process of its own; scheduler
 and detokenizer are played here, so no model is measured. Every stream gets a token, and the next only when
@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, os.environ.get("STREAMING_TREE", str(ROOT)))
 
 from runtime.config.engine import EngineConfig  # noqa: E402

@@ -1,6 +1,6 @@
 """Does it pay to commit what the items of a batch share before they run? The same batch with and without.
 
-    python -m benchmarks.batch_prefix [--items 64 8 2] [--rounds 7]
+    python -m benchmarks.serving.batch_prefix [--items 64 8 2] [--rounds 7]
 
 Each round empties the prefix cache, runs the batch as it is, empties it again, commits the begin that all
 prompts share (about 1,600 tokens of pocket), and runs the batch. Prints medians of wall and CPU seconds (of

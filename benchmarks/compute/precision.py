@@ -1,4 +1,5 @@
-"""What a text loses when a model is computed in fewer bits: `python benchmarks/precision.py [--write]`.
+"""What a text loses when a model is computed in fewer bits:
+`python -m benchmarks.compute.precision [--write]`.
 
 On held-out items of the bundled model, in each way of computing: perplexity of the right replies (loss over
 their tokens alone, as in training), the share of greedy replies that are float32's to the last token, of
@@ -10,20 +11,16 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
 
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from tqdm import tqdm  # noqa: E402
-
-from benchmarks.measuring import conditions, keep  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.pocket.items import Item, correct, items  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
+from benchmarks.measuring import HERE, conditions, keep
+from runtime.api import Engine
+from runtime.pocket.items import Item, correct, items
+from runtime.protocol.sampling import SamplingParams
 
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {},

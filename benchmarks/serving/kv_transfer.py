@@ -1,7 +1,7 @@
 """How fast each KV transfer is, between two processes, against a copy of as many bytes in memory and against
 a bare socket between the same two processes.
 
-    python -m benchmarks.kv_transfer [--transfers local tcp nixl] [--mib 256] [--rounds 5] [--write]
+    python -m benchmarks.serving.kv_transfer [--transfers local tcp nixl] [--mib 256] [--rounds 5] [--write]
 
 The second process has the pool that is read (and sends through the bare socket); this one receives. Each
 round measures all ways once, in turn; told is the median of the rounds, and of the ratios of each round. A
@@ -34,7 +34,7 @@ from runtime.disagg.transfer.metadata import Metadata, MetadataBuffers
 from runtime.disagg.transfer.table import KV_TRANSFERS
 from runtime.plan import Run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 300.0
 RUN = 64
 """Tokens that lie together: pages of 64."""
@@ -95,7 +95,7 @@ class Sender:
 
     def __init__(self, **settings: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "benchmarks.kv_transfer", "--send", json.dumps(settings)],
+            [sys.executable, "-P", "-m", "benchmarks.serving.kv_transfer", "--send", json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,4 +1,4 @@
-"""What jump-forward saves, and what constrained decoding costs: `python benchmarks/jump_forward.py`.
+"""What jump-forward saves, and what constrained decoding costs: `python -m benchmarks.grammars.jump_forward`.
 
 First without a model: texts are recited token by token as their tokenizer would spell them, and what a
 constraint forces is jumped; so the share of forced tokens does not depend on a model, and the ids can be
@@ -24,17 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from benchmarks.measuring import conditions, in_turn, keep, median, ratio  # noqa: E402
-from runtime.api import Engine  # noqa: E402
-from runtime.grammar.jump_plan import CONTEXT, JumpPlanner  # noqa: E402
-from runtime.grammar.table import make_backend  # noqa: E402
-from runtime.protocol.constraint import Constraint  # noqa: E402
-from runtime.protocol.errors import RuntimeFault  # noqa: E402
-from runtime.protocol.sampling import SamplingParams  # noqa: E402
-from runtime.protocol.vocabulary import Vocabulary  # noqa: E402
+from benchmarks.measuring import HERE, conditions, in_turn, keep, median, ratio
+from runtime.api import Engine
+from runtime.grammar.jump_plan import CONTEXT, JumpPlanner
+from runtime.grammar.table import make_backend
+from runtime.protocol.constraint import Constraint
+from runtime.protocol.errors import RuntimeFault
+from runtime.protocol.sampling import SamplingParams
+from runtime.protocol.vocabulary import Vocabulary
 
 WORD = r"[\w\d\s]{1,16}"
 CHARACTER = (
@@ -385,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 EXPLAINED = """\
-Written by `python benchmarks/jump_forward.py --write`.
+Written by `python -m benchmarks.grammars.jump_forward --write`.
 
 - forced: tokens that no model was asked for, of a text recited under its constraint.
 - steps saved: tokens per decode step. canonical: the ids are the tokenizer's own of the whole text.
