@@ -147,17 +147,22 @@ def per_program(way: str, count: int, rounds: int, at_once: int = AT_ONCE) -> tu
         backend = mock()
         run(backend, at_once, at_once)
         backend.calls.clear()
-        loop = background().run(_loop_seconds())
-        seconds = spent(lambda b=backend: run(b, count, at_once))  # type: ignore[misc]
-        whole.append((seconds, background().run(_loop_seconds()) - loop))
+        looped = [0.0]
+
+        def both(backend: Any = backend, looped: list[float] = looped) -> None:
+            begin = background().run(_loop_seconds())
+            run(backend, count, at_once)
+            looped[0] = background().run(_loop_seconds()) - begin
+
+        whole.append((spent(both), looped[0]))
         calls, again = list(backend.calls), mock()
         if len(calls) != count * in_each:
             raise SystemExit(f"{way}: {len(calls)} calls where {count * in_each} were to be made")
         backend.calls.clear()
         made: Coroutine[Any, Any, None] = bare(again, calls, in_each, at_once)
         own.append(spent(lambda m=made: background().run(m)))  # type: ignore[misc]
-    seconds, looped = min(whole)
-    return 1e3 * seconds / count, 1e3 * looped / count, 1e3 * min(own) / count
+    seconds, on_loop = min(whole)
+    return 1e3 * seconds / count, 1e3 * on_loop / count, 1e3 * min(own) / count
 
 
 class Waiting(sgl.MockBackend):
