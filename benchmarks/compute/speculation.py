@@ -1,5 +1,5 @@
-"""What guessing tokens ahead gains, and costs where guesses are wrong: `python -m
-benchmarks.compute.speculation`.
+"""What guessing tokens ahead gains, and costs where guesses are wrong:
+`python -m benchmarks.compute.speculation`.
 
 A random Llama of 40 M parameters, with and without `speculative_algorithm`, the same requests in turn in one
 run, CPU seconds of all processes. The tokens must be the same.

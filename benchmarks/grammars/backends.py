@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 from benchmarks.grammars.cases import Case, cases, sample
 from benchmarks.grammars.engines import LIBRARIES, OURS
-from benchmarks.measuring import HERE, conditions, keep
+from benchmarks.measuring import HERE, RESULTS, conditions, keep
 from benchmarks.vocabularies import LARGEST, about, default_folder, make_vocabulary
 
 ENGINES = (*OURS, *LIBRARIES)
@@ -318,7 +318,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="ours and llguidance, two cases, one round")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--append", action="store_true", help="write behind what the day's file has")
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.quick:
         given.engines, given.cases = ["auto", "llguidance library"], ["R1", "J1"]

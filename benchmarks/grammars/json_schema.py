@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from benchmarks.measuring import HERE, conditions, keep
+from benchmarks.measuring import HERE, RESULTS, conditions, keep
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, SchemaFormat
@@ -215,7 +215,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("SGLANG_DSL_DATA", "data")))
     parser.add_argument("--vocabulary", type=int, default=32768)
-    parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     schemas = list(sample(given.data))
     lines = ["# JSON Schema", "", f"{conditions()}.", ""]
