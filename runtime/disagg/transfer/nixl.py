@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -37,8 +36,6 @@ from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
 
 LOOK_S = (0.0, 0.001)
 """Between two looks at a read that is under way: at first, and at most."""
-_environment = threading.Lock()
-"""Of those who set what UCX reads from it."""
 
 
 class _Peer(msgspec.Struct, frozen=True):
@@ -90,7 +87,7 @@ class NixlManager(PullingManager):
                     name = self._agent.add_remote_agent(peer.agent)
                 except Exception as error:
                     raise TransferError(
-                        f"NIXL cannot reach the prefill side: {error}", where=link.peer, hint=self._hint
+                        f"NIXL cannot reach the prefill side: {error}", where=link.peer
                     ) from error
                 if mapping.layout != link.layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
@@ -139,16 +136,9 @@ class NixlManager(PullingManager):
             if state != "PROC":
                 handle.release()
         except Exception as error:
-            raise TransferPeerLost(f"NIXL cannot read: {error}", where=link.peer, hint=self._hint) from error
+            raise TransferPeerLost(f"NIXL cannot read: {error}", where=link.peer) from error
         if state != "DONE":
             raise TransferPeerLost("NIXL's read did not end well", where=link.peer)
-
-    @property
-    def _hint(self) -> str | None:
-        """For a peer that cannot be reached."""
-        if not is_loopback(self.options.host):
-            return None
-        return "on another machine? Then give this side, by --disaggregation-host, an address that it reaches"
 
     def _staging(self) -> Array:
         if self._buffer is None:
@@ -170,19 +160,18 @@ def _make_agent(loopback: bool) -> Any:
     from nixl._api import nixl_agent, nixl_agent_config
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
-    with _environment:
-        # NIXL's own setting, `ucx_devices`, is not kept for TCP; UCX reads this one when the agent is made.
-        only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
+    # NIXL's own setting, `ucx_devices`, is not kept for TCP; UCX reads this one when the agent is made.
+    only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
+    if only_loopback:
+        os.environ["UCX_NET_DEVICES"] = "lo"
+    try:
+        return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
+    except Exception as error:
+        raise TransferError(
+            f"NIXL cannot start: {error}",
+            where="UCX",
+            hint="name the network interfaces that it may use in UCX_NET_DEVICES",
+        ) from error
+    finally:
         if only_loopback:
-            os.environ["UCX_NET_DEVICES"] = "lo"
-        try:
-            return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
-        except Exception as error:
-            raise TransferError(
-                f"NIXL cannot start: {error}",
-                where="UCX",
-                hint="name the network interfaces that it may use in UCX_NET_DEVICES",
-            ) from error
-        finally:
-            if only_loopback:
-                del os.environ["UCX_NET_DEVICES"]
+            del os.environ["UCX_NET_DEVICES"]
