@@ -13,6 +13,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -114,13 +115,26 @@ def _opened(address: str, make: bool) -> sqlite3.Connection:
     base = sqlite3.connect(address, timeout=BUSY_S, uri=True, check_same_thread=False)
     if make:
         try:
-            base.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(base)
             base.execute("PRAGMA synchronous=NORMAL")
             base.execute(_TABLE)
         except sqlite3.Error:
             base.close()
             raise
     return base
+
+
+def _write_ahead(base: sqlite3.Connection) -> None:
+    # Two processes that open a new file at once block each other here: SQLite then refuses one without waiting.
+    until = time.monotonic() + BUSY_S
+    while True:
+        try:
+            base.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+            time.sleep(0.01)
 
 
 def _quoted(path: Path) -> str:

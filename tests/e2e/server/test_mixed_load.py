@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tests.e2e.patience import PROGRAM_S
 
-SCRIPT = Path(__file__).resolve().parents[3] / "benchmarks" / "mixed_load.py"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_quick_mode():
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--quick"],
+        [sys.executable, "-m", "benchmarks.grammars.mixed_load", "--quick"],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

@@ -222,6 +222,31 @@ print(len(record))
     base.close()
 
 
+def test_many_records_are_made_by_several_processes_at_once(tmp_path: Path) -> None:
+    script = f"""
+import sys, time
+from sglang_dsl.interpreter.record import Record
+print(flush=True)
+sys.stdin.readline()
+for number in range(50):
+    Record({str(tmp_path)!r} + f"/{{number}}").keep("k", "me", {{}}, {{}})
+"""
+    makers = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(6)
+    ]
+    for maker in makers:
+        assert maker.stdout is not None
+        maker.stdout.readline()
+    for maker in makers:
+        assert maker.stdin is not None
+        maker.stdin.write(b"\n")
+        maker.stdin.flush()
+    for maker in makers:
+        maker.communicate(timeout=100)
+    assert [maker.returncode for maker in makers] == [0] * 6
+
+
 # -- seeds ---------------------------------------------------------------------------------------------------
 
 
