@@ -125,7 +125,7 @@ def _opened(address: str, make: bool) -> sqlite3.Connection:
 
 
 def _write_ahead(base: sqlite3.Connection) -> None:
-    # Two processes that open a new file at once block each other here: SQLite then refuses one without waiting.
+    # Where two processes open a new file at once, SQLite refuses one of them here without waiting.
     until = time.monotonic() + BUSY_S
     while True:
         try:

@@ -552,6 +552,18 @@ def test_nixl_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     assert "UCX_NET_DEVICES" in str(caught.value.hint)
 
 
+@pytest.mark.slow
+def test_nixl_takes_no_processor_while_it_has_nothing_to_do() -> None:
+    pytest.importorskip("nixl")
+    with opened("nixl") as pair:
+        one_good(pair)
+        before, since = time.process_time(), time.monotonic()
+        time.sleep(2)
+        assert time.process_time() - before < 0.4 * (time.monotonic() - since)
+    names = [Path(f"/proc/self/task/{one}/comm").read_text().strip() for one in os.listdir("/proc/self/task")]
+    assert "async" not in names, "NIXL's threads outlive what used them"
+
+
 def test_closing_fails_what_is_left_and_leaves_nothing_behind(kind: str) -> None:
     me, before = psutil.Process(), set(threading.enumerate())
 

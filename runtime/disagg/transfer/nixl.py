@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -32,10 +33,14 @@ from runtime.disagg.transfer.net.receiving import Receiver
 from runtime.disagg.transfer.tcp import connect, listen
 from runtime.ipc.address import is_loopback
 from runtime.plan import Run
-from runtime.protocol.errors import BadRequest, TransferError, TransferPeerLost
+from runtime.protocol.errors import BadRequest, EngineDead, TransferError, TransferPeerLost
 
 LOOK_S = (0.0, 0.001)
 """Between two looks at a read that is under way: at first, and at most."""
+PROGRESS_US = 10_000
+"""NIXL's own thread wakes when something arrives, and after this long in any case."""
+_starting = threading.Lock()
+"""One agent is made at a time: that needs settings of the whole process."""
 
 
 class _Peer(msgspec.Struct, frozen=True):
@@ -58,14 +63,28 @@ class NixlManager(PullingManager):
             raise BadRequest(
                 "the nixl transfer reads pools in the host's memory only", where="KV pool", hint="use tcp"
             )
-        self._agent = _make_agent(is_loopback(self.options.host))
+        self._started: Any = _make_agent(is_loopback(self.options.host))
         self._address, self._mapping = 0, None
+        self._pool: Any = None
         if isinstance(memory, ArrayMemory):
             self._address, self._mapping = memory.place
             self._pool = self._register(self._address, self._mapping.size)
         self._remote: dict[str, tuple[str, int, KVMapping]] = {}
         self._buffer: tuple[Array, Any] | None = None
         self._abandoned: list[Any] = []
+
+    @property
+    def _agent(self) -> Any:
+        agent = self._started
+        if agent is None:
+            raise EngineDead("this engine is ending", where="transfer")
+        return agent
+
+    def close(self) -> None:
+        """Also ends NIXL's thread and closes its ports."""
+        super().close()
+        self._started = self._pool = self._buffer = None
+        self._abandoned.clear()
 
     def open(self) -> tuple[socket.socket, str]:
         return listen(self.options)
@@ -82,12 +101,13 @@ class NixlManager(PullingManager):
     def met(self, link: Link, end: socket.socket, answer: Hello | Welcome) -> None:
         match answer:
             case Welcome(mapping=KVMapping() as mapping, extra=extra):
+                agent = self._agent
                 try:
                     peer = msgspec.msgpack.decode(extra, type=_Peer)
-                    name = self._agent.add_remote_agent(peer.agent)
+                    name = agent.add_remote_agent(peer.agent)
                 except Exception as error:
                     raise TransferError(
-                        f"NIXL cannot reach the prefill side: {error}", where=link.peer
+                        f"NIXL cannot reach the prefill side: {error}", where=link.peer, hint=self._hint
                     ) from error
                 if mapping.layout != link.layout:
                     raise TransferError("the prefill side's pool is not as it said", where=link.peer)
@@ -136,9 +156,16 @@ class NixlManager(PullingManager):
             if state != "PROC":
                 handle.release()
         except Exception as error:
-            raise TransferPeerLost(f"NIXL cannot read: {error}", where=link.peer) from error
+            raise TransferPeerLost(f"NIXL cannot read: {error}", where=link.peer, hint=self._hint) from error
         if state != "DONE":
             raise TransferPeerLost("NIXL's read did not end well", where=link.peer)
+
+    @property
+    def _hint(self) -> str | None:
+        """For a peer that cannot be reached."""
+        if not is_loopback(self.options.host):
+            return None
+        return "on another machine? Then give this side, by --disaggregation-host, an address that it reaches"
 
     def _staging(self) -> Array:
         if self._buffer is None:
@@ -147,8 +174,9 @@ class NixlManager(PullingManager):
         return self._buffer[0]
 
     def _register(self, address: int, size: int) -> Any:
+        agent = self._agent
         try:
-            return self._agent.register_memory([(address, size, 0, "")], "DRAM")
+            return agent.register_memory([(address, size, 0, "")], "DRAM")
         except Exception as error:
             raise TransferError(f"NIXL cannot register memory: {error}", where="KV pool") from error
 
@@ -157,21 +185,34 @@ class NixlManager(PullingManager):
 
 
 def _make_agent(loopback: bool) -> Any:
-    from nixl._api import nixl_agent, nixl_agent_config
+    from nixl import _api as api
 
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
-    # NIXL's own setting, `ucx_devices`, is not kept for TCP; UCX reads this one when the agent is made.
-    only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
-    if only_loopback:
-        os.environ["UCX_NET_DEVICES"] = "lo"
-    try:
-        return nixl_agent(secrets.token_hex(8), nixl_agent_config(backends=["UCX"]))
-    except Exception as error:
-        raise TransferError(
-            f"NIXL cannot start: {error}",
-            where="UCX",
-            hint="name the network interfaces that it may use in UCX_NET_DEVICES",
-        ) from error
-    finally:
+    make = api.nixlBind.nixlAgent
+
+    def patient(name: str, config: Any) -> Any:
+        # The package sets 0: its thread would look again and again, and keep a core busy.
+        config.pthrDelay = PROGRESS_US
+        return make(name, config)
+
+    with _starting:
+        # NIXL's own setting, `ucx_devices`, is not kept for TCP; UCX reads this one when the agent is made.
+        only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
         if only_loopback:
-            del os.environ["UCX_NET_DEVICES"]
+            os.environ["UCX_NET_DEVICES"] = "lo"
+        api.nixlBind.nixlAgent = patient
+        try:
+            # Links meet their peers, each in its thread, while another thread reads.
+            strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            config = api.nixl_agent_config(backends=["UCX"], sync_mode=strict)
+            return api.nixl_agent(secrets.token_hex(8), config)
+        except Exception as error:
+            raise TransferError(
+                f"NIXL cannot start: {error}",
+                where="UCX",
+                hint="name the network interfaces that it may use in UCX_NET_DEVICES",
+            ) from error
+        finally:
+            api.nixlBind.nixlAgent = make
+            if only_loopback:
+                del os.environ["UCX_NET_DEVICES"]

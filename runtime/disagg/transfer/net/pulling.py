@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 PART_PIECES = 4
 """How many pieces' bytes are fetched at once."""
+CLOSE_S = 5.0
 
 
 class PullingManager(SocketManager):
@@ -50,6 +51,8 @@ class PullingManager(SocketManager):
     def close(self) -> None:
         super().close()
         self._jobs.put(None)
+        if self._fetcher is not None and self._fetcher is not threading.current_thread():
+            self._fetcher.join(CLOSE_S)  # its links have ended, and its reads with them
 
     def _fetch_all(self) -> None:
         while (job := self._jobs.get()) is not None:
