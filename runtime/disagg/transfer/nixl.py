@@ -190,7 +190,7 @@ def _make_agent(loopback: bool) -> Any:
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it prints to stdout
     make = api.nixlBind.nixlAgent
 
-    def patient(name: str, config: Any) -> Any:
+    def with_pause(name: str, config: Any) -> Any:
         # The package sets 0: its thread would look again and again, and keep a core busy.
         config.pthrDelay = PROGRESS_US
         return make(name, config)
@@ -200,7 +200,7 @@ def _make_agent(loopback: bool) -> Any:
         only_loopback = loopback and "UCX_NET_DEVICES" not in os.environ
         if only_loopback:
             os.environ["UCX_NET_DEVICES"] = "lo"
-        api.nixlBind.nixlAgent = patient
+        api.nixlBind.nixlAgent = with_pause
         try:
             # Links meet their peers, each in its thread, while another thread reads.
             strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
