@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -550,6 +551,18 @@ def test_nixl_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(TransferError, match="NIXL cannot start") as caught, opened("nixl"):
         pass
     assert "UCX_NET_DEVICES" in str(caught.value.hint)
+
+
+@pytest.mark.slow
+def test_nixl_that_cannot_reach_its_peer_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nixl")
+    with opened("nixl") as pair:
+        unknown = msgspec.msgpack.encode({"agent": b"none", "address": 0})
+        monkeypatch.setattr(pair.prefill[0].manager, "extra", lambda: unknown)
+        receiver = pair.receiver(next(ROOMS))
+        wait_for(lambda: receiver.poll() is KVPoll.Failed)
+        assert "NIXL cannot reach" in str(receiver.failure())
+        assert "--disaggregation-host" in str(receiver.failure().hint)
 
 
 @pytest.mark.slow

@@ -65,7 +65,6 @@ class NixlManager(PullingManager):
             )
         self._started: Any = _make_agent(is_loopback(self.options.host))
         self._address, self._mapping = 0, None
-        self._pool: Any = None
         if isinstance(memory, ArrayMemory):
             self._address, self._mapping = memory.place
             self._pool = self._register(self._address, self._mapping.size)
@@ -83,8 +82,7 @@ class NixlManager(PullingManager):
     def close(self) -> None:
         """Also ends NIXL's thread and closes its ports."""
         super().close()
-        self._started = self._pool = self._buffer = None
-        self._abandoned.clear()
+        self._started = None  # buffers stay: a read that was given up may still be under way
 
     def open(self) -> tuple[socket.socket, str]:
         return listen(self.options)

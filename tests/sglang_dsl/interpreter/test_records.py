@@ -224,7 +224,7 @@ print(len(record))
 
 def test_many_records_are_made_by_several_processes_at_once(tmp_path: Path) -> None:
     script = f"""
-import sys, time
+import sys
 from sglang_dsl.interpreter.record import Record
 print(flush=True)
 sys.stdin.readline()
