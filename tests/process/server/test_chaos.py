@@ -51,7 +51,7 @@ def told(url: str) -> str:
     return "finished" if answer.is_success else str(answer.json()["error"]["message"])
 
 
-@pytest.mark.parametrize("victim", ["detokenizer", pytest.param("worker-0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["detokenizer", "worker-0"])
 def test_a_stopped_process_is_noticed_and_its_clients_hear_of_it(
     start_server: Callable[..., Any], wait_live: Callable[..., None], victim: str
 ) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +46,6 @@ ARGUMENTS = (
     "--control-timeout-s", "100",
 )  # fmt: skip
 MIB = 1 << 20
-LONG_S = float(os.environ.get("FUZZ_SECONDS", "600"))
 
 
 def settings(examples: int) -> hypothesis.settings:
@@ -135,7 +133,6 @@ def memory(processes: dict[str, psutil.Process]) -> dict[str, float]:
     ("seconds", "examples"),
     [
         (4.0, 2),
-        pytest.param(LONG_S, 4, id="long", marks=[pytest.mark.slow, pytest.mark.timeout(LONG_S + 1800)]),
     ],
 )
 @pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")

@@ -4,10 +4,8 @@ so when one of the two is lost."""
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -24,7 +22,6 @@ OPTIONS: dict[str, Any] = {
 PROMPTS = [
     "The city of", "Q: What is 2 + 2?\nA:", "One, two, three, ", "The ruler of " * 30 + "Hesper is", "a",
 ]  # fmt: skip
-LONG_S = 120.0
 GREEDY = {"max_new_tokens": 32, "temperature": 0, "ignore_eos": True}
 
 
@@ -68,45 +65,6 @@ def test_vectors_are_the_same_up_to_rounding(pair: tuple[Engine, Engine]) -> Non
     one, two = (engine.embed(PROMPTS) for engine in pair)
     for mine, theirs in zip(one, two, strict=True):
         assert mine.embedding == pytest.approx(theirs.embedding, abs=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_befalls_a_rank_every_request_ends_rightly_or_says_why(
-    pair: tuple[Engine, Engine], seed: int
-) -> None:
-    """A rank is killed or stopped at some moment of a batch; the engines of the other tests are spared."""
-    dice = random.Random(seed)
-    how, victim = (signal.SIGKILL, signal.SIGSTOP)[seed % 2], dice.randrange(2)
-    requests = [
-        {"input_ids": [dice.randrange(5, 300) for _ in range(dice.randrange(1, 80))],
-         "sampling_params": {**GREEDY, "max_new_tokens": dice.randrange(1, 120)}}
-        for _ in range(24)
-    ]  # fmt: skip
-    prompts = [one["input_ids"] for one in requests]
-    params = [one["sampling_params"] for one in requests]
-    right = [list(one.output_ids) for one in pair[0].generate(prompts, params)]
-    others = {one.pid for one in rank_processes()}
-    with Engine("pocket", tp_size=2, step_timeout_s=20.0, **OPTIONS) as engine:
-        ranks = [one.pid for one in rank_processes() if one.pid not in others]
-        with ThreadPoolExecutor(2) as pool:
-            batch = pool.submit(engine.generate, prompts, params, on_error="return")
-            stream = engine.generate(prompts[0], {**GREEDY, "max_new_tokens": 1500}, stream=True)
-            for _ in range(dice.randrange(1, 60)):
-                next(stream)
-            os.kill(ranks[victim], how)
-            found = batch.result(LONG_S)
-        told = {
-            signal.SIGKILL: f"rank {victim} of the model's process was killed by SIGKILL",
-            signal.SIGSTOP: f"did not end on rank {victim} within 16 s",
-        }[how]
-        for one, ids in zip(found, right, strict=True):
-            if isinstance(one, RuntimeFault):
-                assert told in str(one)
-            else:
-                assert list(one.output_ids) == ids
-        with pytest.raises(RuntimeFault, match=told):
-            engine.generate("a", GREEDY)
 
 
 def test_a_lost_rank_is_named_to_those_who_wait_and_those_who_come(pair: tuple[Engine, Engine]) -> None:

@@ -3,7 +3,6 @@ plans, fewer than those of the contract, which a GPU runs whole (tests/unit/cont
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -86,24 +85,6 @@ def test_numbers_across_memory_and_bfloat16() -> None:
 @pytest.mark.parametrize("kept", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
 def test_pools_of_fewer_bits(kept: torch.dtype) -> None:
     compare(TritonTiles, plan_of(*PLANS["shared prefix"], 4, seed=9), kept=kept)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
-def test_random_trees(seed: int) -> None:
-    chance = random.Random(seed)
-    lengths = [chance.choice([1, 2, 17, 63, 64, 130]) for _ in range(5)]
-    parent = [None] + [chance.choice([None, *range(n)]) for n in range(1, len(lengths))]
-
-    def path(node: int | None) -> list[int]:
-        return [] if node is None else [*path(parent[node]), node]
-
-    rows = [
-        (path(chance.choice([None, *range(len(lengths))])), chance.choice([1, 1, 1, 2, 9, 17]))
-        for _ in range(chance.randint(1, 6))
-    ]
-    plan = plan_of(rows, lengths, chance.choice([0, 1, 3, 16]), seed)
-    compare(TritonTiles, plan, windows=(None, chance.randint(1, 100)))
 
 
 def fixed_equals_the_reference(plans: Sequence[StepPlan], scoring: Scoring = PLAIN) -> None:

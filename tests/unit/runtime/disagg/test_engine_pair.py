@@ -78,7 +78,7 @@ async def compare(alone: Engine, pair: Pair, requests: list[dict[str, Any]]) -> 
     return [found for each in await asyncio.gather(*map(one, requests)) for found in each]
 
 
-@pytest.mark.parametrize("page", [16, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("page", [16])
 def test_the_same_answers_as_of_one_engine(alone: Engine, page: int) -> None:
     pair = Pair("local", page_size=page, chunked_prefill_size=64)
     try:

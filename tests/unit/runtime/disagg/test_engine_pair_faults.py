@@ -25,12 +25,7 @@ CAUSES = {
 
 @pytest.mark.parametrize(
     ("backend", "count"),
-    [
-        ("tcp", 60),
-        pytest.param("tcp", 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
-        pytest.param("local", 2000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
-        pytest.param("nixl", 500, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
-    ],
+    [("tcp", 60)],
 )
 def test_a_link_that_fails_all_the_time(monkeypatch: pytest.MonkeyPatch, backend: str, count: int) -> None:
     if backend == "nixl":

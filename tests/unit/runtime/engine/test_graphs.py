@@ -73,27 +73,6 @@ def generated(
     return [[*root_ids, *end] for end in ends], outs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        "llama",
-        "mistral, window",
-        "gpt oss",
-        "deepseek v3",
-        "mixtral",
-        "gemma2",
-        "gpt_neox",
-        "llama4",
-        "cohere",
-    ],
-)
-def test_kernels_say_what_transformers_says(name: str, tiny: Any, load: Any, drive: Any, prompt: Any) -> None:
-    case = tiny(name)
-    prompts, outs = generated(load(case.path, cuda_graph=ON_GPU), drive, prompt, 4)  # queued ahead, too
-    assert outs == [case.greedy(ids, 4) for ids in prompts]
-
-
 def test_recorded_steps_say_the_same(tiny: Any, load: Any, drive: Any, prompt: Any) -> None:
     case = tiny("qwen3")
     runner, again = load(case.path), Again()

@@ -24,7 +24,6 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.reasoner import Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
-from tests.exploring import SLOW_EXAMPLES
 from tests.unit.runtime.grammar import drawn
 from tests.unit.runtime.grammar.drawn import allowed
 from tests.unit.runtime.grammar.drawn_cases import PAIRS, pair_id
@@ -256,13 +255,6 @@ def explore(name: str, examples: int) -> None:
 @pytest.mark.parametrize("name", STARTS)
 def test_steps_and_copies_are_exact(name):
     explore(name, 3 * drawn.LOOPS)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", STARTS)
-def test_many_steps_and_copies_are_exact(name):
-    explore(name, SLOW_EXAMPLES)
 
 
 @pytest.mark.parametrize("name", STARTS)

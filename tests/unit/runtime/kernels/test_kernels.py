@@ -161,20 +161,6 @@ def test_sampling(vocab: int) -> None:
     assert got[-1] == -1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(12))
-def test_sampling_of_random_rows(seed: int) -> None:
-    torch.manual_seed(seed)
-    rows = [
-        (float(torch.rand(()) * 2), int(torch.randint(0, 60, ())), float(torch.rand(())),
-         float(torch.rand(()) ** 4), float(torch.rand(())), -1)
-        for _ in range(8)
-    ]  # fmt: skip
-    scores = (4 * noise(8, 50)).round(decimals=1)  # many ties
-    given = draws_of(rows, NO_MASK)
-    assert sample(scores, given).tolist() == plain_sample(scores, given).tolist()
-
-
 def test_a_draw_at_the_end_finds_a_token() -> None:
     scores = torch.zeros(1, 64, device=DEVICE)
     scores[0, 40:] = -math.inf

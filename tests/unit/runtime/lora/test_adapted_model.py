@@ -16,8 +16,6 @@ from runtime.config.runner import RunnerConfig
 from runtime.engine.runner import TorchRunner
 from runtime.plan import Adapter
 from runtime.protocol.errors import AdapterError, InternalFault
-from tests.unit.runtime.engine.checkpoints.expert_families import EXPERTS
-from tests.unit.runtime.engine.checkpoints.families import FAMILIES
 from tests.unit.runtime.engine.conftest import Tiny
 from tests.unit.runtime.engine.ranks.ranks_here import RanksHere
 from tests.unit.runtime.lora.making import EVERY, make_adapter
@@ -75,13 +73,7 @@ def test_one_adapter_equals_the_merged_weights(case: Any, prompt: Any, drive: An
         assert drive(run).generate([ids], 8) == [case.greedy(ids, 8)]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in DIFFERENT else pytest.param(name, marks=pytest.mark.slow)
-        for name in [*FAMILIES, *EXPERTS]
-    ],
-)
+@pytest.mark.parametrize("name", DIFFERENT)
 def test_every_family_takes_adapters(name: str, tiny: Any, prompt: Any, drive: Any, tmp_path: Path) -> None:
     """In all layers but experts and what latent attention folds; fused, transposed and shared ones too."""
     base = tiny(name)
@@ -151,20 +143,6 @@ def test_ranks_share_adapters(several: Any, prompt: Any, drive: Any) -> None:
     config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "adapters": given})
     with contextlib.closing(RanksHere(base.path, 2, config)) as run:
         mixed(run, drive, base, adapters, prompt)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, *EXPERTS])
-def test_ranks_of_every_family_share_adapters(
-    name: str, tiny: Any, prompt: Any, drive: Any, tmp_path: Path
-) -> None:
-    base, ids = tiny(name), prompt(30)
-    made = make_adapter(tmp_path / "a", base.model, modules=None)
-    given = (Adapter(1, "a", str(made.path)),)
-    config = RunnerConfig(**{**SETTINGS, "tp_size": 2, "adapters": given})
-    with contextlib.closing(RanksHere(base.path, 2, config)) as run:
-        found = [drive(run, page=1).generate([ids], 5, chunk=11, adapter=number)[0] for number in (0, 1)]
-    assert found == [greedy(model, ids, 5) for model in (base.model, made.model)]
 
 
 def test_who_was_not_used_for_longest_makes_place(several: Any, prompt: Any, drive: Any) -> None:

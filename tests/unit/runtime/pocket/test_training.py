@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
-import shutil
-import subprocess
-import sys
 from itertools import islice
-from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -22,7 +16,6 @@ from runtime.pocket.model import Pocket, Shape, greedy
 from runtime.pocket.optim import Optimizer
 from runtime.pocket.schedule import Schedule, adapted
 from runtime.pocket.train import tell_apart
-from tests.process.patience import PROGRAM_S
 
 SMALL = Shape(vocab=300, hidden=64, layers=3, heads=2, kv_heads=1, inner=96, head_dim=64, positions=128)
 
@@ -162,34 +155,6 @@ def test_a_run_from_trained_weights_begins_with_a_short_round() -> None:
     assert ended
     assert len(rates) == 600
     assert max(rates) <= 0.6
-
-
-@pytest.mark.slow
-def test_a_run_without_the_time_to_learn_says_so_and_replaces_nothing(tmp_path: Path) -> None:
-    folder, work = tmp_path / "checkpoint", tmp_path / "work"
-    folder.mkdir()
-    shutil.copy(path() / "tokenizer.json", folder)
-    words = [
-        "--minutes",
-        "0.05",
-        "--tokens",
-        "512",
-        "--items",
-        "4",
-        "--folder",
-        str(folder),
-        "--work",
-        str(work),
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "runtime.pocket.train", *words],
-        capture_output=True, text=True, timeout=PROGRAM_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert re.search(r"^took [\d.]+ minutes with 2 workers: \d+ steps", done.stdout, re.MULTILINE)
-    assert re.search(r"^facts .* missed$", done.stdout, re.MULTILINE)
-    assert not (folder / "model.safetensors").exists()
-    assert (work / "model.safetensors").exists()
 
 
 def test_tokens_that_training_never_showed_are_told_apart() -> None:

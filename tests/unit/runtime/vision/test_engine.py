@@ -14,7 +14,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import CloseSessionReq, GenerateReqInput, OpenSessionReq
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
-from tests.unit.runtime.vision.making import PAD, TOWERS, Case, data_url, ids_of, picture
+from tests.unit.runtime.vision.making import PAD, Case, data_url, ids_of, picture
 
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
 A, B = picture(140, 100, 1), picture(60, 200, 2)
@@ -29,14 +29,6 @@ PROMPTS: list[tuple[str, list[Any]]] = [
 ]
 COUNT = 16
 GREEDY = SamplingParams(max_new_tokens=COUNT, temperature=0.0, ignore_eos=True)
-SETUPS: list[dict[str, Any]] = [
-    {"chunked_prefill_size": 7},
-    {"page_size": 4, "chunked_prefill_size": 3, "schedule_policy": "fcfs"},
-    {"radix_cache": False, "image_cache_tokens": 1, "chunked_prefill_size": 5},
-    {"max_total_tokens": 160, "chunked_prefill_size": 16},  # too small for all: they take turns
-    {"speculative_algorithm": "NGRAM"},
-    {"runner_process": False},
-]
 
 
 def made(case: Case, **words: Any) -> Engine:
@@ -83,40 +75,6 @@ def test_another_picture_under_the_same_text_shares_no_more_than_the_text(engine
     assert other.meta["cached_tokens"] == before
     assert again.meta["cached_tokens"] == first.meta["prompt_tokens"] - 1
     assert again.output_ids == first.output_ids != other.output_ids
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setup", SETUPS, ids=str)
-def test_in_any_set_up(setup: dict[str, Any], case: Case) -> None:
-    wanted = right(case)
-    with made(case, **setup) as engine:
-        for _ in range(2):
-            assert [one.output_ids for one in asked(engine, PROMPTS)] == wanted
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("words", [{"layout": "new"}, {"tied": True}, {"family": "Qwen2VL"}], ids=str)
-def test_other_checkpoints(words: dict[str, Any], checkpoint: Callable[..., Case]) -> None:
-    case = checkpoint(**words)
-    assert len(TOWERS) == 2
-    with made(case, chunked_prefill_size=9) as engine:
-        assert [one.output_ids for one in asked(engine, PROMPTS)] == right(case)
-
-
-@pytest.mark.slow
-def test_two_ranks(case: Case) -> None:
-    with made(case, tp_size=2, chunked_prefill_size=7) as engine:
-        assert [one.output_ids for one in asked(engine, PROMPTS)] == right(case)
-
-
-@pytest.mark.slow
-def test_new_weights_make_new_features(case: Case, checkpoint: Callable[..., Case], tmp_path: Any) -> None:
-    """What was held of pictures is of no use then."""
-    other = checkpoint(layout="new", seed=3)
-    with made(case) as engine:
-        assert [one.output_ids for one in asked(engine, PROMPTS)] == right(case)
-        engine.update_weights_from_disk(str(other.path))
-        assert [one.output_ids for one in asked(engine, PROMPTS)] == right(other)
 
 
 def test_log_probabilities_of_a_prompt_with_a_picture(case: Case, engine: Engine) -> None:

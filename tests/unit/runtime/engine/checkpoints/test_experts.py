@@ -59,7 +59,7 @@ def test_logits(name: str, tiny: Any, prompt: Any, drive: Any) -> None:
     _close(driver.runner.seen, torch.stack([case.logits([*ids, *end, 9])[-1] for end in ends]))
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2])
 @pytest.mark.parametrize("name", EXPERTS)
 def test_greedy_text_of_ranks_is_the_models(name: str, size: int, tiny: Any, drive: Any, prompt: Any) -> None:
     case, prompts = tiny(name), [prompt(length, seed=length) for length in (1, 40)]

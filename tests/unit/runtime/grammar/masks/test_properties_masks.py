@@ -15,9 +15,8 @@ from runtime.grammar.base import Matcher
 from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.vocabulary import Vocabulary
-from tests.exploring import SLOW_EXAMPLES
 from tests.unit.runtime.grammar import drawn
-from tests.unit.runtime.grammar.drawn import VOCABULARIES, allowed
+from tests.unit.runtime.grammar.drawn import allowed
 from tests.unit.runtime.grammar.drawn_cases import PAIRS, Case, pair_id
 
 pytestmark = pytest.mark.drawn
@@ -145,14 +144,6 @@ def test_walks_finish_and_validate(case, name):
     run(case, name, "awkward", 8 * drawn.LOOPS, 20)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("words", VOCABULARIES)
-@pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
-def test_a_thousand_walks_finish_and_validate(case, name, words):
-    run(case, name, words, SLOW_EXAMPLES, 40)
-
-
 def masks_hold(case: Case, name: str, words: str, walks: int, dice: random.Random) -> None:
     vocabulary = drawn.vocabulary(words)
     texts = drawn.texts_of(vocabulary)
@@ -184,14 +175,6 @@ def masks_hold(case: Case, name: str, words: str, walks: int, dice: random.Rando
 @pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
 def test_masks_equal_brute_force(case, name):
     masks_hold(case, name, "awkward", 2 * drawn.LOOPS, random.Random(drawn.SEED))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("words", ["awkward", "pocket", "trained"])
-@pytest.mark.parametrize(("case", "name"), PAIRS, ids=pair_id)
-def test_masks_equal_brute_force_in_many_places(case, name, words):
-    masks_hold(case, name, words, max(1, SLOW_EXAMPLES // 16), random.Random(drawn.SEED))
 
 
 def unique_path(at: Matcher, most: int) -> bytes:

@@ -21,7 +21,6 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.fake import FakeRunner
 from runtime.scheduler.loop import step
 from runtime.scheduler.scheduler import Scheduler
-from tests.exploring import EXPLORE, SLOW_EXAMPLES
 from tests.unit.runtime.grammar.conftest import MAKERS, Trained
 
 LITERALS = [
@@ -219,17 +218,6 @@ def test_tokens_are_the_tokenizer_s_own(made: dict[str, Trained], name: str) -> 
     backend = OutlinesGrammarBackend(made[name].vocabulary)
     tokens, steps = check_canonical(made[name], backend, seed=len(name), count=16)
     assert steps * 2 < tokens
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", sorted(MAKERS))
-def test_thousands_of_times(name: str) -> None:
-    trained = MAKERS[name]()
-    backend = OutlinesGrammarBackend(trained.vocabulary)
-    for seed in range(EXPLORE, EXPLORE + max(1, SLOW_EXAMPLES * 2 // 5)):
-        check_equal(trained, backend, seed, 25)
-        check_canonical(trained, backend, seed, 25)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "contractions", "sentencepiece"])

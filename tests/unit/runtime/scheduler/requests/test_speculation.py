@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from array import array
 from typing import Any
@@ -22,7 +21,6 @@ from tests.unit.runtime.scheduler.test_overlap import play
 
 NGRAM = SpeculationConfig("NGRAM", 6, 1, 8)
 MODEL = SpeculationConfig("STANDALONE", 5)
-TRACES = int(os.environ.get("SLOW_EXAMPLES", "100"))
 
 
 def knowing(share: float) -> Any:
@@ -102,21 +100,6 @@ def test_answers_are_the_same_with_look_up_and_with_a_draft_model(make_bench: An
     assert sum(drafted for drafted, _ in looked) > 0
     model = [check(make_bench, toy_grammars, seed, speculation=MODEL) for seed in range(200, 203)]
     assert sum(accepted for _, accepted in model) > 100
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("share", [0.95, 0.8, 0.4])
-def test_answers_are_the_same_in_many_traces(
-    make_bench: Any, toy_grammars: Any, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """20 requests each: SLOW_EXAMPLES=300 makes 6,000."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Speculation, "guesses", knowing(share))
-        for seed in range(1000, 1000 + TRACES // 3):
-            check(make_bench, toy_grammars, seed, speculation=NGRAM)
-    for seed in range(2000, 2000 + TRACES // 10):
-        check(make_bench, toy_grammars, seed, speculation=NGRAM)
-        check(make_bench, toy_grammars, seed, speculation=MODEL)
 
 
 def test_wrong_guesses_leave_nothing_behind(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

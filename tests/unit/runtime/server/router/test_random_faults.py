@@ -122,9 +122,7 @@ async def traffic(here: Scene, count: int, generator: random.Random, at_once: in
 
 
 @pytest.mark.parametrize("prefill", [0, 2], ids=["replicas", "pairs"])
-@pytest.mark.parametrize(
-    "count", [100, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
-)
+@pytest.mark.parametrize("count", [100])
 def test_faults_at_random(prefill: int, count: int) -> None:
     async def work() -> None:
         generator = random.Random(EXPLORE or 11)
