@@ -5,7 +5,9 @@ try the same examples each time; EXPLORE=NUMBER in the environment draws others,
 from __future__ import annotations
 
 import functools
+import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +35,22 @@ settings.load_profile("suite")
 def pytest_configure(config: pytest.Config) -> None:
     if EXPLORING and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(EXPLORE)
+    if (path := os.environ.get("TEST_SECONDS")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds(path))
+
+
+class Seconds:
+    """How long the tests of each file took, for .ci/trees.py."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.took = path, defaultdict[str, float](float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        with open(self.path, "w", encoding="utf-8") as file:
+            json.dump(self.took, file)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,7 +1,6 @@
 """Clients whose packages are heavy, each from its own package, against the real processes. They are installed
 at pinned versions (.ci/clients.txt, package-lock.json) in environments beside that of the tests, once, which
-needs the network: `make clients` runs these tests, and no other verb does. Light clients are tested in the
-folder above.
+needs the network. Light clients are tested in tests/process/clients.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests that schemathesis makes of the server's own OpenAPI document: right ones, wrong ones and odd ones.
 No answer is a 500, every answer looks as the document says, nothing hangs, and nothing is left afterwards.
 
-    pytest -m slow -s tests/process/server/test_fuzz.py   # FUZZ_SECONDS, ten minutes; prints what it counted
+    pytest -s tests/long/server/test_fuzz.py   # FUZZ_SECONDS, ten minutes; prints what it counted
 """
 
 from __future__ import annotations

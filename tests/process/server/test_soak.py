@@ -2,7 +2,7 @@
 invalid one refused with a reason, whoever leaves takes the request along, the counters are right, and nothing
 grows.
 
-    pytest -m slow -s tests/process/server/test_soak.py     # SOAK_REQUESTS: 5,000 of them; prints figures
+    pytest -s tests/long/server/test_soak.py     # SOAK_REQUESTS: 5,000 of them; prints figures
 """
 
 from __future__ import annotations

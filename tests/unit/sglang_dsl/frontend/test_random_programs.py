@@ -1,6 +1,6 @@
 """Nothing hangs and nothing is left behind: random programs over a backend with faults, run in every way.
 
-PROGRAMS in the environment says how many (`pytest -m slow` alone runs 10,000); EXPLORE, from which on.
+PROGRAMS in the environment says how many (tests/long runs 10,000); EXPLORE, from which on.
 """
 
 from __future__ import annotations

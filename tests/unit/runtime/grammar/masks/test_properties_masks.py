@@ -1,7 +1,7 @@
 """Masks equal brute force over the vocabulary, forced text equals the longest unique byte path, and walks
 under the mask always finish with what the constraint accepts: for every kind, backend and vocabulary.
 
-    SLOW_EXAMPLES=300 EXPLORE=7 pytest -m slow tests/unit/runtime/grammar/masks/test_properties_masks.py
+    SLOW_EXAMPLES=300 EXPLORE=7 pytest tests/long/runtime/grammar/masks/test_properties_masks.py
 """
 
 from __future__ import annotations
