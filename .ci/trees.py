@@ -5,8 +5,8 @@
 
 A test file is as near to a change as its imports: 0 if it changed itself, 1 if it imports a changed module,
 and so on (grimp's graph; names in registries, and modules that are run with `-m`, count as imports). The
-nearest files are chosen until BUDGET_S is used up, by the seconds that the last whole run wrote to .ci/proved.
-A tenth of all files, another one at each commit, comes first.
+nearest files are chosen until BUDGET_S is used up, by the seconds that the last whole run wrote to
+.ci/proved. A tenth of all files, another one at each commit, comes first.
 """
 
 from __future__ import annotations
