@@ -1,8 +1,10 @@
-"""Both commands as people call them: processes of their own, over every subcommand. What is wrong is one line
-on standard error and exit code 2; in a light installation, too."""
+"""Both commands as people call them, over every subcommand: mostly main() in this process, a few in one of
+their own. What is wrong is one line on standard error and exit code 2; in a light installation, too."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -10,10 +12,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+import runtime.__main__
+import sglang_dsl.__main__
 from runtime.config.checkpoints import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,6 +55,12 @@ ABSENT = (
 )  # fmt: skip
 
 
+MAINS: dict[str, Callable[[Sequence[str]], int]] = {
+    LANGUAGE: sglang_dsl.__main__.main,
+    RUNTIME: lambda words: runtime.__main__.main(words, os.environ),
+}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("programs")
@@ -78,6 +89,22 @@ def called(folder: Path, module: str, *words: str, light: bool = False) -> subpr
         timeout=PATIENCE_S,
         check=False,
     )
+
+
+def called_here(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same without a process: for command lines that start nothing."""
+    out, err = io.StringIO(), io.StringIO()
+    path, loaded = sys.path.copy(), sys.modules.copy()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = MAINS[module](list(words))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        finally:
+            sys.path[:] = path
+            for name in sys.modules.keys() - loaded.keys() & {"p", "broken", "syntax"}:
+                del sys.modules[name]
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
 def refused(done: subprocess.CompletedProcess[str], *says: str, code: int = 2) -> None:
@@ -132,6 +159,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("module", "words", "says"), WRONG, ids=lambda value: value)
 def test_what_is_wrong_is_one_line_and_exit_code_2(folder: Path, module: str, words: str, says: str) -> None:
+    refused(called_here(folder, module, *words.split()), says)
+
+
+@pytest.mark.parametrize(("module", "words", "says"), [WRONG[0], WRONG[-1]], ids=lambda value: value)
+def test_in_a_process_too(folder: Path, module: str, words: str, says: str) -> None:
     refused(called(folder, module, *words.split()), says)
 
 
@@ -140,14 +172,14 @@ def test_an_unsupported_model_names_the_decoders_first(folder: Path) -> None:
         (RUNTIME, "serve --model gpt9"),
         (LANGUAGE, "run p.py:ask question=x --model ./gpt9"),
     ):
-        done = called(folder, module, *words.split())
+        done = called_here(folder, module, *words.split())
         refused(done, "unknown architecture 'GPT9ForCausalLM' (known: decoders ", code=1)
         assert done.stderr.index("Qwen3ForCausalLM") < done.stderr.index("BertModel")
 
 
 @pytest.mark.parametrize("module", [LANGUAGE, RUNTIME])
 def test_the_version(folder: Path, module: str) -> None:
-    done = called(folder, module, "--version")
+    done = called_here(folder, module, "--version")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("sglang-dsl ")
 
@@ -228,8 +260,8 @@ def test_serve_is_the_runtimes_own(folder: Path) -> None:
             timer.cancel()
     assert process.returncode == 0
     assert (
-        called(folder, LANGUAGE, "serve", "--help").stdout
-        == called(folder, RUNTIME, "serve", "--help").stdout
+        called_here(folder, LANGUAGE, "serve", "--help").stdout
+        == called_here(folder, RUNTIME, "serve", "--help").stdout
     )
 
 
