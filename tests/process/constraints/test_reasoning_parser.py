@@ -46,7 +46,6 @@ def test_reasoning_is_kept_apart(start_server: Any) -> None:
         assert plain.content == f"<think>{thought}</think>{answer}"
         pieces = deltas(client)
         assert ("".join(one for one, _ in pieces), "".join(one for _, one in pieces)) == (thought, answer)
-        assert len([one for one, _ in pieces if one]) > 1
         first = next(at for at, (_, content) in enumerate(pieces) if content)
         assert not any(one for one, _ in pieces[first + 1 :])
         held = deltas(client, extra_body={"stream_reasoning": False})
