@@ -1,4 +1,4 @@
-"""unit/contracts/test_kv_transfers.py, at length."""
+"""process/contracts/test_kv_transfers.py, at length."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from runtime.disagg.transfer.base import KVPoll
 from runtime.disagg.transfer.memory import make_memory
 from runtime.plan import Run
 from runtime.protocol.errors import TransferError
-from tests.unit.contracts import test_kv_transfers as contract
-from tests.unit.contracts.test_kv_transfers import (
+from tests.process.contracts import test_kv_transfers as contract
+from tests.process.contracts.test_kv_transfers import (
     BETWEEN,
     LONG_S,
     ROOMS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,3 +48,13 @@ def test_a_browser_clicks_through_the_site(tmp_path: Path) -> None:
 class QuietFiles(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    site = built_site(tmp_path)
+    assert (site / "reference" / "language" / "index.html").read_text(encoding="utf-8").count("<h3") > 60
+    assert "http" not in "".join(
+        re.findall(
+            r'<(?:script|link)[^>]*(?:src|href)="(http[^"]*)"', (site / "index.html").read_text("utf-8")
+        )
+    )

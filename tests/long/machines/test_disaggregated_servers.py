@@ -16,9 +16,9 @@ from tests.exploring import SLOW_EXAMPLES
 from tests.process.conftest import Served
 from tests.process.machines.test_disaggregated_servers import Pair, answers, check, compare
 from tests.process.machines.test_disaggregated_servers import test_two_servers_answer_as_one as check_two
-from tests.unit.runtime.api.conftest import CHATML, write_tokenizer
+from tests.process.runtime.api.conftest import CHATML, write_tokenizer
+from tests.process.runtime.disagg.test_engine_pair import asked
 from tests.unit.runtime.disagg.asked import differences, merged, request, without_room
-from tests.unit.runtime.disagg.test_engine_pair import asked
 
 
 @pytest.fixture(scope="module")

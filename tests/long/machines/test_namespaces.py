@@ -21,8 +21,8 @@ from runtime.api import Engine
 from tests.process.conftest import Served
 from tests.process.machines.test_router import Routed
 from tests.process.patience import PATIENCE_S, until
+from tests.process.runtime.disagg.test_engine_pair import asked
 from tests.unit.runtime.disagg.asked import differences, request, without_room
-from tests.unit.runtime.disagg.test_engine_pair import asked
 
 LINK = Path(__file__).with_name("lossy_link.py")
 REQUESTS = int(os.environ.get("NAMESPACE_REQUESTS", "500"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.process.patience import PATIENCE_S, go_on, hold, until
-from tests.process.server.test_processes import SHORT, SOON_S, connections, generate, load
+from tests.process.patience import PATIENCE_S, go_on, hold, metrics, until
+from tests.process.server.test_processes import (
+    ENDLESS,
+    SHORT,
+    SOON_S,
+    asked_until_answered_by,
+    connections,
+    generate,
+    load,
+    requests_counted,
+    state,
+    wait_for_live,
+)
 
 
 def test_a_response_is_found_by_whichever_http_worker_is_asked(start_server: Callable[..., Any]) -> None:
@@ -145,3 +158,64 @@ def test_it_may_end_with_the_one_who_started_it(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0
+
+
+def test_a_killed_http_worker_takes_its_own_connections_along_and_is_replaced(
+    start_server: Callable[..., Any],
+) -> None:
+    server = start_server("--http-workers", "2").wait_ready()
+    assert [generate(server.url, SHORT).status_code for _ in range(12)] == [200] * 12
+    with load(server.url, 12, still=True) as futures:
+        before = server.children()
+        busy = {name: connections(before[name], server.port) for name in ("worker-0", "worker-1")}
+        before["worker-1"].kill()
+        until(lambda: state(server.url)["live"] == 12 - busy["worker-1"])  # the scheduler forgets the rest
+        go_on(server.url)
+        outcomes = [future.result(PATIENCE_S) for future in futures]
+    cut = [told for told in outcomes if told.startswith("connection: ")]
+    assert len(cut) == busy["worker-1"], (outcomes, busy)
+    assert outcomes.count("finished") == busy["worker-0"] == 12 - len(cut)
+
+    def replaced() -> bool:
+        now = server.children()
+        return set(now) == set(before) and before["worker-1"] not in now.values()
+
+    until(lambda: len(psutil.Process(server.process.pid).children()) == 4)
+    assert replaced()
+    # What the dead one had answered stays counted, and what it had in hand is in nobody's hand.
+    assert requests_counted(server.url) == 12 + busy["worker-0"]
+    new = server.children()["worker-1"]
+    until(lambda: asked_until_answered_by(server, new), lambda: server.log)
+    scraped = metrics(server.url)
+    assert 'http_requests_active{model_name="pocket"} 1.0' in scraped
+    assert state(server.url)["live"] == 0
+    assert server.end() == 0
+    assert "the worker-1 process was killed by SIGKILL; another takes its place" in server.log
+
+
+def test_a_client_that_never_reads_holds_up_nobody(start_server: Callable[..., Any]) -> None:
+    server = start_server("--log-file", "/dev/full").wait_ready()  # and neither does a full disk
+    body = json.dumps(
+        {"text": "One, two", "sampling_params": ENDLESS, "stream": True, "return_logprob": True}
+    )
+    head = (
+        "POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    stalled = []
+    hold(server.url)
+    for _ in range(4):
+        one = socket.create_connection(("127.0.0.1", server.port))
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall((head + body).encode())
+        stalled.append(one)
+    wait_for_live(server.url, 4)
+    go_on(server.url)
+    for _ in range(5):
+        answer = generate(server.url, SHORT)
+        assert answer.status_code == 200
+        assert answer.elapsed.total_seconds() < SOON_S
+    for one in stalled:
+        one.close()
+    wait_for_live(server.url, 0)
+    assert server.end() == 0

@@ -14,8 +14,8 @@ import pytest
 from runtime.api import Engine
 from tests.process.conftest import Served
 from tests.process.patience import PATIENCE_S, until
+from tests.process.runtime.disagg.test_engine_pair import asked
 from tests.unit.runtime.disagg.asked import differences, merged, request, without_room
-from tests.unit.runtime.disagg.test_engine_pair import asked
 
 AT_ONCE = 48
 """Requests in hand: less than a tenth of what the pool has room for."""

@@ -15,7 +15,7 @@ from runtime.tools import MCPToolServer, ToolServerError
 from sglang_dsl.conversation.requests import Completion
 from tests.process.patience import PATIENCE_S
 
-PEER = Path(__file__).parents[2] / "unit" / "runtime" / "tools" / "mcp_peer.py"
+PEER = Path(__file__).parents[2] / "process" / "runtime" / "tools" / "mcp_peer.py"
 ADDRESS = f"stdio:{sys.executable} {PEER} sums stdio"
 
 

@@ -1,5 +1,5 @@
-"""The fixtures of tests/unit/runtime/api."""
+"""The fixtures of tests/process/runtime/api."""
 
-from tests.unit.runtime.api.conftest import checkpoint, engine, reference
+from tests.process.runtime.api.conftest import checkpoint, engine, reference
 
 __all__ = ["checkpoint", "engine", "reference"]

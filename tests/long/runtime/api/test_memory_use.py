@@ -1,4 +1,4 @@
-"""unit/runtime/api/test_memory_use.py, at length."""
+"""process/runtime/api/test_memory_use.py, at length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""unit/runtime/api/test_sampling.py, at length."""
+"""process/runtime/api/test_sampling.py, at length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.runtime.api.test_sampling import test_same_seed_same_output_in_random_company as check
+from tests.process.runtime.api.test_sampling import test_same_seed_same_output_in_random_company as check
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""unit/runtime/api/test_speculation.py, at length."""
+"""process/runtime/api/test_speculation.py, at length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.api import Engine
-from tests.unit.runtime.api.test_differential import GUESSING, ROOMY, agree, answers, mixed
+from tests.process.runtime.api.test_differential import GUESSING, ROOMY, agree, answers, mixed
 
 REQUESTS = 4 * int(os.environ.get("SLOW_EXAMPLES", "100"))
 

@@ -1,4 +1,4 @@
-"""unit/runtime/api/test_two_ranks.py, at length."""
+"""process/runtime/api/test_two_ranks.py, at length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import RuntimeFault
-from tests.unit.runtime.api.test_two_ranks import GREEDY, OPTIONS, pair
+from tests.process.runtime.api.test_two_ranks import GREEDY, OPTIONS, pair
 from tests.unit.runtime.engine.ranks.ranks_here import rank_processes
 
 LONG_S = 120.0

@@ -1,10 +1,10 @@
-"""unit/runtime/disagg/test_engine_pair_faults.py, at length."""
+"""process/runtime/disagg/test_engine_pair_faults.py, at length."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.runtime.disagg.test_engine_pair_faults import test_a_link_that_fails_all_the_time as check
+from tests.process.runtime.disagg.test_engine_pair_faults import test_a_link_that_fails_all_the_time as check
 
 
 @pytest.mark.timeout(1200)

@@ -14,8 +14,8 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import RuntimeFault, TransferLate
+from tests.process.runtime.disagg.test_engine_pair import Pair, compare
 from tests.unit.runtime.disagg.asked import request
-from tests.unit.runtime.disagg.test_engine_pair import Pair, compare
 from tests.unit.runtime.engine.ranks.ranks_here import rank_processes
 
 NIXL = pytest.mark.skipif(importlib.util.find_spec("nixl") is None, reason="no nixl")

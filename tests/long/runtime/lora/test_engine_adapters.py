@@ -1,4 +1,4 @@
-"""unit/runtime/lora/test_engine_adapters.py, at length."""
+"""process/runtime/lora/test_engine_adapters.py, at length."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from runtime.api import Engine
 from runtime.protocol.errors import AdapterError
 from runtime.protocol.io_struct import GenerateReqInput
-from tests.unit.runtime.disagg.test_engine_pair import Pair
-from tests.unit.runtime.lora.making import Made
-from tests.unit.runtime.lora.test_engine_adapters import (
+from tests.process.runtime.disagg.test_engine_pair import Pair
+from tests.process.runtime.lora.test_engine_adapters import (
     GREEDY,
     PROMPT,
     SMALL,
@@ -22,6 +21,7 @@ from tests.unit.runtime.lora.test_engine_adapters import (
     engine,
     right,
 )
+from tests.unit.runtime.lora.making import Made
 
 
 def test_two_ranks(adapters: dict[str, Made], right: Any) -> None:

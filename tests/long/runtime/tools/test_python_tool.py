@@ -1,4 +1,4 @@
-"""unit/runtime/tools/test_python_tool.py, at length."""
+"""process/runtime/tools/test_python_tool.py, at length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.unit.runtime.tools.test_python_tool import test_what_does_not_end as check
+from tests.process.runtime.tools.test_python_tool import test_what_does_not_end as check
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces and Landlock are Linux's")

@@ -1,4 +1,4 @@
-"""unit/runtime/vision/test_engine.py, at length."""
+"""process/runtime/vision/test_engine.py, at length."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.process.runtime.vision.test_engine import PROMPTS, asked, case, engine, made, right
 from tests.unit.runtime.vision.making import TOWERS, Case
-from tests.unit.runtime.vision.test_engine import PROMPTS, asked, case, engine, made, right
 
 SETUPS: list[dict[str, Any]] = [
     {"chunked_prefill_size": 7},

@@ -24,8 +24,8 @@ from runtime.layers.weights import Checkpoint
 from runtime.plan import Row, RowResult, Run, Segment, StepPlan
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
+from tests.process.runtime.engine.test_runners import ask, steps
 from tests.unit.runtime.engine.ranks.ranks_here import RanksHere
-from tests.unit.runtime.engine.test_runners import ask, steps
 
 SETTINGS: dict[str, Any] = {
     "max_total_tokens": 2048, "dtype": "float32", "device": "cpu", "threads": 1, "seed": 7,

@@ -1,7 +1,7 @@
 """A prefill engine's side of a transfer in a process of its own, for tests: a pool with known bytes, and
 rooms that are sent as a line of JSON says. Loads no torch.
 
-    python tests/unit/contracts/kv_prefill_process.py   (settings: the first line of stdin)
+    python tests/process/contracts/kv_prefill_process.py   (settings: the first line of stdin)
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from runtime.protocol.errors import BadRequest, ModelLoadError, NotReady, NotSup
 from runtime.scheduler.fake import FakeRunner
 from runtime.server.app import build_app
 from tests.process.patience import PROGRAM_S
-from tests.unit.runtime.api.conftest import CHATML, write_model, write_tokenizer
+from tests.process.runtime.api.conftest import CHATML, write_model, write_tokenizer
 from tests.unit.runtime.server.conftest import listening
 
 PROMPTS = ["The quick brown fox", "She said: ", "The quick brown fox jumps"]

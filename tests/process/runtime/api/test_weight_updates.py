@@ -17,7 +17,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.errors import BadRequest, ModelLoadError
 from runtime.server.app import build_app
-from tests.unit.runtime.api.conftest import CHATML, write_model, write_tokenizer
+from tests.process.runtime.api.conftest import CHATML, write_model, write_tokenizer
 from tests.unit.runtime.server.conftest import listening
 
 PROMPTS = ["The quick brown fox", "She said: ", "The quick brown fox jumps"]

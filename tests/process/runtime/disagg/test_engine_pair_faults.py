@@ -12,8 +12,8 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import RuntimeFault
+from tests.process.runtime.disagg.test_engine_pair import SMALL, Pair, asked
 from tests.unit.runtime.disagg.asked import differences, merged, request, without_room
-from tests.unit.runtime.disagg.test_engine_pair import SMALL, Pair, asked
 
 FAULTS = "corrupt=0.02,cut=0.001,fail=0.02,lose=0.01,delay=0.05,delay_s=0.2,damage=0.02,seed=5"
 AT_ONCE = 40

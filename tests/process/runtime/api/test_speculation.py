@@ -9,7 +9,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.protocol.errors import BadRequest, ModelLoadError
-from tests.unit.runtime.api.test_differential import GUESSING, ROOMY
+from tests.process.runtime.api.test_differential import GUESSING, ROOMY
 
 TEXT = "one two three four five six seven eight nine ten "
 

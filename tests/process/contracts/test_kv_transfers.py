@@ -45,7 +45,7 @@ from runtime.protocol.errors import (
 )
 
 ROOT = Path(__file__).resolve().parents[3]
-SCRIPT = ROOT / "tests" / "unit" / "contracts" / "kv_prefill_process.py"
+SCRIPT = ROOT / "tests" / "process" / "contracts" / "kv_prefill_process.py"
 _spec = importlib.util.spec_from_file_location("kv_prefill_process", SCRIPT)
 assert _spec is not None
 assert _spec.loader is not None
