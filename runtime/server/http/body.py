@@ -7,7 +7,6 @@ Knows no route. The JSON is RFC 8259 and strict: one value, UTF-8, no NaN, no ke
 from __future__ import annotations
 
 import asyncio
-import difflib
 import gc
 import json
 import re
@@ -22,6 +21,7 @@ from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
+from runtime.protocol.registry import near
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
@@ -248,11 +248,11 @@ def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "
         if name in known:
             made[name] = value
         elif not may_be_left_out(name, value, where):
-            near = difflib.get_close_matches(name, known, n=1)
+            meant = near(name, known)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",
                 where=f"{where}.{name[:80]}" if where else name[:80],
-                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}",
+                hint=f"did you mean {meant!r}?" if meant else f"known: {', '.join(sorted(known))}",
             )
     return made
 
