@@ -22,6 +22,7 @@ from starlette.requests import Request
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.registry import near
+from runtime.server.http.admission import admit
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
@@ -70,31 +71,40 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
     return b"".join(parts)
 
 
-async def read_object(request: Request, config: ServerConfig, *, empty_ok: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. `empty_ok`: no body at all counts as {}.
+class Body(NamedTuple):
+    """size: bytes. values: how many, roughly."""
+
+    data: dict[str, Any]
+    size: int = 0
+    values: int = 0
+
+
+async def read_body(
+    request: Request, config: ServerConfig, *, empty_ok: bool = False, names: Collection[str] = ()
+) -> Body:
+    """The body, a JSON object. `empty_ok`: no body at all counts as {}. names: of the fields it may have.
 
     Raises WrongMediaType, BodyTooLarge, BodyTimeout, InvalidJson, BadRequest."""
     body = await read_bytes(request, config)
     if not body and empty_ok:
-        return {}
+        return Body({})
     check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    data = await decode(body, config)
+    data, values = await _decoded(body, config, names)
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
-    return data
+    return Body(data, len(body), values)
 
 
 async def decode(body: bytes, config: ServerConfig) -> Any:
     """The body as JSON; a long one is read beside the event loop. Raises as decode_long."""
+    return (await _decoded(body, config, ()))[0]
+
+
+async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
+    """With the number of values, roughly."""
     if len(body) < LONG:
-        return decode_json(body, config.max_body_depth)
-    limits = config.max_body_depth, config.max_body_values
-    return await asyncio.get_running_loop().run_in_executor(_ONE_BY_ONE, decode_long, body, *limits)
-
-
-async def read_struct(request: Request, config: ServerConfig, kind: type[T], *, empty_ok: bool = False) -> T:
-    """The body as a `kind` (a msgspec struct); the same errors as read_object, and those of to_struct."""
-    return to_struct(await read_object(request, config, empty_ok=empty_ok), kind)
+        return decode_json(body, config.max_body_depth), len(body) // 8
+    return await asyncio.get_running_loop().run_in_executor(_ONE_BY_ONE, decode_long, body, config, names)
 
 
 def check_media_type(header: str | None, encoding: str | None = None) -> None:
@@ -145,17 +155,15 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     return _whole_text(data) if _SURROGATE.search(text) else data
 
 
-def decode_long(body: bytes, max_depth: int, max_values: int) -> Any:
-    """The same for a body that may have many values, and without the collector of garbage, which would look
-    through all that is made, again and again. Raises BodyTooLarge as well."""
-    if _separators(body, 0, len(body)) > max_values and _values(body, max_values) > max_values:
-        raise BodyTooLarge(
-            f"the body has more than {max_values} values", where="body", hint="max_body_values"
-        )
+def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
+    """The same for a body that may have many values, and how many it has, roughly. Without the collector of
+    garbage, which would look through all that is made, again and again. Raises BodyTooLarge as well."""
+    values = admit(body, config, names).values
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return _decode_numbers(body, max_depth) or decode_json(body, max_depth)
+        depth = config.max_body_depth
+        return _decode_numbers(body, depth) or decode_json(body, depth), values
     finally:
         if enabled:
             gc.enable()
@@ -188,44 +196,6 @@ def _without_numbers(body: bytes) -> bytes:
 
 _NUMERIC = bytes(ord("0") if chr(byte) in "0123456789,.eE+- \t\r\n" else ord(" ") for byte in range(256))
 _LONG_RUN = b"0" * 256
-_SEPARATORS = (b",", b":", b"[", b"{")
-_STEP = 1 << 20
-"""Bytes that are looked through at once: about 1 ms, in which the interpreter's lock is held."""
-
-
-def _separators(body: bytes, start: int, end: int) -> int:
-    if end - start <= _STEP:
-        return sum(body.count(one, start, end) for one in _SEPARATORS)
-    steps = range(start, end, _STEP)
-    return sum(body.count(one, at, min(at + _STEP, end)) for at in steps for one in _SEPARATORS)
-
-
-def _values(body: bytes, most: int) -> int:
-    """How many separators of values stand outside of texts; stops counting above `most`. In steps of the
-    interpreter: nothing here holds its lock for long."""
-    count = at = 0
-    while count <= most:
-        quote = body.find(b'"', at)
-        end = len(body) if quote < 0 else quote
-        count += _separators(body, at, end)
-        if quote < 0:
-            break
-        at = _end_of_text(body, quote + 1)
-    return count
-
-
-def _end_of_text(body: bytes, at: int) -> int:
-    while (quote := body.find(b'"', at)) >= 0:
-        before = quote
-        while body[before - 1] == _BACKSLASH and before > at:
-            before -= 1
-        at = quote + 1
-        if (quote - before) % 2 == 0:
-            return at
-    return len(body)
-
-
-_BACKSLASH = 0x5C
 
 
 def to_struct(data: Any, kind: type[T], where: str = "") -> T:

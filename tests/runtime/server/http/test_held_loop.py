@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -19,7 +22,9 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import RuntimeFault
 from runtime.server.app import build_app
-from runtime.server.http.body import decode_json, decode_long, read_object
+from runtime.server.http.admission import admit
+from runtime.server.http.body import decode_json, decode_long, read_body
+from runtime.server.http.errors import BodyTooLarge
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
 
@@ -92,7 +97,7 @@ def test_a_body_does_not_hold_the_loop(name: str) -> None:
     config = ServerConfig()
 
     async def read(request: Request) -> Response:
-        await read_object(request, config)
+        await read_body(request, config)
         return Response("ok")
 
     app = Gate(Router([Route("/generate", read, methods=["POST"])]), config, Metrics("pocket").http)
@@ -118,11 +123,11 @@ def test_a_thousand_samples_do_not_hold_the_loop(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("numbers", "values"),
-        ("lists", "values"),
-        ("objects", "values"),
-        ("texts", "values"),
-        ("names", "values"),
+        ("numbers", "more than 1048576 values, most of them in input_ids"),
+        ("lists", "more than 50000 strings, names, lists and objects, most of them in input_ids"),
+        ("objects", "more than 50000 strings, names, lists and objects, most of them in input_ids"),
+        ("texts", "more than 50000 strings, names, lists and objects, most of them in input_ids"),
+        ("names", "more than 50000 strings"),
     ],
 )
 def test_bodies_of_many_values_are_refused_unread(
@@ -132,16 +137,47 @@ def test_bodies_of_many_values_are_refused_unread(
         raise AssertionError("it was read")
 
     monkeypatch.setattr("runtime.server.http.body.json.loads", never)
-    with pytest.raises(RuntimeFault, match=says):
-        decode_long(BODIES[name]()[: 4 << 20], 64, 100_000)
+    config = ServerConfig(max_body_strings=50_000)
+    with pytest.raises(BodyTooLarge, match=says) as refused:
+        decode_long(BODIES[name](), config, ("input_ids", "text"))
+    assert refused.value.where == ("body" if name == "names" else "input_ids")
 
 
 def test_separators_within_texts_are_no_values() -> None:
     text = r"a,b:c[d{e\",f\\" * 20_000
     content = ('{"a":"' + text + '","b":[1,2]}').encode()
-    assert decode_long(content, 64, 1000)["b"] == [1, 2]
-    with pytest.raises(RuntimeFault, match="more than 3 values"):
-        decode_long(content, 64, 3)
+    few = ServerConfig(max_body_values=1000, max_body_strings=1000)
+    assert decode_long(content, few)[0]["b"] == [1, 2]
+    with pytest.raises(BodyTooLarge, match="more than 3 values"):
+        decode_long(content, ServerConfig(max_body_values=3))
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text('a",:[{\\]}\n')),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text('a",:[{\\]}\n'), inner)),
+)
+
+
+def strings_in(value: Any) -> int:
+    match value:
+        case str():
+            return 1
+        case list():
+            return 1 + sum(map(strings_in, value))
+        case dict():
+            return 1 + len(value) + sum(map(strings_in, value.values()))
+    return 0
+
+
+@given(JSON, st.integers(1, 9))
+def test_strings_are_counted_wherever_a_piece_ends(value: Any, step: int) -> None:
+    content = json.dumps({"a": value}).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("runtime.server.http.admission._STEP", step)
+        count = strings_in({"a": value})
+        admit(content, ServerConfig(max_body_strings=count))
+        with pytest.raises(BodyTooLarge):
+            admit(content, ServerConfig(max_body_strings=count - 1))
 
 
 def many_numbers(item: str, last: str = "1]") -> str:
@@ -160,7 +196,7 @@ def many_numbers(item: str, last: str = "1]") -> str:
     ],
 )
 def test_lists_of_numbers_are_read_as_any_other(text: str) -> None:
-    assert decode_long(text.encode(), 64, 10_000) == decode_json(text.encode(), 64)
+    assert decode_long(text.encode(), ServerConfig())[0] == decode_json(text.encode(), 64)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +216,10 @@ def test_lists_of_numbers_are_read_as_any_other(text: str) -> None:
 )
 def test_lists_of_numbers_are_refused_as_any_other(text: str) -> None:
     says = []
-    for decode in (lambda: decode_long(text.encode(), 64, 10_000), lambda: decode_json(text.encode(), 64)):
+    for decode in (
+        lambda: decode_long(text.encode(), ServerConfig()),
+        lambda: decode_json(text.encode(), 64),
+    ):
         try:
             says.append(str(decode()))
         except RuntimeFault as fault:
