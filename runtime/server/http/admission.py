@@ -16,7 +16,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.server.http.errors import BodyTooLarge
 
 SHORT = 16 << 10
-"""Bytes of a body whose few values are worked on by the event loop itself."""
+"""Bytes of a body that the event loop itself decodes and works on: its values can only be few."""
 _SEPARATORS = (b",", b":", b"[", b"{")
 _STEP = 256 << 10
 """Bytes that are looked through at once: some milliseconds, in which the interpreter's lock is held."""

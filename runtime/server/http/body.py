@@ -22,14 +22,14 @@ from starlette.requests import Request
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.registry import near
-from runtime.server.http.admission import admit
+from runtime.server.http.admission import SHORT, admit
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
 T = TypeVar("T")
 
-LONG = 64 << 10
-"""Bytes from which a body is decoded beside the event loop."""
+_PIECE = 64 << 10
+"""Characters that are looked through at once."""
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 _LONG_NUMBER = b"0" * 19
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -41,6 +41,9 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 _ONE_BY_ONE = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
 """The library holds the interpreter's lock while it reads a list of numbers: several long bodies at once
 would keep it from the event loop one after the other."""
+_ORDINARY = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
+_MEDIUM = 1 << 20
+"""Bytes of a body that does not wait for long ones: some 20 ms."""
 
 
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
@@ -102,9 +105,10 @@ async def decode(body: bytes, config: ServerConfig) -> Any:
 
 async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
     """With the number of values, roughly."""
-    if len(body) < LONG:
-        return decode_json(body, config.max_body_depth), len(body) // 8
-    return await asyncio.get_running_loop().run_in_executor(_ONE_BY_ONE, decode_long, body, config, names)
+    if len(body) <= SHORT:
+        return decode_json(body, config.max_body_depth), 0
+    pool = _ONE_BY_ONE if len(body) > _MEDIUM else _ORDINARY
+    return await asyncio.get_running_loop().run_in_executor(pool, decode_long, body, config, names)
 
 
 def check_media_type(header: str | None, encoding: str | None = None) -> None:
@@ -357,7 +361,7 @@ def _check_depth(data: Any, most: int) -> None:
 def _whole_text(value: Any) -> Any:
     match value:
         case str():
-            parts = [value[at : at + LONG] for at in range(0, len(value), LONG)]
+            parts = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
             return "".join(_LONE.sub("\ufffd", part) for part in parts)
         case list():
             return [_whole_text(item) for item in value]
