@@ -271,7 +271,7 @@ def bodies_of_routes() -> dict[str, Any]:
 
 
 def types_of(schema: Any) -> set[str]:
-    """What a value may be: "string", "object", and "array of" what its items may be; all of an unknown one."""
+    """What a value may be: "string", "object", "array of" what its items may be; all where it is not said."""
     schema = referred(schema)
     if not schema:
         return {
@@ -328,7 +328,7 @@ def largest(kind: str) -> Iterator[Any]:
             yield {"a" * TEXT: 1}
             yield {
                 "type": "object",
-                "properties": {f"p{number}": {"type": "string"} for number in range(9000)},
+                "properties": {f"p{number}": {"type": "string"} for number in range(STRINGS // 10)},
             }
 
 
