@@ -5,13 +5,13 @@ It knows dataclasses, not what any option means.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
 import msgspec
 
+from runtime.protocol import registry
 from runtime.protocol.errors import BadRequest
 
 T = TypeVar("T")
@@ -44,8 +44,8 @@ def choices_of(one: Field[Any]) -> tuple[str, ...]:
 
 def near(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
     """A hint when `name` looks like a slip of a known one."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {found[0]!r}?" if found else None
+    found = registry.near(name, list(known))
+    return f"did you mean {found!r}?" if found else None
 
 
 def read(config: type[T], options: Mapping[str, Any], where: str) -> T:

@@ -46,6 +46,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+MAX_MESSAGE, MAX_WHERE = 4000, 400
+"""Characters."""
+
 
 class RuntimeFault(Exception):
     """Base of all errors a user of the runtime can meet. `where` says which field, file or offset; `hint`
@@ -56,8 +59,10 @@ class RuntimeFault(Exception):
     retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
-        self.message, self.where, self.hint = message, where, hint
-        super().__init__(message)
+        """What quotes a value may be as long as the value: `message` and `where` are cut."""
+        self.message, self.hint = _cut(message, MAX_MESSAGE), hint
+        self.where = None if where is None else _cut(where, MAX_WHERE)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         named = self.where and self.where not in self.message
@@ -66,6 +71,10 @@ class RuntimeFault(Exception):
 
     def to_dict(self) -> dict[str, Any]:
         return {"code": self.code, "message": self.message, "where": self.where, "hint": self.hint}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 40]}... ({len(text)} characters)"
 
 
 class BadRequest(RuntimeFault, ValueError):

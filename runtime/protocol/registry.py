@@ -1,12 +1,27 @@
-"""Registry: a table of names to "module:object", loaded on first use. Does not know what it holds."""
+"""Registry: a table of names to "module:object", loaded on first use. Does not know what it holds.
+
+near: the known name that a wrong one may be a slip of, for any table of names.
+"""
 
 from __future__ import annotations
 
+import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 T = TypeVar("T")
+MOST_ADDED = 3
+"""Letters that a slip may have more than the longest known name; what is longer is compared with none: the
+comparison takes time by the square of its length."""
+
+
+def near(name: str, known: Collection[str]) -> str | None:
+    """The one of `known` that looks most like `name`, if any does."""
+    if len(name) > max(map(len, known), default=0) + MOST_ADDED:
+        return None
+    found = difflib.get_close_matches(name, known, n=1)
+    return found[0] if found else None
 
 
 class UnknownName(KeyError):

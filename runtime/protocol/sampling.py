@@ -6,7 +6,6 @@ field's usage (temperature below 1e-6 means greedy).
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import msgspec
 
 from runtime.protocol.constraint import JSON_WORDS, Constraint, ConstraintKind
 from runtime.protocol.errors import BadRequest
+from runtime.protocol.registry import near
 
 GREEDY_BELOW = 1e-6
 MAX_STOPS = 32
@@ -173,11 +173,11 @@ def _renamed(values: dict[Any, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for key, value in values.items():
         if key not in known and value is not False:
-            near = difflib.get_close_matches(str(key), known, n=1)
+            meant = near(str(key), known)
             raise BadRequest(
-                f"unknown field {key!r}; known: {', '.join(known)}",
+                f"unknown field {str(key)[:80]!r}; known: {', '.join(known)}",
                 where="sampling_params",
-                hint=f"did you mean {near[0]!r}?" if near else None,
+                hint=f"did you mean {meant!r}?" if meant else None,
             )
         name = ALIASES.get(key, key)
         if name not in known:

@@ -12,11 +12,14 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from runtime.config.serving.server import ServerConfig
+from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.model_info import ModelInfo
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
+from runtime.server.http.admission import SHORT
+from runtime.server.http.body import Body, read_body, to_struct
 from runtime.server.http.disconnect import unless_gone
 from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation
@@ -25,6 +28,7 @@ from runtime.server.http.sse import EventStream, fault_event
 from runtime.tools import ToolServer
 
 T = TypeVar("T")
+K = TypeVar("K")
 Q = TypeVar("Q", GenerateReqInput, EmbeddingReqInput)
 
 
@@ -68,6 +72,36 @@ class ServerContext:
     def served_name(self) -> str:
         """The one that answers carry."""
         return self.served_names[0]
+
+    async def admit(
+        self,
+        request: Request,
+        kind: type[K],
+        make: Callable[[K], T],
+        *,
+        empty_ok: bool = False,
+        encodes: bool = False,
+    ) -> T:
+        """What `make` makes of the body, which is read as a `kind` (a msgspec struct): the one way from a
+        body to work. encodes: `make` reads whole texts. Raises what read_body, to_struct and `make` raise."""
+        body = await self.read(request, kind, empty_ok=empty_ok)
+        return await self.made(body, lambda data: make(to_struct(data, kind)), encodes)
+
+    async def asked(self, request: Request, kind: type[K], *, empty_ok: bool = False) -> K:
+        """The body as a `kind`, where no work follows from it. Raises as admit."""
+        return await self.admit(request, kind, lambda body: body, empty_ok=empty_ok)
+
+    async def read(self, request: Request, kind: Any, *, empty_ok: bool = False) -> Body:
+        """The first half of admit: the limits of the body are checked, and nothing else."""
+        return await read_body(request, self.config, empty_ok=empty_ok, names=kind.__struct_encode_fields__)
+
+    async def made(self, body: Body, make: Callable[[dict[str, Any]], T], encodes: bool = False) -> T:
+        """The other half: what `make` makes of the body as it stands. All but a short one is worked on beside
+        the event loop, in turn for every client."""
+        if body.size <= (LONG if encodes else SHORT):
+            return make(body.data)
+        size = body.size if encodes else body.values
+        return await self.manager.encoding.run(size, lambda: make(body.data))
 
     async def while_connected(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
         """What `work` gives; it is cancelled (and with it the requests it waits for) when the client goes."""

@@ -6,15 +6,21 @@ One place for all APIs. Knows no API.
 from __future__ import annotations
 
 import json
+import re
 import secrets
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
 from typing import Any, NamedTuple
+
+import jsonschema_rs
+import msgspec
 
 from runtime.formats.reply import ToolCalls
 from runtime.formats.tools.constraints import ToolConstraint, calls_or_json, structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
 from runtime.formats.tools.types import Tool, tools_of
-from runtime.grammar.json_schema.checks.library import SchemaError, jsonschema
 from runtime.grammar.json_schema.source import ANY_JSON
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.messages import Message
@@ -22,6 +28,10 @@ from runtime.protocol.model_info import ModelInfo
 from runtime.server.http.error_mapping import FieldNames
 
 CONSTRAINTS = ("regex", "ebnf", "json_schema", "structural_tag", "choices")
+MAX_CHECKED = 1024
+"""Sets of tools whose schemas are known to be sound, by their digest: an agent sends the same set each time.
+"""
+_checked: OrderedDict[bytes, None] = OrderedDict()
 
 
 class ToolUse(NamedTuple):
@@ -50,8 +60,7 @@ class ToolUse(NamedTuple):
         if not given or choice == "none":
             return ToolUse()
         tools = tools_of(given)
-        for index, tool in enumerate(tools):
-            _check(tool, f"tools[{index}].function.parameters")
+        _check(tools)
         detector = None if model.tool_parser is None else detector_of(model.tool_parser)
         constraint = structure_constraint(detector, tools, choice, parallel is not False)
         own = next((word for word in CONSTRAINTS if asked.get(word) is not None), None)
@@ -102,16 +111,57 @@ def _schema_of(spec: Any) -> dict[str, Any] | bool | None:
         return True
     try:
         schema = json.loads(spec) if isinstance(spec, str) else spec
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except (ValueError, SchemaError):
+    except (ValueError, RecursionError):
         return None
-    return schema if isinstance(schema, dict | bool) else None
+    return schema if isinstance(schema, dict | bool) and schema_fault(schema) is None else None
 
 
-def _check(tool: Tool, where: str) -> None:
+def _check(tools: Sequence[Tool]) -> None:
+    """Raise BadRequest for parameters that are no JSON schema."""
+    digest = blake2b(msgspec.json.encode([tool.parameters for tool in tools]), digest_size=16).digest()
+    if digest in _checked:
+        return
+    for index, tool in enumerate(tools):
+        if (fault := schema_fault(dict(tool.parameters))) is not None:
+            raise BadRequest(f"is no JSON schema: {fault}", where=f"tools[{index}].function.parameters")
+    _checked[digest] = None
+    while len(_checked) > MAX_CHECKED:
+        _checked.popitem(last=False)
+
+
+def schema_fault(schema: Any) -> str | None:
+    """What is wrong with a JSON schema of draft 2020-12, and where in it; None: nothing. Patterns must be
+    regular expressions of Python; that references are URIs is not asked for: generators write
+    #/$defs/List<Item>."""
     try:
-        jsonschema.Draft202012Validator.check_schema(dict(tool.parameters))
-    except SchemaError as error:
-        place = "/".join(map(str, error.absolute_path))
-        told = f"is no JSON schema: {error.message[:200]}{f' (at {place})' if place else ''}"
-        raise BadRequest(told, where=where) from None
+        _metaschema().validate(schema)
+    except jsonschema_rs.ValidationError as error:
+        place = "/".join(map(str, error.instance_path))[:200]
+        at = f" (at {place if place.isprintable() else repr(place)})" if place else ""
+        return f"{error.message[:200]}{at}"
+    except (ValueError, TypeError) as error:  # what JSON cannot hold
+        return str(error)[:200]
+    return None
+
+
+@cache
+def _metaschema() -> jsonschema_rs.Draft202012Validator:
+    formats = {"regex": _is_pattern, "uri": _any, "uri-reference": _any}
+    return jsonschema_rs.Draft202012Validator(
+        {"$ref": "https://json-schema.org/draft/2020-12/schema"},
+        validate_formats=True,
+        formats=formats,
+        offline=True,
+    )
+
+
+def _is_pattern(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _any(text: str) -> bool:
+    return True

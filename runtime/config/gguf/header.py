@@ -20,7 +20,13 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LEAST_BYTES = {_STRING: 8, _ARRAY: 12}
+"""Of a value of this type: its own length, or its items' type and number."""
+_VALUE_BYTES, _TENSOR_BYTES = 13, 24
+"""Of a value or a tensor with an empty name, at least."""
 _DIMENSIONS_AT_MOST = 4
+_NESTED_AT_MOST = 4
+"""Arrays within arrays. The format allows any depth; no known key has more than two."""
 
 
 class Kind(NamedTuple):
@@ -70,7 +76,8 @@ class Header:
 
 
 class _Cursor:
-    """Reads one value after the other. Raises struct.error behind the end."""
+    """Reads one value after the other. Raises struct.error: behind the end, more items than the rest of the
+    file can hold, nested too deep."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data, self.at = data, 0
@@ -80,34 +87,40 @@ class _Cursor:
         self.at += struct.calcsize(f"<{form}")
         return value
 
+    def count(self, what: str, each: int) -> int:
+        """The number of items that follow, of `each` bytes at least."""
+        count: int = self.take("Q")
+        if count * each > len(self.data) - self.at:
+            raise struct.error(f"{count} {what} end after the end of the file")
+        return count
+
     def text(self) -> str:
-        size = self.take("Q")
-        end = self.at + size
-        if end > len(self.data):
-            raise struct.error("a string ends after the end of the file")
+        end = self.count("bytes of a string", 1) + self.at
         made = self.data[self.at : end].decode("utf-8", "surrogateescape")
         self.at = end
         return made
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
-            return self.array()
+            return self.array(depth + 1)
         if kind not in _SCALARS:
             raise struct.error(f"a value of the unknown type {kind}")
         return self.take(_SCALARS[kind])
 
-    def array(self) -> list[Any]:
-        kind, count = self.take("I"), self.take("Q")
+    def array(self, depth: int) -> list[Any]:
+        if depth > _NESTED_AT_MOST:
+            raise struct.error(f"arrays are nested more than {_NESTED_AT_MOST} deep")
+        kind = self.take("I")
         if kind in _SCALARS:
-            form = f"<{count}{_SCALARS[kind]}"
-            if count > len(self.data):
-                raise struct.error("an array ends after the end of the file")
+            size = struct.calcsize(f"<{_SCALARS[kind]}")
+            form = f"<{self.count('items of an array', size)}{_SCALARS[kind]}"
             made = list(struct.unpack_from(form, self.data, self.at))
             self.at += struct.calcsize(form)
             return made
-        return [self.value(kind) for _ in range(count)]
+        count = self.count("items of an array", _LEAST_BYTES.get(kind, 1))
+        return [self.value(kind, depth) for _ in range(count)]
 
 
 def read_header(path: Path) -> Header:
@@ -136,10 +149,12 @@ def _read(path: Path, data: mmap.mmap) -> Header:
             f"{', '.join(map(str, VERSIONS))}",
             where=str(path),
         )
-    tensor_count, value_count = cursor.take("Q"), cursor.take("Q")
+    tensor_count, value_count = cursor.count("tensors", _TENSOR_BYTES), cursor.count("values", _VALUE_BYTES)
     values: dict[str, Any] = {}
     for _ in range(value_count):
         name = cursor.text()
+        if name in values:
+            raise struct.error(f"the key {name[:80]!r} occurs twice")
         values[name] = cursor.value(cursor.take("I"))
     found = [(cursor.text(), *_shape_kind_offset(cursor)) for _ in range(tensor_count)]
     alignment = Fields(values, str(path)).integer("general.alignment", 32)
@@ -148,6 +163,8 @@ def _read(path: Path, data: mmap.mmap) -> Header:
         name: _place(path, name, shape, kind, start + offset, len(data))
         for name, shape, kind, offset in found
     }
+    if len(tensors) < len(found):
+        raise struct.error("two tensors have the same name")
     return Header(path, values, tensors)
 
 

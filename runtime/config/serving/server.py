@@ -94,6 +94,11 @@ class ServerConfig:
     max_body_values: int = option(
         1 << 20, "approximate maximum number of values (numbers, strings, lists, objects) in a request body"
     )
+    max_body_strings: int = option(
+        1 << 17,
+        "approximate maximum number of strings (names of fields included), lists and objects in a request "
+        "body: of all values but numbers, which take less work",
+    )
     max_bodies_bytes: int = option(
         512 << 20,
         "maximum total size of the bodies of all current requests of one worker; one client may use half of "
@@ -258,6 +263,7 @@ class ServerConfig:
             ("max_kept_response_bytes", 0),
             ("max_answer_bytes", 1),
             ("max_body_values", 1),
+            ("max_body_strings", 1),
             ("max_bodies_bytes", 2),
             ("max_encode_chars", 2),
             ("max_concurrent_requests", 1),

@@ -21,11 +21,15 @@ from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
 from runtime.protocol.io_struct import OutputDelta
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.requests.generate import GenerateReqInput
-from runtime.protocol.requests.single import SingleGenerateReq, resolve
+from runtime.protocol.requests.single import Known, SingleGenerateReq, resolve
 from runtime.protocol.sampling import SamplingParams
 
 Outcome: TypeAlias = OutputDelta | RuntimeFault
 """What is new of an item, the whole of it where the request does not stream; or why it failed."""
+AT_ONCE = 1 << 16
+"""Ids of prompts that are sent in one go; a request without any counts as ONE. The rest goes with the next
+take(): many samples of a long prompt would keep the event loop for seconds."""
+ONE = 512
 COMMIT = SamplingParams(max_new_tokens=0, temperature=0.0)
 SEEDS = 2**63
 
@@ -50,12 +54,24 @@ class Sender(Protocol):
 
 
 class BatchRequest:
-    """The items of a normalised request. begin() once, then take() until `done`, and leave() in any case."""
+    """The items of a normalised request, or single ones. prepare() and begin() once, then take() until
+    `done`, and leave() in any case. frontend: its name, where there are several. cumulative: see
+    SingleGenerateReq."""
 
     def __init__(
-        self, manager: Sender, items: Sequence[SingleGenerateReq | RuntimeFault], prompts: int
+        self,
+        manager: Sender,
+        requests: GenerateReqInput | Sequence[GenerateReqInput],
+        frontend: str | None = None,
+        *,
+        stream: bool = False,
+        cumulative: bool = False,
     ) -> None:
-        self._manager, self._items, self._prompts = manager, list(items), prompts
+        self._manager, self._requests, self._frontend = manager, requests, frontend
+        self._prompts = requests.batch_size if isinstance(requests, GenerateReqInput) else len(requests)
+        self._stream, self._cumulative = stream, cumulative
+        self._items: list[SingleGenerateReq | RuntimeFault] = []
+        self._to_send: deque[tuple[bool, int]] = deque()
         self._notify: Callable[[], None] = lambda: None
         self._states: dict[int, RequestState] = {}
         self._commits: dict[int, RequestState] = {}
@@ -65,33 +81,29 @@ class BatchRequest:
         self._waiting: dict[str, int] = {}
         self._lock = threading.Lock()
         self._timed = False
-        self.left = len(self._items)
-        self._group = new_rid() if len(self._items) > 1 else None
+        self.left = len(requests)
+        self._group = new_rid() if len(requests) > 1 else None
         self._planned = 0
         self._room = AnswerRoom(manager.max_answer_bytes)
         self.client = CLIENT.get().name
-
-    @classmethod
-    def of(
-        cls,
-        manager: Sender,
-        requests: Sequence[GenerateReqInput],
-        prompts: int,
-        stream: bool,
-        cumulative: bool = False,
-    ) -> BatchRequest:
-        """`requests`: items of `prompts` prompts. What is wrong with one of them is its own answer."""
-        items = [_resolved(one, stream, cumulative, index // prompts) for index, one in enumerate(requests)]
-        return cls(manager, items, prompts)
 
     @property
     def done(self) -> bool:
         return self.left == 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether take() has more to send: it need not be waited for."""
+        return bool(self._to_send)
+
     # -- driving it ------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """The part that may take long: templates and tokenising, once per prompt."""
+        """The part that may take long: the types of all fields, templates and tokenising, once per prompt.
+        What is wrong with an item is its own answer."""
+        known: Known = {}
+        for index in range(len(self._requests)):
+            self._items.append(self._resolved(index, known))
         for index in range(self._prompts):
             item = self._items[index]
             if isinstance(item, RuntimeFault):
@@ -135,22 +147,31 @@ class BatchRequest:
         for index in range(self._prompts):
             if index in self._jobs:
                 if not shared:
-                    self._send(index)
+                    self._to_send.append((False, index))
                 elif self._jobs[index].requests[0].bootstrap is not None:
                     # Who computes prompts has one wait for the other, who decodes computes none.
-                    for sample in self._samples(index):
-                        self._send(sample)
+                    self._to_send.extend((False, sample) for sample in self._samples(index))
                 else:
-                    self._commit(index)
+                    self._to_send.append((True, index))
 
     def take(self) -> list[tuple[int, Outcome]]:
-        """What is new: outputs (an item's last has its finish_reason) and errors, by item."""
+        """What is new: outputs (an item's last has its finish_reason) and errors, by item. Sends what is to
+        be sent, or a part of it (see `has_more`)."""
         while self._changed:
             is_commit, index = self._changed.popleft()
             if is_commit:
                 self._take_commit(index)
             else:
                 self._take_item(index)
+        room = AT_ONCE
+        while self._to_send and room > 0:
+            is_commit, index = self._to_send.popleft()
+            job = self._jobs[index % self._prompts]
+            room -= sum(max(ONE, len(part.input_ids)) for part in job.requests)
+            if is_commit:
+                self._commit(index)
+            else:
+                self._send(index)
         made, self._made = self._made, []
         return made
 
@@ -184,17 +205,35 @@ class BatchRequest:
             self._manager.leave(state)
         self._states.clear()
         self._commits.clear()
+        self._to_send.clear()
         self._waiting.clear()
 
     # -- steps -----------------------------------------------------------------------------------------------
+
+    def _resolved(self, index: int, known: Known) -> SingleGenerateReq | RuntimeFault:
+        """The item for the frontend; a sample has a seed of its own, made of the one that was given."""
+        one = self._requests[index]
+        one.http_worker_ipc = self._frontend
+        try:
+            made = resolve(one, known)
+        except RuntimeFault as fault:
+            return fault
+        made.stream, made.cumulative = self._stream, self._cumulative
+        seed, sample = made.sampling_params.seed, index // self._prompts
+        if sample and seed is not None:
+            made.sampling_params = msgspec.structs.replace(made.sampling_params, seed=(seed + sample) % SEEDS)
+        return made
 
     def _samples(self, prompt: int) -> range:
         return range(prompt, len(self._items), self._prompts)
 
     def _commit(self, prompt: int) -> None:
         """Have the prompt computed."""
-        item, job = self._items[prompt], self._jobs[prompt]
-        assert isinstance(item, SingleGenerateReq)
+        job, samples = self._jobs[prompt], [self._items[index] for index in self._samples(prompt)]
+        item = next((one for one in samples if isinstance(one, SingleGenerateReq)), None)
+        if item is None:  # all were cancelled meanwhile
+            self._to_send.extend((False, index) for index in self._samples(prompt))
+            return
         request = msgspec.structs.replace(
             item, rid=new_rid(), stream=False, return_hidden_states=False, log_metrics=False
         )
@@ -236,8 +275,7 @@ class BatchRequest:
             self._samples_fail(prompt, fault)
             return
         self._manager.leave(self._commits.pop(prompt))
-        for index in self._samples(prompt):
-            self._send(index)
+        self._to_send.extend((False, index) for index in self._samples(prompt))
 
     def _send(self, index: int) -> None:
         with self._lock:
@@ -297,18 +335,3 @@ class BatchRequest:
             self._notify()
 
         return notify
-
-
-def _resolved(
-    one: GenerateReqInput, stream: bool, cumulative: bool, sample: int
-) -> SingleGenerateReq | RuntimeFault:
-    """The item for the frontend; a sample has a seed of its own, made of the one that was given."""
-    try:
-        made = resolve(one)
-    except RuntimeFault as fault:
-        return fault
-    made.stream, made.cumulative = stream, cumulative
-    seed = made.sampling_params.seed
-    if sample and seed is not None:
-        made.sampling_params = msgspec.structs.replace(made.sampling_params, seed=(seed + sample) % SEEDS)
-    return made

@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.processes.frontend.client import CLIENT
-from runtime.processes.frontend.encoding import EncodingPool
+from runtime.processes.frontend.encoding import PER_ITEM, EncodingPool
 from runtime.processes.frontend.limits import Limits
 from runtime.processes.frontend.observe import NOBODY, Begun, Observer
 from runtime.processes.frontend.prepare import RID_END, Preparer
@@ -383,8 +383,10 @@ def _single_raises(request: EmbeddingReqInput, found: list[Embedded]) -> list[Em
 
 
 def _text_size(request: EmbeddingReqInput) -> int:
-    """Characters to tokenise, or ids to look at, roughly."""
-    text = request.text or ""
+    """Characters to tokenise, or other work of about the same length."""
+    text, items = request.text or "", PER_ITEM * len(request)
     if request.input_ids:
-        return count_ids(request.input_ids)
-    return len(text) if isinstance(text, str) else sum(len(str(one)) for one in text)
+        return items + count_ids(request.input_ids)
+    if isinstance(text, str):
+        return items + len(text)
+    return items + sum(len(one) if isinstance(one, str) else sum(map(len, one)) for one in text)

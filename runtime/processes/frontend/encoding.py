@@ -21,6 +21,8 @@ T = TypeVar("T")
 THREADS = 2
 """Texts that are encoded at once: the library lets go of the interpreter's lock meanwhile."""
 MOST_CHARACTERS = 64 << 20
+PER_ITEM = 64
+"""An item of a request takes about as long as it takes to tokenise so many characters."""
 
 
 class Shares:

@@ -7,12 +7,13 @@ dies, everybody who waits gets the reason. It knows mailboxes, not what is behin
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -21,7 +22,7 @@ from runtime.ipc.mailbox import MailboxClosed, Outbox
 from runtime.processes.checkpoint.tokenizer import LONG, Tokenizer
 from runtime.processes.frontend.batch_request import BatchRequest, Outcome
 from runtime.processes.frontend.embedding import Embedded, EmbeddingFrontend
-from runtime.processes.frontend.encoding import MOST_CHARACTERS, EncodingPool
+from runtime.processes.frontend.encoding import MOST_CHARACTERS, PER_ITEM, EncodingPool
 from runtime.processes.frontend.images.placing import has_media
 from runtime.processes.frontend.observe import Observer, Observers
 from runtime.processes.frontend.output_accumulator import Facts
@@ -207,7 +208,7 @@ class TokenizerManager:
                 yield from batch.take()
                 if batch.done:
                     return
-                if not event.wait(batch.time_left()):
+                if not batch.has_more and not event.wait(batch.time_left()):
                     batch.expire()
                 event.clear()
 
@@ -228,7 +229,9 @@ class TokenizerManager:
                     yield pair
                 if batch.done:
                     return
-                if not await waiter.wait(batch.time_left()):
+                if batch.has_more:
+                    await asyncio.sleep(0)
+                elif not await waiter.wait(batch.time_left()):
                     batch.expire()
 
     @contextmanager
@@ -237,13 +240,7 @@ class TokenizerManager:
         self._check_generates()
         if isinstance(request, GenerateReqInput):
             request.normalize_batch_and_arguments()
-            items = [request[index] for index in range(len(request))]
-            prompts = request.batch_size
-        else:
-            items, prompts = list(request), len(request)
-        for item in items:
-            item.http_worker_ipc = self._name
-        batch = BatchRequest.of(self, items, prompts, stream, cumulative)
+        batch = BatchRequest(self, request, self._name, stream=stream, cumulative=cumulative)
         with self._lock:
             self._batches[id(batch)] = batch
         try:
@@ -480,7 +477,7 @@ def _raised(outcome: Outcome) -> OutputDelta:
 
 
 def _size(request: Requests) -> int:
-    """Characters to tokenise, or ids to look at, roughly."""
+    """Characters to tokenise, or other work of about the same length."""
     if not isinstance(request, GenerateReqInput):
         return sum(map(_size, request))
     text = request.text or ""
@@ -489,4 +486,14 @@ def _size(request: Requests) -> int:
     size += size_of_turns(request.messages or ())
     if request.image_data or has_media(request.messages or ()):
         size += LONG + 1  # to be decoded, or even fetched
+    size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))
+    size += PER_ITEM * len(request) if request.is_normalized else 0
     return size * (1 + len(request.choices or ()))
+
+
+def _as_json(value: Any) -> int:
+    """Bytes of it; of what is given in code, and cannot be JSON, some number."""
+    try:
+        return len(msgspec.json.encode(value)) if value else 0
+    except (TypeError, ValueError, RecursionError):
+        return LONG

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.requests.base import new_rid
 
@@ -18,6 +20,8 @@ UNEQUAL_N = "The parallel_sample_num should be the same for all samples in sampl
 HIDDEN = "return_hidden_states must be a boolean or the string literal 'last'"
 MAX_ITEMS = 65_536
 """Items of one request, at most: prompts times samples."""
+MAX_SPREAD_BYTES = 64 << 20
+"""Of one sampling_params that is meant for all items, once for each of them."""
 ROOMS = 1 << 63
 SAMPLE_STRIDE = 0x1E3779B97F4A7C15
 """From a prompt's room to that of its next sample: far, so that no two prompts' samples meet."""
@@ -188,7 +192,7 @@ def token_ids(value: Any, spread: Spread) -> Any:
             where="token_ids_logprob",
         )
     if all(isinstance(one, int) for one in value):
-        return [list(value) for _ in range(spread.total)]
+        return [value] * spread.total
     return spread.whole("token_ids_logprob", value)
 
 
@@ -251,4 +255,21 @@ def params_of(value: Any, spread: Spread, change: Callable[[Any], Any] = lambda 
         return change({} if value is None else value)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return spread.whole("sampling_params", [change({} if one is None else one) for one in value])
-    return [change({} if value is None else value)] * spread.total
+    made = change({} if value is None else value)
+    if isinstance(made, dict) and spread.total > 1:
+        _check_spread(made, spread)
+    return [made] * spread.total
+
+
+def _check_spread(params: dict[Any, Any], spread: Spread) -> None:
+    """Each item takes them along to the scheduler."""
+    try:
+        size = len(msgspec.json.encode(params))
+    except (TypeError, ValueError, RecursionError):
+        return  # no JSON: what is wrong is said where they are read
+    if size * spread.total > MAX_SPREAD_BYTES:
+        raise BadRequest(
+            f"{size} bytes for each of {spread.total} prompts and samples; at most {MAX_SPREAD_BYTES} in all",
+            where="sampling_params",
+            hint="send several requests",
+        )

@@ -6,7 +6,7 @@ name, not dropped. Knows no tokenizer and no model.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -74,6 +74,8 @@ _MADE = (
     "image_data",
 )  # fmt: skip
 _COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
+_HELD = ("messages", "tools", "template_kwargs", "choices", "token_ids_logprob", "custom_labels")
+"""Those of them that may be long, besides texts, and that items share."""
 _UNSERVED = (
     ("input_embeds", "prompts are taken as text, input_ids or messages"),
     ("video_data", "models take text, and some of them images"),
@@ -87,10 +89,16 @@ _UNSERVED = (
 """Fields that are understood but not served, each with what to know about it."""
 
 
-def resolve(request: GenerateReqInput) -> SingleGenerateReq:
+Known: TypeAlias = dict[tuple[str, int], tuple[Any, Any]]
+"""(Field, id() of its value) -> the value, and what was made of it: items of one request share most of what
+they hold."""
+
+
+def resolve(request: GenerateReqInput, known: Known | None = None) -> SingleGenerateReq:
     """The request with defaults filled in and every type checked; given an item of a batch, its `n` is spent.
-    `request` stays as it is. Raises BadRequest and its kinds, with the field in `where`."""
-    one = request
+    `request` stays as it is. known: of other items of the same request. Raises BadRequest and its kinds,
+    with the field in `where`."""
+    one, known = request, {} if known is None else known
     if not request.is_normalized:
         one = copy_request(request)
         one.normalize_batch_and_arguments()
@@ -101,10 +109,17 @@ def resolve(request: GenerateReqInput) -> SingleGenerateReq:
             hint="send a batch, or use the call for batches",
         )
     _refuse_unserved(one)
-    params, constraint = _sampling(one)
-    fields: dict[str, Any] = {name: _plain(getattr(one, name)) for name in _COPIED}
+    params, constraint = _sampling(one, known)
+    values = {name: getattr(one, name) for name in _COPIED}
+    shared = {name: known[name, id(values[name])][1] for name in _HELD if (name, id(values[name])) in known}
+    fields = {name: _plain(value) for name, value in values.items() if name not in shared}
     fields |= {"session_params": _session(one), "constraint": _plain(constraint)}
     made = _typed(fields)
+    for name, value in shared.items():
+        setattr(made, name, value)
+    for name in _HELD:
+        if (value := values[name]) is not None:
+            known[name, id(value)] = value, getattr(made, name)
     made.image_data = ImageData.listed(_plain(one.image_data)) or None
     if made.top_logprobs_num or made.token_ids_logprob:
         made.return_logprob = True
@@ -149,9 +164,12 @@ def _check_bootstrap(made: SingleGenerateReq) -> None:
         _check_text("bootstrap_host", host)
 
 
-def _sampling(one: GenerateReqInput) -> tuple[SamplingParams, Any]:
+def _sampling(one: GenerateReqInput, known: Known) -> tuple[SamplingParams, Any]:
     """Parameters of one sample, and the constraint, which may stand in the parameters or beside them."""
-    params, constraint = SamplingParams.from_user(one.sampling_params)
+    key = "sampling_params", id(one.sampling_params)
+    if key not in known:
+        known[key] = one.sampling_params, SamplingParams.from_user(one.sampling_params)
+    params, constraint = known[key][1]
     if params.n != 1:
         params = msgspec.structs.replace(params, n=1)
     if constraint is not None and one.constraint is not None:

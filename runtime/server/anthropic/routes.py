@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,13 +24,11 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.requests.base import new_rid
 from runtime.server.anthropic.messages import messages_of, tools_of
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import closing_stream, event
 from runtime.server.openai.params import check_model
-from runtime.server.openai.tokenize import beside, size_of
 from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
@@ -168,20 +167,17 @@ def fault_event(fault: RuntimeFault) -> bytes:
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def messages(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, MessagesRequest)
-        job = _Job(ctx, body)
-        if body.stream:
+        job = await ctx.admit(request, MessagesRequest, partial(_Job, ctx))
+        if job.streams:
             return ctx.event_stream(job.stream(), fault_event)
         return json_response(await ctx.while_connected(request, job.whole()))
 
     async def count(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, Prompting)
-        with mapped_errors(_NAMES):
-            made = GenerateReqInput(**_prompt(ctx, body)[0])
-        size = size_of(body.messages)
-        with mapped_errors(_NAMES):
-            ids = await beside(ctx, size, ctx.manager.prompt_ids, made)
-        return json_response(TokenCount(len(ids)))
+        def counted(body: Prompting) -> TokenCount:
+            with mapped_errors(_NAMES):
+                return TokenCount(len(ctx.manager.prompt_ids(GenerateReqInput(**_prompt(ctx, body)[0]))))
+
+        return json_response(await ctx.admit(request, Prompting, counted, encodes=True))
 
     return [
         Route("/v1/messages", messages, methods=["POST"]),
@@ -312,6 +308,10 @@ class _Job:
         [self._reply] = parsers(ctx, self._request, self._tools)
         self._thinks = made.require_reasoning is True
         self._id = f"msg_{new_rid()[:24]}"
+
+    @property
+    def streams(self) -> bool:
+        return self._body.stream
 
     async def whole(self) -> MessageReply:
         reply = self._reply

@@ -7,7 +7,6 @@ Knows no route. The JSON is RFC 8259 and strict: one value, UTF-8, no NaN, no ke
 from __future__ import annotations
 
 import asyncio
-import difflib
 import gc
 import json
 import re
@@ -22,13 +21,15 @@ from starlette.requests import Request
 
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import Aborted, BadRequest, RuntimeFault
+from runtime.protocol.registry import near
+from runtime.server.http.admission import SHORT, admit
 from runtime.server.http.errors import BodyTimeout, BodyTooLarge, InvalidJson, WrongMediaType
 from runtime.server.http.left_out import may_be_left_out
 
 T = TypeVar("T")
 
-LONG = 64 << 10
-"""Bytes from which a body is decoded beside the event loop."""
+_PIECE = 64 << 10
+"""Characters that are looked through at once."""
 _DIGITS = bytes(ord("0") if chr(byte) in "0123456789" else ord(" ") for byte in range(256))
 _LONG_NUMBER = b"0" * 19
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -40,6 +41,9 @@ _MIN_INT, _MAX_INT = -(2**63), 2**64 - 1
 _ONE_BY_ONE = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json")
 """The library holds the interpreter's lock while it reads a list of numbers: several long bodies at once
 would keep it from the event loop one after the other."""
+_ORDINARY = ThreadPoolExecutor(1, thread_name_prefix="sglang-dsl-json-short")
+_MEDIUM = 1 << 20
+"""Bytes of a body that does not wait for long ones: some 20 ms."""
 
 
 async def read_bytes(request: Request, config: ServerConfig) -> bytes:
@@ -70,31 +74,41 @@ async def read_bytes(request: Request, config: ServerConfig) -> bytes:
     return b"".join(parts)
 
 
-async def read_object(request: Request, config: ServerConfig, *, empty_ok: bool = False) -> dict[str, Any]:
-    """The body as a JSON object. `empty_ok`: no body at all counts as {}.
+class Body(NamedTuple):
+    """size: bytes. values: how many, roughly."""
+
+    data: dict[str, Any]
+    size: int = 0
+    values: int = 0
+
+
+async def read_body(
+    request: Request, config: ServerConfig, *, empty_ok: bool = False, names: Collection[str] = ()
+) -> Body:
+    """The body, a JSON object. `empty_ok`: no body at all counts as {}. names: of the fields it may have.
 
     Raises WrongMediaType, BodyTooLarge, BodyTimeout, InvalidJson, BadRequest."""
     body = await read_bytes(request, config)
     if not body and empty_ok:
-        return {}
+        return Body({})
     check_media_type(request.headers.get("content-type"), request.headers.get("content-encoding"))
-    data = await decode(body, config)
+    data, values = await _decoded(body, config, names)
     if not isinstance(data, dict):
         raise BadRequest(f"the body must be a JSON object, got {json_type(data)}", where="body")
-    return data
+    return Body(data, len(body), values)
 
 
 async def decode(body: bytes, config: ServerConfig) -> Any:
     """The body as JSON; a long one is read beside the event loop. Raises as decode_long."""
-    if len(body) < LONG:
-        return decode_json(body, config.max_body_depth)
-    limits = config.max_body_depth, config.max_body_values
-    return await asyncio.get_running_loop().run_in_executor(_ONE_BY_ONE, decode_long, body, *limits)
+    return (await _decoded(body, config, ()))[0]
 
 
-async def read_struct(request: Request, config: ServerConfig, kind: type[T], *, empty_ok: bool = False) -> T:
-    """The body as a `kind` (a msgspec struct); the same errors as read_object, and those of to_struct."""
-    return to_struct(await read_object(request, config, empty_ok=empty_ok), kind)
+async def _decoded(body: bytes, config: ServerConfig, names: Collection[str]) -> tuple[Any, int]:
+    """With the number of values, roughly."""
+    if len(body) <= SHORT:
+        return decode_json(body, config.max_body_depth), 0
+    pool = _ONE_BY_ONE if len(body) > _MEDIUM else _ORDINARY
+    return await asyncio.get_running_loop().run_in_executor(pool, decode_long, body, config, names)
 
 
 def check_media_type(header: str | None, encoding: str | None = None) -> None:
@@ -145,17 +159,15 @@ def decode_json(body: bytes, max_depth: int) -> Any:
     return _whole_text(data) if _SURROGATE.search(text) else data
 
 
-def decode_long(body: bytes, max_depth: int, max_values: int) -> Any:
-    """The same for a body that may have many values, and without the collector of garbage, which would look
-    through all that is made, again and again. Raises BodyTooLarge as well."""
-    if _separators(body, 0, len(body)) > max_values and _values(body, max_values) > max_values:
-        raise BodyTooLarge(
-            f"the body has more than {max_values} values", where="body", hint="max_body_values"
-        )
+def decode_long(body: bytes, config: ServerConfig, names: Collection[str] = ()) -> tuple[Any, int]:
+    """The same for a body that may have many values, and how many it has, roughly. Without the collector of
+    garbage, which would look through all that is made, again and again. Raises BodyTooLarge as well."""
+    values = admit(body, config, names).values
     enabled = gc.isenabled()
     gc.disable()
     try:
-        return _decode_numbers(body, max_depth) or decode_json(body, max_depth)
+        depth = config.max_body_depth
+        return _decode_numbers(body, depth) or decode_json(body, depth), values
     finally:
         if enabled:
             gc.enable()
@@ -188,44 +200,6 @@ def _without_numbers(body: bytes) -> bytes:
 
 _NUMERIC = bytes(ord("0") if chr(byte) in "0123456789,.eE+- \t\r\n" else ord(" ") for byte in range(256))
 _LONG_RUN = b"0" * 256
-_SEPARATORS = (b",", b":", b"[", b"{")
-_STEP = 1 << 20
-"""Bytes that are looked through at once: about 1 ms, in which the interpreter's lock is held."""
-
-
-def _separators(body: bytes, start: int, end: int) -> int:
-    if end - start <= _STEP:
-        return sum(body.count(one, start, end) for one in _SEPARATORS)
-    steps = range(start, end, _STEP)
-    return sum(body.count(one, at, min(at + _STEP, end)) for at in steps for one in _SEPARATORS)
-
-
-def _values(body: bytes, most: int) -> int:
-    """How many separators of values stand outside of texts; stops counting above `most`. In steps of the
-    interpreter: nothing here holds its lock for long."""
-    count = at = 0
-    while count <= most:
-        quote = body.find(b'"', at)
-        end = len(body) if quote < 0 else quote
-        count += _separators(body, at, end)
-        if quote < 0:
-            break
-        at = _end_of_text(body, quote + 1)
-    return count
-
-
-def _end_of_text(body: bytes, at: int) -> int:
-    while (quote := body.find(b'"', at)) >= 0:
-        before = quote
-        while body[before - 1] == _BACKSLASH and before > at:
-            before -= 1
-        at = quote + 1
-        if (quote - before) % 2 == 0:
-            return at
-    return len(body)
-
-
-_BACKSLASH = 0x5C
 
 
 def to_struct(data: Any, kind: type[T], where: str = "") -> T:
@@ -248,11 +222,11 @@ def known_fields(data: Mapping[str, Any], known: Collection[str], where: str = "
         if name in known:
             made[name] = value
         elif not may_be_left_out(name, value, where):
-            near = difflib.get_close_matches(name, known, n=1)
+            meant = near(name, known)
             raise BadRequest(
                 f"unknown field {name[:80]!r}",
                 where=f"{where}.{name[:80]}" if where else name[:80],
-                hint=f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}",
+                hint=f"did you mean {meant!r}?" if meant else f"known: {', '.join(sorted(known))}",
             )
     return made
 
@@ -387,7 +361,7 @@ def _check_depth(data: Any, most: int) -> None:
 def _whole_text(value: Any) -> Any:
     match value:
         case str():
-            parts = [value[at : at + LONG] for at in range(0, len(value), LONG)]
+            parts = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)]
             return "".join(_LONE.sub("\ufffd", part) for part in parts)
         case list():
             return [_whole_text(item) for item in value]

@@ -36,7 +36,6 @@ from runtime.protocol.control import (
 from runtime.protocol.errors import BadRequest, ModelLoadError, from_dict
 from runtime.protocol.io_struct import SingleReq
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.errors import Forbidden, NoSuchService, error_body, json_response
 from runtime.server.http.openapi import Operation
 
@@ -274,7 +273,7 @@ class Control:
         )
 
     async def abort(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, Abort)
+        asked = await self._ctx.asked(request, Abort)
         if CLIENT.get().is_tenant and (asked.abort_all or asked.prefix):
             raise Forbidden(
                 "only the admin key is allowed to cancel the requests of others", where="abort_all / prefix"
@@ -286,6 +285,8 @@ class Control:
         rids = [asked.rid] if isinstance(asked.rid, str) else asked.rid or []
         if not rids or not all(rids):
             raise BadRequest("rid or abort_all is required", where="rid")
+        if len(rids) > (most := self._ctx.config.max_batch_items):
+            raise BadRequest(f"has {len(rids)} ids; at most {most}", where="rid", hint="max_batch_items")
         if CLIENT.get().is_tenant:
             own = msgspec.json.encode(_OwnAbort(rids, CLIENT.get().name)).decode()
             self._abort_for_client(own)
@@ -308,14 +309,14 @@ class Control:
         return True
 
     async def pause(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, Pause, empty_ok=True)
+        asked = await self._ctx.asked(request, Pause, empty_ok=True)
         return await self._order(PauseReq(mode=asked.mode))
 
     async def resume(self, request: Request) -> Response:
         return await self._order(ContinueReq())
 
     async def open_session(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, OpenSession, empty_ok=True)
+        asked = await self._ctx.asked(request, OpenSession, empty_ok=True)
         if asked.capacity_of_str_len < 0:
             raise BadRequest(
                 f"must be at least 0, got {asked.capacity_of_str_len}", where="capacity_of_str_len"
@@ -337,11 +338,11 @@ class Control:
         return json_response(answer.data.get("session_id", asked.session_id))
 
     async def close_session(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, CloseSession)
+        asked = await self._ctx.asked(request, CloseSession)
         return await self._order(CloseSessionReq(session_id=asked.session_id, owner=CLIENT.get().owner))
 
     async def start_profile(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, StartProfile, empty_ok=True)
+        asked = await self._ctx.asked(request, StartProfile, empty_ok=True)
         if asked.num_steps is not None and asked.num_steps < 1:
             raise BadRequest(f"must be at least 1, got {asked.num_steps}", where="num_steps")
         if asked.output_dir is not None and not _FOLDER_NAME.match(asked.output_dir):
@@ -353,7 +354,7 @@ class Control:
         return await self._order(ProfileReq(action="stop"))
 
     async def configure_logging(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, ConfigureLogging)
+        asked = await self._ctx.asked(request, ConfigureLogging)
         if asked.log_level not in (None, *LEVELS):
             raise BadRequest(f"must be one of {', '.join(LEVELS)}", where="log_level")
         told = msgspec.json.encode(asked).decode()
@@ -362,12 +363,12 @@ class Control:
         return json_response(Done(True))
 
     async def set_state(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, SetInternalState)
+        asked = await self._ctx.asked(request, SetInternalState)
         values = {name: value for name, value in asked.server_args.items() if value is not None}
         return await self._order(SetStateReq(values=values))
 
     async def precompile(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, Precompile)
+        asked = await self._ctx.asked(request, Precompile)
         patience = self._ctx.config.control_timeout_s
         wait = patience if asked.timeout is None else asked.timeout
         if not 0 < wait <= MAX_WAIT_S:
@@ -380,13 +381,13 @@ class Control:
         return json_response(answer.data)
 
     async def load_lora(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, LoadLora)
+        asked = await self._ctx.asked(request, LoadLora)
         return await self._lora(
             LoadLoRAAdapterReq(lora_name=asked.lora_name, lora_path=asked.lora_path, pinned=asked.pinned)
         )
 
     async def unload_lora(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, UnloadLora)
+        asked = await self._ctx.asked(request, UnloadLora)
         return await self._lora(UnloadLoRAAdapterReq(lora_name=asked.lora_name))
 
     async def _lora(self, order: SingleReq) -> Response:
@@ -395,7 +396,7 @@ class Control:
         return json_response(LoadedLoras(answer.data["loaded_adapters"]))
 
     async def update_weights(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, UpdateWeights)
+        asked = await self._ctx.asked(request, UpdateWeights)
         if not asked.flush_cache:
             raise BadRequest("must be true: KV of other weights cannot be reused", where="flush_cache")
         if asked.load_format not in (None, "auto", "safetensors"):

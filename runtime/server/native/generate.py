@@ -20,8 +20,8 @@ from runtime.protocol.io_struct import EmbeddingOutput, GenerateOutput, OutputDe
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.protocol.sampling import WORDS
-from runtime.server.context import ServerContext
-from runtime.server.http.body import json_type, known_fields, read_object, to_struct
+from runtime.server.context import Q, ServerContext
+from runtime.server.http.body import json_type, known_fields, to_struct
 from runtime.server.http.errors import error_body, json_response
 from runtime.server.http.left_out import may_be_left_out
 from runtime.server.http.openapi import Operation, body_schema
@@ -108,12 +108,8 @@ class Native:
         self._ctx = ctx
 
     async def generate(self, request: Request) -> Response:
-        data = known_fields(await read_object(request, self._ctx.config), _GENERATE_SCHEMA.names)
-        data["sampling_params"] = _without_unknown(data.get("sampling_params"))
-        incremental = self._incremental(data)
-        made = self._ctx.with_deadline(to_struct(data, GenerateReqInput))
-        made.normalize_batch_and_arguments()
-        check_items(made, self._ctx)
+        body = await self._ctx.read(request, GenerateReqInput)
+        made, incremental = await self._ctx.made(body, self._generating)
         if made.stream:
             return self._ctx.event_stream(self._events(made, incremental))
         if made.is_single:
@@ -127,6 +123,20 @@ class Native:
                 for outcome, rid in zip(outcomes, rids, strict=True)
             ]
         )
+
+    def _generating(self, given: dict[str, Any]) -> tuple[GenerateReqInput, bool]:
+        """The request of a body, and whether its stream sends new text only. Raises BadRequest."""
+        data = known_fields(given, _GENERATE_SCHEMA.names)
+        data["sampling_params"] = _without_unknown(data.get("sampling_params"))
+        incremental = self._incremental(data)
+        return self._whole(to_struct(data, GenerateReqInput)), incremental
+
+    def _whole(self, made: Q) -> Q:
+        """Normalised, and within the limits."""
+        made = self._ctx.with_deadline(made)
+        made.normalize_batch_and_arguments()
+        check_items(made, self._ctx)
+        return made
 
     async def _one(self, made: GenerateReqInput) -> GenerateAnswer:
         try:
@@ -144,10 +154,10 @@ class Native:
         return await self.encode(request)
 
     async def encode(self, request: Request) -> Response:
-        data = known_fields(await read_object(request, self._ctx.config), _ENCODE_SCHEMA.names)
-        made = self._ctx.with_deadline(to_struct(data, EmbeddingReqInput))
-        made.normalize_batch_and_arguments()
-        check_items(made, self._ctx)
+        def embedding(data: dict[str, Any]) -> EmbeddingReqInput:
+            return self._whole(to_struct(known_fields(data, _ENCODE_SCHEMA.names), EmbeddingReqInput))
+
+        made = await self._ctx.made(await self._ctx.read(request, EmbeddingReqInput), embedding)
         outputs = await self._ctx.while_connected(request, self._ctx.manager.embed(made))
         raise_if_all_failed(outputs)
         answers = [_vector(output) for output in outputs]

@@ -8,7 +8,6 @@ POST /separate_reasoning {"text": "...", "reasoning_parser": "qwen3"}
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -21,7 +20,6 @@ from runtime.formats.tools import FunctionCallParser, ToolCallItem
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.registry import UnknownName
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 
@@ -70,29 +68,33 @@ OPENAPI = {
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def parse(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, ParseFunctionCall)
-        key = body.tool_call_parser or ctx.model.tool_parser
-        if key is None:
-            raise BadRequest(
-                f"is needed: {ctx.model.tool_parser_reason or 'the model has none'}", where="tool_call_parser"
-            )
-        _check(body.text)
-        try:
-            parser = FunctionCallParser(body.tools, key)
-        except ValueError as error:
-            where = "tool_call_parser" if "tool_call_parser" in str(error) else "tools"
-            raise BadRequest(str(error), where=where) from error
-        content, calls = await asyncio.to_thread(parser.parse_non_stream, body.text)
-        return json_response(ParsedCalls(content, calls))
+        def parsed(body: ParseFunctionCall) -> ParsedCalls:
+            key = body.tool_call_parser or ctx.model.tool_parser
+            if key is None:
+                raise BadRequest(
+                    f"is needed: {ctx.model.tool_parser_reason or 'the model has none'}",
+                    where="tool_call_parser",
+                )
+            _check(body.text)
+            try:
+                parser = FunctionCallParser(body.tools, key)
+            except ValueError as error:
+                where = "tool_call_parser" if "tool_call_parser" in str(error) else "tools"
+                raise BadRequest(str(error), where=where) from error
+            return ParsedCalls(*parser.parse_non_stream(body.text))
+
+        return json_response(await ctx.admit(request, ParseFunctionCall, parsed, encodes=True))
 
     async def separate(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, SeparateReasoning)
-        _check(body.text)
-        try:
-            found = split_reasoning(body.text, reasoning_type(body.reasoning_parser))
-        except UnknownName as error:
-            raise BadRequest(str(error), where="reasoning_parser") from error
-        return json_response(SeparatedReasoning(found.answer, found.reasoning))
+        def separated(body: SeparateReasoning) -> SeparatedReasoning:
+            _check(body.text)
+            try:
+                found = split_reasoning(body.text, reasoning_type(body.reasoning_parser))
+            except UnknownName as error:
+                raise BadRequest(str(error), where="reasoning_parser") from error
+            return SeparatedReasoning(found.answer, found.reasoning)
+
+        return json_response(await ctx.admit(request, SeparateReasoning, separated, encodes=True))
 
     return [
         Route("/parse_function_call", parse, methods=["POST"]),

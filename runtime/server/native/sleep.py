@@ -22,7 +22,6 @@ from runtime.protocol.control import HealthReq, MemoryPart, ReleaseMemoryReq, Re
 from runtime.protocol.errors import BadRequest, ModelLoadError
 from runtime.protocol.requests.base import SingleReq
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.native.control import MAX_WAIT_S, Done, raise_if_refused, seconds
@@ -91,7 +90,7 @@ def routes(ctx: ServerContext) -> list[Route]:
         return await resume(await parts_of(request))
 
     async def parts_of(request: Request) -> list[MemoryPart]:
-        asked = await read_struct(request, ctx.config, Memory, empty_ok=True)
+        asked = await ctx.asked(request, Memory, empty_ok=True)
         tags = PARTS if asked.tags is None else asked.tags
         if not (parts := [part for part in PARTS if part in tags]):
             raise BadRequest(f"must name one of {', '.join(PARTS)}", where="tags")

@@ -12,7 +12,7 @@ import json
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -27,7 +27,6 @@ from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
@@ -50,6 +49,7 @@ from runtime.server.openai.messages import callable_tools, tools_of
 from runtime.server.replies import follow, parsers, ready, run, shown_marks
 from runtime.server.tool_use import ToolUse
 
+_Asked: TypeAlias = tuple[OllamaRequest, tuple[GenerateReqInput, ToolUse] | None]
 PREFIXES = ("/api/",)
 """Paths whose errors look as Ollama's clients expect."""
 LINES = {"content-type": "application/x-ndjson"}
@@ -153,18 +153,23 @@ class _Routes:
         self._began = _moment(ctx)
 
     async def chat(self, request: Request) -> Response:
-        body = await read_struct(request, self._ctx.config, OllamaChat)
-        return await self._answer(request, body, None if not body.messages else _chat_of(self._ctx, body))
+        def asked(body: OllamaChat) -> _Asked:
+            return body, None if not body.messages else _chat_of(self._ctx, body)
+
+        return await self._answer(request, *await self._ctx.admit(request, OllamaChat, asked))
 
     async def generate(self, request: Request) -> Response:
-        body = await read_struct(request, self._ctx.config, OllamaGenerate)
-        for name in ("template", "context"):
-            if getattr(body, name):
-                raise BadRequest(
-                    "is not supported: the model's own template is used; send messages for a conversation",
-                    where=name,
-                )
-        return await self._answer(request, body, None if not body.prompt else _text_of(self._ctx, body))
+        def asked(body: OllamaGenerate) -> _Asked:
+            for name in ("template", "context"):
+                if getattr(body, name):
+                    raise BadRequest(
+                        "is not supported: the model's own template is used; send messages for a "
+                        "conversation",
+                        where=name,
+                    )
+            return body, None if not body.prompt else _text_of(self._ctx, body)
+
+        return await self._answer(request, *await self._ctx.admit(request, OllamaGenerate, asked))
 
     async def _answer(
         self, request: Request, body: OllamaRequest, asked: tuple[GenerateReqInput, ToolUse] | None
@@ -186,12 +191,11 @@ class _Routes:
         return json_response(await self._ctx.while_connected(request, job.whole()))
 
     async def embed(self, request: Request) -> Response:
-        body = await read_struct(request, self._ctx.config, OllamaEmbed)
-        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, body)))
+        made = await self._ctx.admit(request, OllamaEmbed, lambda body: _vectors_of(self._ctx, body))
+        return json_response(await self._ctx.while_connected(request, _embedded(self._ctx, *made)))
 
     async def show(self, request: Request) -> Response:
-        body = await read_struct(request, self._ctx.config, OllamaShow)
-        name = body.model or body.name
+        name = await self._ctx.admit(request, OllamaShow, lambda body: body.model or body.name)
         if not name:
             raise BadRequest("is missing", where="model")
         adapter_of(self._ctx, name)
@@ -296,13 +300,19 @@ def _request(
     return ready(ctx, made, NAMES)
 
 
-async def _embedded(ctx: ServerContext, body: OllamaEmbed) -> OllamaVectors:
+def _vectors_of(ctx: ServerContext, body: OllamaEmbed) -> tuple[str, EmbeddingReqInput]:
+    """The model's name as the client wrote it, and the request. Raises BadRequest."""
     adapter = adapter_of(ctx, body.model)
     texts: list[str | list[str]] = [body.input] if isinstance(body.input, str) else [*body.input]
     with mapped_errors({"text": "input"}):
         made = ctx.with_deadline(EmbeddingReqInput(text=texts, dimensions=body.dimensions, lora_path=adapter))
         made.normalize_batch_and_arguments()
         check_items(made, ctx)
+    return body.model, made
+
+
+async def _embedded(ctx: ServerContext, model: str, made: EmbeddingReqInput) -> OllamaVectors:
+    with mapped_errors({"text": "input"}):
         vectors, tokens, took = [], 0, 0.0
         for outcome in await ctx.manager.embed(made):
             if isinstance(outcome, RuntimeFault):
@@ -311,7 +321,7 @@ async def _embedded(ctx: ServerContext, body: OllamaEmbed) -> OllamaVectors:
             tokens += outcome.prompt_tokens
             took = max(took, float(outcome.meta.get("e2e_latency", 0.0)))
     return OllamaVectors(
-        model=body.model,
+        model=model,
         embeddings=vectors,
         total_duration=_nanoseconds(took),
         load_duration=0,

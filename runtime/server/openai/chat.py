@@ -6,6 +6,7 @@ It knows messages and choices; prompts, templates and tokens are the frontend's.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,6 @@ from runtime.protocol.messages import Message
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.sampling import ROOM
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import FieldNames
 from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.left_out import says_nothing
@@ -141,9 +141,8 @@ _REFUSED = {
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def chat(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, ChatRequest)
-        job = ChatJob(ctx, body)
-        if body.stream:
+        job = await ctx.admit(request, ChatRequest, partial(ChatJob, ctx))
+        if job.streams:
             return ctx.event_stream(job.stream())
         return json_response(await ctx.while_connected(request, job.whole()))
 
@@ -240,6 +239,10 @@ class ChatJob:
             "created": self._created,
             "model": ctx.served_name,
         }
+
+    @property
+    def streams(self) -> bool:
+        return bool(self._body.stream)
 
     async def whole(self) -> ChatCompletion:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)

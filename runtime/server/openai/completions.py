@@ -22,7 +22,6 @@ from runtime.protocol.io_struct import GenerateReqInput, OutputDelta
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.http.sse import DONE, closing_stream, event
@@ -100,9 +99,8 @@ OPENAPI = {
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def completions(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, CompletionRequest)
-        job = _Job(ctx, body)
-        if body.stream:
+        job = await ctx.admit(request, CompletionRequest, functools.partial(_Job, ctx))
+        if job.streams:
             return ctx.event_stream(job.stream())
         return json_response(await ctx.while_connected(request, job.whole()))
 
@@ -139,6 +137,10 @@ class _Job:
         self._prompt = prompt
         self._id = f"cmpl-{body.named or new_rid()}"
         self._created = int(ctx.clock())
+
+    @property
+    def streams(self) -> bool:
+        return bool(self._body.stream)
 
     def _check(self, body: CompletionRequest) -> None:
         if body.best_of is not None and body.best_of < body.samples:

@@ -16,7 +16,6 @@ from runtime.protocol.errors import RuntimeFault
 from runtime.protocol.io_struct import EmbeddingOutput
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
@@ -73,13 +72,14 @@ _WORDS = {"text": "input", "input_ids": "input"}
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def embeddings(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, EmbeddingRequest)
-        return json_response(await ctx.while_connected(request, _answer(ctx, body)))
+        body, made = await ctx.admit(request, EmbeddingRequest, lambda body: (body, _request(ctx, body)))
+        return json_response(await ctx.while_connected(request, _answer(ctx, body, made)))
 
     return [Route("/v1/embeddings", embeddings, methods=["POST"])]
 
 
-async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
+def _request(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingReqInput:
+    """Raises BadRequest."""
     adapter = check_model(ctx, body.model)
     fields = {name: value for name in ("dimensions", "cache_salt", "priority", "rid", "timeout_s")
               if (value := getattr(body, name)) is not None}  # fmt: skip
@@ -89,6 +89,11 @@ async def _answer(ctx: ServerContext, body: EmbeddingRequest) -> EmbeddingList:
         )
         made.normalize_batch_and_arguments()
         check_items(made, ctx)
+    return made
+
+
+async def _answer(ctx: ServerContext, body: EmbeddingRequest, made: EmbeddingReqInput) -> EmbeddingList:
+    with mapped_errors(_WORDS):
         outputs = [_whole(outcome) for outcome in await ctx.manager.embed(made)]
     data = [
         Embedding(index, _encoded(output.embedding, body.encoding_format))

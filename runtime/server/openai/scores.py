@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from operator import mul
 from typing import Any, TypeVar
 
@@ -24,18 +25,17 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
+from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest, NotSupported, RuntimeFault
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.base import new_rid
 from runtime.protocol.requests.embedding import EmbeddingReqInput
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
 from runtime.server.http.error_mapping import mapped_errors
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.params import DEFAULT_MODEL, check_model
-from runtime.server.openai.tokenize import beside
 
 T = TypeVar("T")
 ANSWERS = ("yes", "no")
@@ -168,12 +168,12 @@ OPENAPI = {
 
 def routes(ctx: ServerContext) -> list[Route]:
     async def score(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, ScoreRequest)
+        body = await ctx.asked(request, ScoreRequest)
         work = _labels(ctx, body) if body.items is not None else _pairs(ctx, body)
         return json_response(await ctx.while_connected(request, work))
 
     async def rerank(request: Request) -> Response:
-        body = await read_struct(request, ctx.config, RerankRequest)
+        body = await ctx.asked(request, RerankRequest)
         return json_response(await ctx.while_connected(request, _ranking(ctx, body)))
 
     return [
@@ -207,7 +207,7 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
     ):
         made = ctx.with_deadline(
             GenerateReqInput(
-                **_prompts(body),
+                **_prompts(ctx, body),
                 sampling_params={"max_new_tokens": 1, "temperature": 1.0, "ignore_eos": True},
                 return_logprob=True,
                 token_ids_logprob=[*labels],
@@ -216,7 +216,6 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
             )
         )
         made.normalize_batch_and_arguments()
-        _check_number(ctx, len(made), "items")
         outcomes = await ctx.manager.submit_batch(made)
         scores, tokens = [], 0
         for outcome in outcomes:
@@ -229,7 +228,7 @@ async def _labels(ctx: ServerContext, body: ScoreRequest) -> LabelScores:
     return LabelScores(scores, ctx.served_name, ScoreUsage(tokens, tokens))
 
 
-def _prompts(body: ScoreRequest) -> dict[str, Any]:
+def _prompts(ctx: ServerContext, body: ScoreRequest) -> dict[str, Any]:
     """Query and item of each, one after the other. Raises BadRequest."""
     query, items = body.query, body.items
     match items:
@@ -248,6 +247,7 @@ def _prompts(body: ScoreRequest) -> dict[str, Any]:
     kind = str if isinstance(query, str) else list
     if not all(isinstance(item, kind) for item in given):
         raise BadRequest("query and items must be either all strings or all ids", where="items")
+    _check_work(ctx, len(given), len(query) * len(given) + sum(map(len, given)), "items")
     wholes = [item + query if body.item_first else query + item for item in given]
     return {"text" if kind is str else "input_ids": wholes}
 
@@ -302,12 +302,14 @@ async def _ranking(ctx: ServerContext, body: RerankRequest) -> Ranking:
     if body.top_n is not None and body.top_n < 0:
         raise BadRequest(f"must be at least 0, got {body.top_n}", where="top_n")
     texts = [one if isinstance(one, str) else one.text for one in body.documents]
-    _check_number(ctx, len(texts), "documents")
+    _check_work(ctx, len(texts), sum(map(len, texts)), "documents")
     read, most = texts, body.max_tokens_per_doc
     if most is not None:
         if most < 1:
             raise BadRequest(f"must be at least 1, got {most}", where="max_tokens_per_doc")
-        read = await beside(ctx, sum(map(len, texts)), _shortened, ctx, texts, most)
+        shorten = partial(_shortened, ctx, texts, most)
+        size = sum(map(len, texts))
+        read = shorten() if size < LONG else await ctx.manager.encoding.run(size, shorten)
     scores, tokens = await _scored(ctx, body, [(body.query, text) for text in read], "documents")
     best = sorted(range(len(texts)), key=lambda index: (-scores[index], index))[: body.top_n or None]
     results = [
@@ -331,7 +333,7 @@ async def _scored(
 ) -> tuple[list[float], int]:
     """Each pair's score, and the tokens that were read for them."""
     adapter = check_model(ctx, body.model)
-    _check_number(ctx, len(pairs), where)
+    _check_work(ctx, len(pairs), sum(len(one) + len(two) for one, two in pairs), where)
     if body.instruct and body.instruction:
         raise BadRequest("cannot be combined with instruction", where="instruct")
     with mapped_errors({"text": where, "messages": where, "rid": "request_id"}):
@@ -446,11 +448,16 @@ def _named(body: Scoring) -> dict[str, Any]:
     return {**made, "rid": named} if named else made
 
 
-def _check_number(ctx: ServerContext, number: int, where: str) -> None:
+def _check_work(ctx: ServerContext, number: int, size: int, where: str) -> None:
+    """size: characters, or ids, of all texts, each counted as often as it is read."""
     limit = ctx.config.max_batch_items
     if number > limit:
         raise BadRequest(
             f"{number} texts in one request; at most {limit}",
             where=where,
             hint="send several requests, or start the server with a larger max_batch_items",
+        )
+    if size > (most := ctx.config.max_encode_chars // 2):
+        raise BadRequest(
+            f"all pairs together have {size} characters; at most {most}", where=where, hint="max_encode_chars"
         )

@@ -5,8 +5,6 @@ POST /tokenize {"prompt": "Hello"} -> {"tokens": [...], "count": 3, "max_model_l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,11 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.formats.chat.render import conversation
-from runtime.processes.checkpoint.tokenizer import LONG
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.requests.generate import GenerateReqInput
 from runtime.server.context import ServerContext
-from runtime.server.http.body import json_type, read_struct
+from runtime.server.http.body import json_type
 from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation, body_schema
 from runtime.server.openai.messages import messages_of, tools_of
@@ -95,18 +92,17 @@ class TokenRoutes:
         self._ctx = ctx
 
     async def tokenize(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, Tokenize)
+        return json_response(await self._ctx.admit(request, Tokenize, self._tokenized, encodes=True))
+
+    async def detokenize(self, request: Request) -> Response:
+        return json_response(await self._ctx.admit(request, Detokenize, self._to_text, encodes=True))
+
+    def _tokenized(self, asked: Tokenize) -> Tokens:
         if (asked.prompt is None) == (asked.messages is None):
             raise BadRequest("either prompt or messages is needed, and not both", where="prompt")
         if asked.messages is not None:
-            size = size_of(asked.messages)
-            return json_response(await beside(self._ctx, size, self._of_messages, asked, asked.messages))
-        texts = _texts(asked.prompt, self._ctx.config.max_batch_items)
-        return json_response(await beside(self._ctx, sum(map(len, texts)), self._of_texts, asked, texts))
-
-    async def detokenize(self, request: Request) -> Response:
-        asked = await read_struct(request, self._ctx.config, Detokenize)
-        return json_response(await beside(self._ctx, _ids_in(asked.tokens), self._to_text, asked))
+            return self._of_messages(asked, asked.messages)
+        return self._of_texts(asked, _texts(asked.prompt, self._ctx.config.max_batch_items))
 
     def _of_texts(self, asked: Tokenize, texts: list[str]) -> Tokens:
         found = [self._ctx.manager.tokenizer.encode(text, asked.add_special_tokens) for text in texts]
@@ -157,23 +153,6 @@ class TokenRoutes:
         if tokens and all(isinstance(ids, list) for ids in tokens):
             return Text([one(ids, f"tokens[{at}]") for at, ids in enumerate(tokens) if isinstance(ids, list)])
         return Text(one(tokens, "tokens"))
-
-
-def size_of(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Characters of a conversation, for beside(): one with parts is long, they may be pictures."""
-    size = sum(len(str(message)) for message in messages)
-    return size + LONG * any(isinstance(message.get("content"), list) for message in messages)
-
-
-async def beside(ctx: ServerContext, size: int, work: Any, *arguments: Any) -> Any:
-    """`work(*arguments)`; a long one in a thread, so that other requests go on."""
-    if size < LONG:
-        return work(*arguments)
-    return await ctx.manager.encoding.run(size, partial(work, *arguments))
-
-
-def _ids_in(tokens: list[Any]) -> int:
-    return sum(len(one) if isinstance(one, list) else 1 for one in tokens)
 
 
 def _texts(prompt: Any, most: int) -> list[str]:

@@ -99,6 +99,10 @@ class Job:
         self._choice = chosen(body.tool_choice, self._offer.run)
         self._step: Step | None = self._next(self._choice)
 
+    @property
+    def streams(self) -> bool:
+        return bool(self._body.stream)
+
     def _check(self) -> None:
         body = self._body
         check_metadata(body.metadata)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +17,7 @@ from starlette.routing import Route
 
 from runtime.protocol.errors import BadRequest
 from runtime.server.context import ServerContext
-from runtime.server.http.body import read_struct
+from runtime.server.http.body import to_struct
 from runtime.server.http.errors import NotSupported, json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.responses.job import Job
@@ -87,16 +88,18 @@ class _Routes:
         }
 
     async def create(self, request: Request) -> Response:
-        body = await read_struct(request, self._ctx.config, ResponsesRequest)
-        earlier = None
-        if (before := body.previous_response_id) is not None:
+        body, earlier = await self._ctx.read(request, ResponsesRequest), None
+        if isinstance(before := body.data.get("previous_response_id"), str):
             earlier = await self._find(before)
-        job = Job(self._ctx, body, self._store, earlier)
-        if body.background:
+        job = await self._ctx.made(body, lambda data: self._job(data, earlier))
+        if job.response.background:
             return json_response(job.begin())
-        if body.stream:
+        if job.streams:
             return self._ctx.event_stream(job.stream(), job.failed_event)
         return json_response(await self._ctx.while_connected(request, job.whole()))
+
+    def _job(self, data: dict[str, Any], earlier: Kept | None) -> Job:
+        return Job(self._ctx, to_struct(data, ResponsesRequest), self._store, earlier)
 
     async def read(self, request: Request) -> Response:
         identity = request.path_params["response_id"]

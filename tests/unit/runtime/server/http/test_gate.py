@@ -20,7 +20,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest, EngineDead, QueueFull, RuntimeFault
 from runtime.server.app import MODULES, build_app
-from runtime.server.http.body import read_object
+from runtime.server.http.body import read_body
 from runtime.server.http.errors import json_response
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
@@ -178,7 +178,7 @@ def test_bodies_are_limited_whether_announced_or_not() -> None:
     config = ServerConfig(max_body_bytes=1000)
 
     async def echo(request: Request) -> Response:
-        return json_response(await read_object(request, config))
+        return json_response((await read_body(request, config)).data)
 
     async def drip() -> Any:
         for _ in range(50):
@@ -213,7 +213,7 @@ def test_a_body_that_never_ends_is_given_up() -> None:
     config = ServerConfig(body_timeout_s=0.05)
 
     async def read(request: Request) -> Response:
-        return json_response(await read_object(request, config))
+        return json_response((await read_body(request, config)).data)
 
     async def main() -> None:
         app = served(read)
