@@ -327,7 +327,7 @@ class _Job:
     ) -> None:
         self._ctx, self._body, self._request = ctx, body, request
         self._names = use.named(NAMES)
-        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None)
+        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None, whole_calls=True)
 
     async def whole(self) -> OllamaAnswer:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
@@ -346,7 +346,7 @@ class _Job:
                         case ContentDelta(text=text) if text:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
-                    if reply.calls:  # they are told whole
+                    if reply.calls and not reply.was_cut:  # they are told whole
                         yield line(self._line("", calls=_calls(reply)))
                     yield line(self._line("", "", reply, end=True, calls=[]))
 
@@ -381,7 +381,7 @@ def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; what is none (the output was cut) stays text."""
+    """As an object; what is none stays text."""
     try:
         return json.loads(text or "{}")
     except ValueError:
