@@ -391,7 +391,7 @@ def _arguments(text: str) -> Any:
 def _tell_end(made: OllamaAnswer, meta: Mapping[str, Any]) -> None:
     reason = (meta.get("finish_reason") or {}).get("type", "stop")
     total, first = float(meta.get("e2e_latency") or 0.0), float(meta.get("first_token_latency") or 0.0)
-    made.done_reason = reason if reason in ("stop", "length") else "stop"
+    made.done_reason = reason
     made.total_duration = _nanoseconds(total)
     made.load_duration = 0
     made.prompt_eval_count = int(meta.get("prompt_tokens") or 0)
