@@ -102,7 +102,7 @@ class ReplyParser:
     calls       [name, arguments' JSON] of each tool call so far
 
     The end of an output that was_cut() makes no call: where none has begun, the text is content; one that a
-    stream has begun gets nothing that the engine wrote, so its arguments are no whole JSON.
+    stream has begun stays as the model left it, without what the engine wrote.
 
     marks: of the model's reasoning; None: it is not kept apart. apart: it is kept apart wherever the text
     shows it, not only where it was asked for. kind: how such a model marks it, where that was said. held: all
