@@ -162,9 +162,10 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """stop (matched: the string or id), length, abort (error: a RuntimeFault as a dict). unfinished: what the
-    output breaks off in, where it does: "reasoning" that was to end before an answer, or a "constraint" that
-    no whole match was found for."""
+    """stop, length, abort (error: a RuntimeFault as a dict). length: also where the engine completed the
+    output because max_new_tokens ran out (see GrammarInfo.closed_by_budget). matched: the string or id at
+    which it ended. unfinished: what the output breaks off in, where it does: "reasoning" that was to end
+    before an answer, or a "constraint" that no whole match was found for."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
@@ -177,7 +178,8 @@ class GrammarInfo(msgspec.Struct, frozen=True):
 
     backend, exact, checked, ignored, why: see runtime.grammar.base.Origin. compile_s: seconds the compilation
     took, whoever asked for it; cached: it was ready when asked for. rollbacks: how often output was taken
-    back; closed_by_budget: the output was led to its end before max_new_tokens ran out."""
+    back; closed_by_budget: the engine, not the model, wrote the end of the output, since max_new_tokens (or
+    how often output may be taken back) ran out; its finish reason is length."""
 
     backend: str
     exact: bool

@@ -260,10 +260,9 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def finish_of(meta: Mapping[str, Any]) -> str:
     """Why a reply ended, in the words of chat APIs."""
-    if meta.get("tool_calls"):
-        return "tool_calls"
     reason = meta.get("finish_reason")
-    return str(reason.get("type", "stop") if isinstance(reason, Mapping) else reason or "stop")
+    kind = str(reason.get("type", "stop") if isinstance(reason, Mapping) else reason or "stop")
+    return "tool_calls" if meta.get("tool_calls") and kind != "length" else kind
 
 
 def usage_of(meta: Mapping[str, Any]) -> tuple[int, int, int]:

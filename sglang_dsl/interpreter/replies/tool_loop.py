@@ -1,5 +1,6 @@
 """Generations that may call tools: the calls of a reply are run, side by side, and the model goes on with
-what they gave, until it answers without one. Without a loop the calls are told and not run.
+what they gave, until it answers without one. Without a loop the calls are told and not run. A reply that was
+cut off at max_tokens calls nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
             where = state.where("gen", node.name, item, node.timeout)
             call = ready.call(state.transcript.prompt(), where.timeout)
             done = await state.run.calls.generate(where, call, state.before)
-            made = [_read(one) for one in done.meta.get("tool_calls") or ()]
+            cut = (done.meta.get("finish_reason") or {}).get("type") == "length"
+            made = [] if cut else [_read(one) for one in done.meta.get("tool_calls") or ()]
             left = any(one.name in offer.runners and not offer.runners[one.name].runs for one in made)
             if not made or loop is None or left:
                 _settle(state, node, item, done, made, steps)

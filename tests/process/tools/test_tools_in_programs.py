@@ -154,13 +154,35 @@ def test_calls_are_kept_to_their_schemas_at_any_temperature(
     asked = [
         {"question": q, "choice": c} for q in ("Good morning!", "Weather?") for c in ("required", *TOOLS)
     ]
+    called = 0
     for given, state in zip(asked, call.run_batch(asked, backend=backends[name](), seed=3), strict=True):
         made = state.tool_calls("answer")
-        assert made
+        cut = state.get_meta_info("answer")["finish_reason"]["type"] == "length"
+        assert bool(made) is not cut
+        called += len(made)
         for one in made:
             assert one.name == given["choice"] or given["choice"] == "required"
             if json.loads(one.text) is not None:
                 jsonschema.validate(dict(one.arguments), TOOLS[one.name]["function"]["parameters"])
+    assert called
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_that_the_budget_ends_is_not_run(name: str, backends: dict[str, Callable[[], Any]]) -> None:
+    """Though the engine could complete it with values of its own."""
+    ran: list[str] = []
+
+    def send_message(to: str, text: str, greeting: str, end: str) -> str:
+        """Send a message to a person"""
+        ran.append(text)
+        return "sent"
+
+    question = "Tell Anna that dinner is ready."
+    words = {"tools": (send_message,), "tool_choice": "send_message", "parallel": False, "max_tokens": 40}
+    state = ask.run(question, backend=backends[name](), **words)
+    assert state.get_meta_info("answer")["finish_reason"]["type"] == "length"
+    assert "send_message" in state["answer"]
+    assert (ran, state.tool_calls("answer"), state.ret_value.steps) == ([], [], [])
 
 
 def _schema(tool: dict[str, Any]) -> dict[str, Any]:

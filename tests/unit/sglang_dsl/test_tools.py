@@ -357,6 +357,21 @@ def test_choice_and_parallel_are_said_to_the_backend() -> None:
     ]  # fmt: skip
 
 
+def test_a_reply_that_was_cut_off_calls_nothing() -> None:
+    """Its arguments may be whole JSON by accident, or by somebody who completed them."""
+    whole = calls(("weather", {"city": "Os"}), text="So:")
+    cut = Completion(whole.texts, whole.meta | {"finish_reason": {"type": "length"}})
+    ran: list[str] = []
+
+    def weather(city: str) -> str:
+        ran.append(city)
+        return "sun"
+
+    state = ask.run([weather], backend=sgl.MockBackend([cut]))
+    assert (state["answer"], ran, told(state), state.tool_calls("answer")) == ("So:", [], [], [])
+    assert state.get_meta_info("answer")["finish_reason"] == {"type": "length"}
+
+
 def test_several_generations_in_one_loop_and_none_outside() -> None:
     @sgl.function
     def chat(s: Any) -> Any:

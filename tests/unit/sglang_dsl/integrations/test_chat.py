@@ -56,6 +56,7 @@ def test_calls_of_tools() -> None:
     made = chat(mock)
     done = made.begin(made.call(ASKED, [TOOL], "f", False)).whole()
     assert finish_of(done.meta) == "tool_calls"
+    assert finish_of({**done.meta, "finish_reason": {"type": "length"}}) == "length"
     assert (mock.calls[0].tool_choice, mock.calls[0].parallel_tools) == ("=f", False)
     reply = made.begin(made.call(ASKED, [TOOL]), stream=True)
     assert list(reply.pieces()) == []
