@@ -20,6 +20,7 @@ from ipaddress import IPv4Address, IPv6Address
 import httpx
 
 MOST_REDIRECTS = 4
+CONNECT_S = 5.0
 _EMBEDDED = (
     # (prefix, bits below the IPv4 address inside). Whoever connects there reaches the inner address.
     (ipaddress.IPv6Network("::/96"), 0),  # IPv4-compatible
@@ -80,8 +81,8 @@ async def fetch(
 
 async def _follow(url: str, accept: str, most_bytes: int, trusts: Callable[[httpx.URL], bool]) -> Fetched:
     headers = {"accept": accept, "accept-encoding": "identity"}  # no small answer becomes a large one
-    # The timeouts are the caller's, of the whole.
-    async with httpx.AsyncClient(transport=_Checked(trusts), trust_env=False, timeout=None) as client:
+    limits = httpx.Timeout(None, connect=CONNECT_S)  # of the whole there is one already
+    async with httpx.AsyncClient(transport=_Checked(trusts), trust_env=False, timeout=limits) as client:
         request = client.build_request(
             "GET", httpx.URL(url).copy_with(username="", password=""), headers=headers
         )
@@ -128,7 +129,7 @@ class _Checked(httpx.AsyncBaseTransport):
         for address in addresses[:-1]:
             try:
                 return await self._send(request, address, name)
-            except httpx.ConnectError:
+            except (httpx.ConnectError, httpx.ConnectTimeout):
                 continue  # the next one may answer
         return await self._send(request, addresses[-1], name)
 
