@@ -35,3 +35,26 @@ class Client:
 
 CLIENT: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it has no state
 """Of the current task."""
+
+
+class ClientRequest:
+    """One request of a client, which counts as in hand until everybody who works on it is done: the task that
+    answers it, and what it leaves to be done in the background."""
+
+    def __init__(self, client: Client) -> None:
+        """Raises RateLimited."""
+        client.begin()
+        self._client, self._workers = client, 1
+
+    def work_on(self) -> None:
+        """One more works on it, and calls done()."""
+        self._workers += 1
+
+    def done(self) -> None:
+        self._workers -= 1
+        if not self._workers:
+            self._client.end()
+
+
+IN_HAND: ContextVar[ClientRequest | None] = ContextVar("in_hand", default=None)
+"""Of the current task; None where it counts for nobody."""

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.frontend.client import CLIENT, Client
+from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest
 from runtime.processes.frontend.encoding import Shares
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import InternalFault, RuntimeFault
@@ -129,16 +129,17 @@ class Gate:
                     f"too many concurrent requests; at most {self._limit} are allowed",
                     hint="try again; max_concurrent_requests",
                 )
-            if path in self._orders or scope["method"] not in WORK:
+            if path in self._orders or scope["method"] not in WORK or _ends_work(path):
                 await self._app(scope, receive, sent)
                 return
             sent.headers = client.headers
-            client.begin()
+            in_hand = ClientRequest(client)
+            IN_HAND.set(in_hand)
             body = _Body(receive, self._bodies, client.name)
             try:
                 await self._app(scope, body, sent)
             finally:
-                client.end()
+                in_hand.done()
                 body.give_back()
         except HTTPException as error:
             await self._refuse(from_http(error), scope, receive, sent, dict(error.headers or {}))
@@ -221,6 +222,11 @@ class _Sent:
 def _peer(scope: Scope) -> str:
     """The address of whoever is connected: a client without a key of its own."""
     return scope["client"][0] if scope.get("client") else ""
+
+
+def _ends_work(path: str) -> bool:
+    """Whether it is asked to stop something. Who has as many requests as are allowed must be able to."""
+    return path == "/abort_request" or path.endswith("/cancel")
 
 
 def _method(scope: Scope) -> str:

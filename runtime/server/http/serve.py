@@ -27,7 +27,7 @@ OTHER_FILES = 256
 that are accepted at once before one of them is closed."""
 MAX_HEADER_BYTES = 32 << 10
 MAX_PIPELINED = 32
-"""Requests that may wait on one connection behind the one in hand. These are answered, what follows is not."""
+"""Requests that may wait on one connection behind the one in hand; what follows them is refused."""
 _TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
 )
