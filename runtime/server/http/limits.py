@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest
+from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest, flow_label
 from runtime.processes.frontend.encoding import Shares
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import InternalFault, RuntimeFault
@@ -43,6 +43,9 @@ ErrorShape = Callable[[RuntimeFault], Mapping[str, Any]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 WORK = frozenset({"POST", "PUT"})
 """Methods of requests that count against a key's limits."""
+FLOW_HEADER = "x-sglang-dsl-flow"
+"""Which of its own clients a request is for: sent by a router or gateway. Who has a key of its own is one
+client, whatever it sends."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
 
@@ -120,7 +123,10 @@ class Gate:
             self._origins.check(scope["method"], headers)
             self._keys.check_order(scope["method"], path, headers, key)
             if key is None or key.client is None:
-                client = Client(_peer(scope), sees_all=self._keys.sees_all(key))
+                flow = headers.get(FLOW_HEADER)
+                client = Client(
+                    _peer(scope), sees_all=self._keys.sees_all(key), flow=flow_label(flow) if flow else None
+                )
             else:
                 client = key.client
             CLIENT.set(client)
