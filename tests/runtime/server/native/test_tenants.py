@@ -15,6 +15,8 @@ import pytest
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
+from runtime.protocol.io_struct import TokenizedGenerateReqInput
+from runtime.scheduler.scheduler import Scheduler
 from runtime.server.app import build_app
 
 Serving = Callable[..., AbstractContextManager[Any]]
@@ -130,6 +132,43 @@ def test_a_background_response_counts_once(shared: httpx.Client, paced: Any) -> 
     until(lambda: shared.post("/v1/responses", json=PATHS["/v1/responses"], headers=CAROL).status_code == 200)
     codes = [shared.post("/v1/responses", json=short, headers=DAVE).status_code for _ in range(3)]
     assert codes == [200, 200, 429]
+
+
+def test_the_scheduler_knows_whose_request_it_is(
+    shared: httpx.Client, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a label, on every way in; and of a server without keys, by what a gateway says."""
+    found: list[str | None] = []
+    add = Scheduler.add
+
+    def noting(self: Scheduler, req: TokenizedGenerateReqInput) -> None:
+        found.append(req.flow)
+        add(self, req)
+
+    monkeypatch.setattr(Scheduler, "add", noting)
+
+    def flows(at: httpx.Client, who: dict[str, str]) -> set[str | None]:
+        found.clear()
+        bodies = {
+            "/generate": {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 1, "n": 2}},
+            "/v1/embeddings": {"model": "pocket", "input": ["a", "b"]},
+            **PATHS,
+        }
+        for path, body in bodies.items():
+            assert at.post(path, json=body, headers=who).status_code == 200
+        at.post("/generate", json={"text": "a", "choices": ["b", "c"]}, headers=who)
+        assert len(found) >= 12
+        return set(found)
+
+    gateway = {"x-sglang-dsl-flow": "somebody"}
+    (alice,) = flows(shared, ALICE)
+    (bob,) = flows(shared, BOB)
+    assert alice != bob
+    assert all(label and "alice" not in label and "bob" not in label for label in (alice, bob))
+    assert flows(shared, ALICE | gateway) == {alice}
+    assert flows(shared, ADMIN) == flows(client, {}) == {None}
+    (somebody,) = flows(client, gateway)
+    assert somebody not in (None, alice, bob)
 
 
 def test_a_session_is_its_clients_own(shared: httpx.Client) -> None:
