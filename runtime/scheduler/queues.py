@@ -49,6 +49,11 @@ class WaitingQueue:
             self.flows.left(request.source.flow)
         self._front.pop(request.seq, None)
 
+    def forget(self, request: Request) -> None:
+        """It is over, wherever it is."""
+        self.remove(request)
+        self.flows.ended(request)
+
     def order(self, cache: PrefixCache, tick: int) -> list[Request]:
         """The order in which to try them now."""
         self._now.cache, self._now.tick = cache, tick

@@ -493,8 +493,7 @@ class Scheduler:
     def _close(self, request: Request, reason: FinishReason, *, keep: bool) -> None:
         self._stage.closing(request, reason)
         self._batch.remove(request, keep=keep)
-        self._waiting.remove(request)
-        self._waiting.flows.ended(request)
+        self._waiting.forget(request)
         self.guided.remove(request)
         self._stage.finished(request, self._clock())
         self._speculation.ended(request)
