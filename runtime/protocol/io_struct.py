@@ -109,7 +109,8 @@ class TokenizedGenerateReqInput(SingleReq):
     model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
     prompt and output are computed by two engines, of which this is one. lora_path: its adapter's name;
     adapter: the number that the scheduler gives for it, 0 for none. group: common to those that one
-    request of a client asks for at once; None: it is alone. images: the prompt's, in order; input_ids has
+    request of a client asks for at once; None: it is alone. flow: the client whose turn it takes among
+    others, as an opaque label; None: it has none. images: the prompt's, in order; input_ids has
     one id for each of their tokens."""
 
     input_ids: list[int]
@@ -126,6 +127,7 @@ class TokenizedGenerateReqInput(SingleReq):
     priority: int = 0
     extra_key: str | None = None
     group: str | None = None
+    flow: str | None = None
     session_params: dict[str, Any] | None = None
     require_reasoning: bool = False
     max_thinking_tokens: int | None = None
@@ -149,7 +151,8 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
     token_type_ids: segment of each id, for encoders that read pairs; None: all 0. dimensions: keep so many
     leading numbers of the vector and scale it to length 1 again. cross_encoder: the ids are a pair and the
-    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder."""
+    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder.
+    flow: see TokenizedGenerateReqInput."""
 
     input_ids: list[int]
     token_type_ids: list[int] | None = None
@@ -157,6 +160,7 @@ class TokenizedEmbeddingReqInput(SingleReq):
     cross_encoder: bool = False
     priority: int = 0
     extra_key: str | None = None
+    flow: str | None = None
     lora_path: str | None = None
     time_left_s: float | None = None  # as of sending: clocks of two machines differ
 

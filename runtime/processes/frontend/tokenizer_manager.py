@@ -401,6 +401,8 @@ class TokenizerManager:
 
     def _send(self, state: RequestState) -> None:
         requests, deadline = state.job.requests, state.job.deadline
+        for part in requests:
+            part.flow = state.client.flow
         if deadline is not None:
             left = max(0.0, deadline - time.monotonic())
             for part in requests:

@@ -92,7 +92,7 @@ def test_a_server_that_will_end_says_so_first(start_server: Callable[..., Any]) 
 
 
 def test_a_stuck_process_is_told_before_it_is_given_up(start_server: Callable[..., Any]) -> None:
-    server = start_server("--health-timeout-s", "0.5").wait_ready()
+    server = start_server("--health-timeout-s", "0.5", "--heartbeat-timeout-s", "600").wait_ready()
     for name in ("scheduler", "detokenizer"):
         child = server.children()[name]
         child.suspend()
@@ -116,13 +116,42 @@ def test_with_restart_the_server_comes_back(start_server: Callable[..., Any]) ->
     assert "starting again after: the scheduler process was killed by SIGKILL" in server.log
 
 
-def test_a_hanging_process_is_noticed_and_named(start_server: Callable[..., Any]) -> None:
-    server = start_server("--step-timeout-s", "6").wait_ready()  # more than a machine stands still
-    with load(server.url, 2) as futures:
-        server.children()["scheduler"].suspend()
+@pytest.mark.parametrize(
+    ("name", "option", "what"),
+    [
+        ("scheduler", "--step-timeout-s", "made no progress"),
+        ("scheduler", "--heartbeat-timeout-s", "gave no sign of life"),
+        ("detokenizer", "--heartbeat-timeout-s", "gave no sign of life"),
+    ],
+)
+def test_a_hanging_process_is_noticed_and_named(
+    start_server: Callable[..., Any], name: str, option: str, what: str
+) -> None:
+    server = start_server(option, "6").wait_ready()  # more than a machine stands still
+    with load(server.url, 2, still=True) as futures:
+        server.children()[name].suspend()
         outcomes = [future.result(PATIENCE_S) for future in futures]
-    assert all("the scheduler process made no progress for 6 s" in told for told in outcomes), outcomes
+    assert all(f"the {name} process {what} for 6 s" in told for told in outcomes), outcomes
     assert server.end(0) == 1
+
+
+def test_a_hanging_worker_is_replaced(start_server: Callable[..., Any]) -> None:
+    """Long before a forward pass would be given up. Its requests end with an error, all others are served."""
+    server = start_server("--http-workers", "2", "--heartbeat-timeout-s", "6").wait_ready()
+    hanging = server.children()["worker-0"]
+    with load(server.url, 8, still=True) as futures:
+        hanging.suspend()
+        until(lambda: "another takes its place" in server.log)
+        # What it had in hand has ended, for its clients and in the scheduler; the others still wait.
+        until(lambda: state(server.url)["live"] + sum(one.done() for one in futures) == len(futures))
+        outcomes = [one.result() for one in futures if one.done()]
+        assert all(told.startswith("connection: ") for told in outcomes), outcomes
+        httpx.post(f"{server.url}/abort_request", json={"abort_all": True}, timeout=PATIENCE_S)
+    go_on(server.url)
+    assert "the worker-0 process gave no sign of life for 6 s (heartbeat_timeout_s); another" in server.log
+    until(lambda: "worker-0" in server.children() and server.children()["worker-0"] != hanging)
+    assert generate(server.url, SHORT).status_code == 200
+    assert server.end() == 0
 
 
 def test_a_second_signal_does_not_wait_for_requests(start_server: Callable[..., Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.scheduler.flows import Flows
 from runtime.scheduler.policies import POLICIES
 
 
@@ -20,6 +21,8 @@ class Waiting:
     priority: int = 0
     new_tokens: int = 10
     trail: tuple[int, ...] = ()
+    flow: str | None = None
+    cost: int = 1
 
 
 CANDIDATES = st.lists(
@@ -67,3 +70,71 @@ def test_nobody_starves(name: str, backlog: int) -> None:
         for one in waiting:
             one.waited += 1
     raise AssertionError("it waited for ever")
+
+
+# -- among clients -------------------------------------------------------------------------------------------
+
+FLOWS = st.lists(
+    st.tuples(st.sampled_from([None, "a", "b", "c"]), st.integers(0, 2), st.integers(0, 50)), max_size=60
+)
+
+
+@pytest.mark.parametrize("name", POLICIES.names())
+@settings(max_examples=40, deadline=None)
+@given(found=FLOWS, owed=st.dictionaries(st.sampled_from([None, "a", "b"]), st.integers(0, 200)))
+def test_the_next_is_always_of_the_flow_that_was_given_least(
+    name: str, found: list[tuple[str | None, int, int]], owed: dict[str | None, int]
+) -> None:
+    """A permutation of what the policy says, which keeps its order within each flow."""
+    waiting = [
+        Waiting(number, priority=priority, flow=flow, cost=cost)
+        for number, (flow, priority, cost) in enumerate(found)
+    ]
+    flows = Flows()
+    for one in waiting:
+        flows.came(one.flow)
+    for flow, tokens in owed.items():
+        flows.spend(flow, tokens)
+    ordered = POLICIES.load(name)(waiting)
+    fair = flows.in_turn(list(ordered), by_priority=name == "priority")
+    assert sorted(one.arrival for one in fair) == list(range(len(waiting)))
+    for flow in (None, "a", "b", "c"):
+        assert [one for one in fair if one.flow == flow] == [one for one in ordered if one.flow == flow]
+    if name == "priority":
+        assert [one.priority for one in fair] == [one.priority for one in ordered]
+    given = {flow: flows.given(flow) for flow in (None, "a", "b", "c")}
+    for place, one in enumerate(fair):
+        rivals = [
+            other
+            for other in fair[place:]
+            if len({another.flow for another in waiting}) > 1
+            and (name != "priority" or other.priority == one.priority)
+        ]
+        assert all(given[one.flow] <= given[other.flow] for other in rivals)
+        given[one.flow] += one.cost
+
+
+@pytest.mark.parametrize("name", POLICIES.names())
+def test_one_flow_is_left_to_the_policy(name: str) -> None:
+    for flow in (None, "a"):
+        waiting = [
+            Waiting(number, matched=number % 5, priority=number % 3, flow=flow) for number in range(50)
+        ]
+        flows = Flows()
+        for one in waiting:
+            flows.came(one.flow)
+        ordered = POLICIES.load(name)(waiting)
+        assert flows.in_turn(ordered, by_priority=name == "priority") is ordered
+
+
+def test_counters_of_flows_that_are_gone_are_few() -> None:
+    flows = Flows()
+    flows.came("stays")
+    for number in range(5000):
+        flows.came(str(number))
+        flows.spend(str(number), 1)
+        flows.spend("stays", 1)
+        flows.left(str(number))
+    assert len(flows._given) < 2000
+    flows.left("stays")
+    assert not flows._given

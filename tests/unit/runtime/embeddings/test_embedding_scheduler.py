@@ -133,6 +133,21 @@ def test_priority_decides_who_is_first() -> None:
     assert list(bench.told) == ["high", "middle", "low"]
 
 
+def test_a_light_client_goes_before_the_rest_of_a_heavy_one() -> None:
+    """Whose texts are many, and as long as they should be to fill the batches."""
+    bench = Bench(max_running_requests=2)
+    for number in range(20):
+        bench.ask(f"h{number}", [1] * 10, flow="h")
+    bench.step()
+    bench.ask("l0", [1] * 40, flow="l")
+    bench.ask("l1", [1] * 40, flow="l")
+    bench.step()
+    bench.step()
+    assert {"l0", "l1"} <= set(bench.told)
+    bench.finish()
+    assert len(bench.told) == 22
+
+
 @pytest.mark.parametrize(
     ("fields", "limits", "kind", "words"),
     [

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from runtime.cache.none import NoCache
 from runtime.protocol.io_struct import TokenizedGenerateReqInput
@@ -130,3 +135,138 @@ def test_retracted_ones_go_before_any_policy(vocabulary: Vocabulary) -> None:
     assert [one.arrival for one in queue.order(NoCache(), 0)] == [0, 1, 4, 3, 2]
     queue.remove(requests[1])
     assert len(queue) == 4
+
+
+# -- among clients -------------------------------------------------------------------------------------------
+
+
+class Clients:
+    """Each has some requests waiting all the time. sizes: flow -> (prompt tokens, output tokens); labelled:
+    whether the scheduler knows whose they are."""
+
+    def __init__(
+        self, sim: Any, sizes: dict[str, tuple[int, int]], rng: random.Random, labelled: bool = True
+    ):
+        self.sim, self.sizes, self.rng, self.labelled = sim, sizes, rng, labelled
+        self.sent: Counter[str] = Counter()
+        self.live: Counter[str] = Counter()
+        self.given: Counter[str] = Counter()  # prompt tokens computed, and twice what was generated
+        self._counted: Counter[str] = Counter()  # by request
+
+    def send(self, flow: str) -> None:
+        prompt, output = self.sizes[flow]
+        ids = [self.rng.randrange(30) for _ in range(self.rng.randint(1, prompt))]
+        label = flow if self.labelled else None
+        self.sim.add(
+            f"{flow}{self.sent[flow]}", ids, max_new_tokens=self.rng.randint(1, output), ignore_eos=True,
+            stream=True, flow=label,
+        )  # fmt: skip
+        self.sent[flow] += 1
+        self.live[flow] += 1
+
+    def tick(self, backlog: dict[str, int]) -> None:
+        for flow, count in backlog.items():
+            while self.live[flow] < count:
+                self.send(flow)
+        for output in self.sim.tick():
+            tokens = output.prompt_tokens - output.cached_tokens + 2 * output.completion_tokens
+            self.given[output.rid[0]] += tokens - self._counted[output.rid]
+            self._counted[output.rid] = tokens
+            if output.finish is not None:
+                assert output.finish.type == "length"
+                self.live[output.rid[0]] -= 1
+
+
+def apart(make_bench: Any, policy: str, seed: int, sizes: dict[str, tuple[int, int]], labelled: bool) -> int:
+    """How far apart the two that were given most and least ever are."""
+    sim = make_bench(4000, policy=policy, max_running_requests=4, chunked_prefill_size=64)
+    clients = Clients(sim, sizes, random.Random(seed), labelled)
+    backlog = {flow: 12 if flow == "a" else 5 for flow in sizes}
+    most = 0
+    for _ in range(600):
+        clients.tick(backlog)
+        all_given = [clients.given[flow] for flow in sizes]
+        most = max(most, max(all_given) - min(all_given))
+    return most
+
+
+@pytest.mark.parametrize("policy", POLICIES.names())
+def test_flows_with_a_backlog_are_given_the_same(make_bench: Any, policy: str) -> None:
+    """Within the bound of virtual token counters: twice the longest prompt, or what a batch generates."""
+    sizes = {"a": (20, 8), "b": (6, 30)}
+    bound = 2 * max(20, 2 * 4 * 30)
+    assert apart(make_bench, policy, 7, sizes, True) <= bound
+    if policy == "fcfs":  # which alone goes by how many each has sent
+        assert apart(make_bench, policy, 7, sizes, False) > 3 * bound
+
+
+@settings(max_examples=8, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 1 << 20),
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=2, max_size=4),
+)
+def test_any_flows_are_given_the_same(make_bench: Any, seed: int, sizes: list[tuple[int, int]]) -> None:
+    named = dict(zip("abcd", sizes))
+    bound = 2 * max(max(prompt for prompt, _ in sizes), 2 * 4 * max(output for _, output in sizes))
+    assert apart(make_bench, "lpm", seed, named, True) <= bound
+
+
+@pytest.mark.parametrize("policy", POLICIES.names())
+def test_a_light_flow_does_not_wait_for_a_heavy_one(bench: Any, policy: str) -> None:
+    """Its request gets the next place, whatever it looks like to the policy, and whatever came before it."""
+    sim = bench(4000, policy=policy, max_running_requests=4)
+    clients = Clients(sim, {"h": (10, 40), "l": (10, 4)}, random.Random(3))
+    for _ in range(20):
+        clients.tick({"h": 60})
+    before = clients.sent["h"] - clients.live["h"]
+    clients.send("l")
+    while clients.live["l"]:
+        clients.tick({"h": 60})
+    assert clients.sent["h"] - clients.live["h"] - before <= 4
+
+
+def test_an_idle_flow_gathers_no_claim(bench: Any) -> None:
+    """After a long time alone, who stayed gets half as soon as the other is back, and not less."""
+    sim = bench(4000, policy="fcfs", max_running_requests=4)
+    clients = Clients(sim, {"a": (10, 20), "b": (10, 20)}, random.Random(5))
+    clients.tick({"b": 1})
+    for _ in range(600):
+        clients.tick({"a": 12})
+    before = Counter(clients.given)
+    for _ in range(600):
+        clients.tick({"a": 12, "b": 40})
+    gained = [clients.given[flow] - before[flow] for flow in "ab"]
+    assert abs(gained[0] - gained[1]) <= 2 * 2 * 4 * 20
+    sim.run()
+    assert not sim.scheduler._waiting.flows._given
+
+
+def test_priority_comes_before_whose_turn_it_is(bench: Any) -> None:
+    """With that policy alone; with others a priority is no way past other clients."""
+    for policy, first in (("priority", "h"), ("fcfs", "l")):
+        sim = bench(400, policy=policy, max_running_requests=1)
+        sim.add("h0", [1], max_new_tokens=30, ignore_eos=True, flow="h")
+        sim.tick()
+        for number in range(1, 6):
+            sim.add(
+                f"h{number}", [number], max_new_tokens=2, ignore_eos=True, flow="h", priority=number % 3 + 1
+            )
+        sim.add("l", [9], max_new_tokens=2, ignore_eos=True, flow="l")
+        sim.run()
+        ended = [rid for rid, news in sim.news.items() if news[-1].finish is not None]
+        assert ended[1][0] == first
+
+
+def test_a_full_queue_keeps_no_client_out(bench: Any) -> None:
+    sim = bench(400, policy="fcfs", max_running_requests=1, max_waiting_requests=4)
+    sim.add("h", [1], max_new_tokens=9, ignore_eos=True, flow="h")
+    sim.tick()
+    for number in range(5):
+        sim.add(f"h{number}", [number], max_new_tokens=2, ignore_eos=True, flow="h")
+    sim.add("l0", [9], max_new_tokens=2, ignore_eos=True, flow="l")
+    sim.add("l1", [9], max_new_tokens=2, ignore_eos=True, flow="l")
+    sim.add("l2", [9], max_new_tokens=2, ignore_eos=True, flow="l")
+    sim.run()
+    refused = {rid for rid in sim.news if sim.answer(rid).finish.type == "abort"}
+    assert refused == {"h4", "h3", "h2", "l2"}  # the last to come of who has most, until both have the same
+    assert all("queue is full" in sim.answer(rid).finish.error["message"] for rid in refused)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest
 from runtime.tools import DemoToolServer, ToolResult, ToolServerError
+from runtime.tools.documents import NotReadable, SearchEngine
+from runtime.tools.fetch import is_public
 
 RIVER = "\n".join(["# Rivers of Ostrel", "", "The river Sarn runs through Ostrel.", *map(str, range(300))])
 PAGE = """<html><head><title>Mount
@@ -131,12 +139,16 @@ class Web(BaseHTTPRequestHandler):
                 status = 500 if query == "down" else 200
             case "/moved":
                 status = 302
+            case "/to-changing":
+                status = 302
             case "/round":
                 status = 307
         self.send_response(status)
         self.send_header("content-type", kind)
         if status in (302, 307):
-            self.send_header("location", "/page" if status == 302 else "/round")
+            changing = f"http://changing.test:{self.server.server_address[1]}/page"
+            places = {"/moved": "/page", "/round": "/round", "/to-changing": changing}
+            self.send_header("location", places[parts.path])
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -170,15 +182,85 @@ def test_a_search_engine(engine: str) -> None:
     for one in (page, moved):
         assert "Thal is a mountain & a name.\nSnow\nRock" in one.text
     for one, told in (
-        (inside, "is not a public address"),
-        (file, "is no page of the web"),
-        (endless, "leads to ever other pages"),
+        (inside, "without a public address"),
+        (file, "is not an http(s) URL"),
+        (endless, "redirects too many times"),
         (broken, "not what it should be"),
         (down, "500"),
     ):
         assert one.is_error
         assert told in one.text
         assert len(one.text.splitlines()) == 1
+
+
+def test_a_page_is_read_from_the_address_that_was_checked(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name that is public when it is looked at, and this machine when it is connected to (DNS rebinding);
+    it is asked directly, and as the end of a redirect."""
+    port = urlsplit(engine).port
+    public, answers, real = "192.0.9.1", [], socket.getaddrinfo
+
+    def changing(name: object, *rest: Any, **more: Any) -> Any:
+        if name == "changing.test":
+            answers.append(public if len(answers) % 2 == 0 else "127.0.0.1")
+            name = answers[-1]
+        return real(name, *rest, **more)
+
+    connected: list[str] = []
+
+    class Transport(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            connected.append(request.url.host)
+            if request.url.host == public:
+                assert request.headers["host"] == f"changing.test:{port}"
+                assert request.extensions["sni_hostname"] == "changing.test"
+                raise httpx.ConnectError("no packet leaves this machine")
+            return await super().handle_async_request(request)
+
+    monkeypatch.setattr(socket, "getaddrinfo", changing)
+    monkeypatch.setattr(httpx, "AsyncHTTPTransport", Transport)
+    for page in (f"http://changing.test:{port}/page", f"http://127.0.0.1:{port}/to-changing"):
+        with pytest.raises(NotReadable, match="cannot be fetched: ConnectError"):
+            asyncio.run(SearchEngine(engine).read(page))
+        assert answers == [public]
+        assert connected[-1] == public
+        answers.clear()
+
+
+OUTER = st.one_of(
+    st.just("::ffff:{inner}"), st.just("::{inner}"), st.just("::ffff:0:{inner}"), st.just("64:ff9b::{inner}"),
+    st.just("2002:{hex}::"), st.just("2002:{hex}:1:2:3:4:5"),
+)  # fmt: skip
+
+
+@given(outer=OUTER, inner=st.ip_addresses(v=4))
+def test_an_address_inside_an_address_decides(outer: str, inner: ipaddress.IPv4Address) -> None:
+    number = int(inner)
+    address = outer.format(inner=inner, hex=f"{number >> 16:x}:{number & 0xFFFF:x}")
+    assert is_public(address) == (inner.is_global and not inner.is_multicast)
+
+
+@given(inner=st.ip_addresses(v=4), last=st.sampled_from(["0:5efe", "200:5efe"]))
+def test_isatap_is_public_where_both_are(inner: ipaddress.IPv4Address, last: str) -> None:
+    assert is_public(f"2600:1:2:3:{last}:{inner}") == (inner.is_global and not inner.is_multicast)
+    assert not is_public(f"fe80::{last}:{inner}")
+    assert not is_public(f"64:ff9b:1::{inner}")
+    # Teredo: of the server, and of the client with its bits turned round.
+    number = int(inner)
+    assert not is_public(f"2001:0:{number >> 16:x}:{number & 0xFFFF:x}::1")
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True), ("2606:4700::1111", True), ("127.0.0.1", False), ("10.0.0.1", False),
+        ("::", False), ("::1", False), ("fe80::1%eth0", False), ("fec0::1", False), ("ff0e::1", False),
+        ("224.0.0.1", False), ("100.64.0.1", False), ("169.254.169.254", False),
+    ],
+)  # fmt: skip
+def test_plain_addresses(address: str, public: bool) -> None:
+    assert is_public(address) == public
 
 
 def test_what_there_is(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import os
+import socket
 import struct
 import threading
 import zlib
@@ -19,7 +20,6 @@ from PIL import Image
 from runtime.config.engine import EngineConfig
 from runtime.config.parts.images import ImageOptions
 from runtime.config.parts.vision import VisionSpec
-from runtime.processes.frontend.images import sources
 from runtime.processes.frontend.images.pictures import PictureReader
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.media import ImageData
@@ -277,6 +277,7 @@ def test_redirects_lead_nowhere_else(host: Host) -> None:
     [
         "127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "10.1.2.3", "192.168.0.1",
         "169.254.169.254", "[fe80::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]", "224.0.0.1", "100.64.0.1",
+        "[::127.0.0.1]", "[64:ff9b:1::7f00:1]", "2130706433", "[2001:db8::5efe:10.0.0.1]",
     ],
 )  # fmt: skip
 def test_with_any_host_allowed_none_that_is_not_public(name: str, host: Host) -> None:
@@ -289,12 +290,12 @@ def test_the_address_that_was_looked_at_is_the_one_that_is_asked(
 ) -> None:
     """A name that means something else the second time (DNS rebinding)."""
     answers = iter(["127.0.0.1"])
-    real = sources.socket.getaddrinfo
+    real = socket.getaddrinfo
 
     def once(name: Any, port: Any, *more: Any, **words: Any) -> Any:
         return real(next(answers) if name == "pictures.test" else name, port, *more, **words)
 
-    monkeypatch.setattr(sources.socket, "getaddrinfo", once)
+    monkeypatch.setattr(socket, "getaddrinfo", once)
     url = f"http://pictures.test:{host.port}/a.png"
     assert reader(allowed_media_domains=("pictures.test",)).read([ImageData(url)], ROOM)
     assert host.asked == [("/a.png", f"pictures.test:{host.port}")]
@@ -307,8 +308,6 @@ def test_a_host_that_drips_is_given_up(host: Host) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

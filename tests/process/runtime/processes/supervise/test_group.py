@@ -7,6 +7,7 @@ import contextlib
 import os
 import selectors
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,8 +22,10 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.checkpoint.model import load_model
 from runtime.processes.frontend.tokenizer_manager import TokenizerManager
 from runtime.processes.pipeline.launch import launch
+from runtime.processes.supervise.channel import ChildSpec, Heartbeat
 from runtime.processes.supervise.engine_client import EngineClient
 from runtime.processes.supervise.group import Group
+from runtime.processes.supervise.lifecycle import Lifecycle
 from runtime.processes.supervise.names import SCHEDULER, mailbox_of
 from runtime.protocol.control import AbortReq, FlushCacheReq, GetStateReq
 from runtime.protocol.errors import EngineDead, RuntimeFault
@@ -141,7 +144,31 @@ def test_processes_answer_as_threads_do(
     still = LooksAndStandsStill(running.group._selector)
     monkeypatch.setattr(running.group, "_selector", still)
     monkeypatch.setattr("runtime.processes.supervise.group.time", still)
-    running.group.wait(0.0)
+    for _ in range(10):
+        running.group.wait(0.0)
+
+
+def test_a_process_that_stood_still_does_not_blame_its_work() -> None:
+    """After a pause of the machine the clock says that the work took long; it gets a few beats to go on."""
+    told: list[float] = []
+    enough = threading.Event()
+
+    class End:
+        def order(self) -> None:
+            enough.wait()
+
+        def report(self, report: Heartbeat) -> None:
+            told.append(report.stalled_s)
+            if len(told) == 4:
+                enough.set()
+
+    spec = ChildSpec(role="http", name="worker-0", folder="", engine=ENGINE, server=ServerConfig())
+    lifecycle = Lifecycle(End(), spec)  # type: ignore[arg-type]
+    clock = iter([1000.0, 1000.5, 0.0, 0.25])
+    lifecycle.stalled_s = lambda: next(clock, 0.0)
+    threading.Thread(target=lifecycle._send_heartbeats, daemon=True).start()
+    assert enough.wait(60)
+    assert told[:4] == [1.0, 2.0, 0.0, 0.25]
 
 
 @pytest.mark.parametrize("victim", [0, 1])

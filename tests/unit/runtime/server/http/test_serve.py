@@ -17,6 +17,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
+from runtime.server.http.serve import MAX_PIPELINED
 
 Serving = Callable[..., contextlib.AbstractContextManager[Any]]
 REQUEST = b"GET / HTTP/1.1\r\nhost: test\r\n\r\n"
@@ -264,10 +265,55 @@ def test_requests_sent_ahead_are_answered_in_their_order(serving: Serving) -> No
     assert re.findall(rb"\r\n\r\n(/\w+)\|", said) == [path.encode() for path in paths]
 
 
-def test_one_who_sends_too_far_ahead_is_cut_off(serving: Serving) -> None:
+def answers(said: bytes) -> list[bytes]:
+    """Status, and the path where the application answered."""
+    return re.findall(rb"HTTP/1.1 (\d+)(?:(?!HTTP/1.1).)*?\r\n\r\n(/\w*)?", said, re.DOTALL)
+
+
+@pytest.mark.parametrize("more", [0, 1, 400])
+def test_what_is_sent_too_far_ahead_is_refused_once_the_rest_is_answered(serving: Serving, more: int) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server, opened(server.port) as link:
+        behind = [f"/{number}" for number in range(MAX_PIPELINED + 1 + more)]
+        link.sendall(post("/later") + b"".join(map(post, behind)))
+        while not echo.asked:
+            time.sleep(0.01)
+        link.sendall(post("/never"))  # is not looked at
+        echo.go_on.set()
+        said = answers(read_all(link))
+    answered = ["/later", *behind[:MAX_PIPELINED]]
+    assert echo.asked == answered
+    assert said == [*((b"200", path.encode()) for path in answered), (b"503", b"")]
+
+
+WRONG_BEHIND = {
+    "no request": b"rubbish\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "a body that breaks off": post("/broken", IN_CHUNKS, body=b"2\r\nhi\r\nrubbish\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_BEHIND)
+def test_a_wrong_request_costs_those_before_it_nothing(serving: Serving, name: str) -> None:
+    echo = Echo()
+    with serving(echo, ServerConfig()) as server, opened(server.port) as link:
+        link.sendall(post("/later") + post("/chunked") + WRONG_BEHIND[name])
+        while not echo.asked:
+            time.sleep(0.01)
+        echo.go_on.set()
+        said = read_all(link)
+    assert echo.asked == ["/later", "/chunked"]
+    assert [status for status, _ in answers(said)] == [b"200", b"200", b"400"]
+    assert b"/chunked|" in said
+
+
+def test_who_sends_too_far_ahead_and_leaves_is_noticed(serving: Serving) -> None:
     echo = Echo()
     with serving(echo, ServerConfig()) as server:
-        assert exchanged(server.port, post("/wait") + post("/") * 500) == b""
+        with opened(server.port) as link:
+            link.sendall(post("/wait") + post("/") * 500)
+            while not echo.asked:
+                time.sleep(0.01)
         assert echo.gone.wait(60)
     assert echo.asked == ["/wait"]
 
@@ -353,6 +399,7 @@ def test_the_limit_of_open_files_is_raised_or_told() -> None:
 import logging, resource, sys
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 from runtime.config.serving.server import ServerConfig
+from runtime.server.http.serve import MAX_PIPELINED
 from runtime.server.http.serve import room_for_connections
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (512, min(hard, 2000)))

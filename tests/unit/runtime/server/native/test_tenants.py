@@ -15,10 +15,14 @@ import pytest
 
 from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import Pipeline
+from runtime.protocol.io_struct import TokenizedGenerateReqInput
+from runtime.scheduler.scheduler import Scheduler
 from runtime.server.app import build_app
 
 Serving = Callable[..., AbstractContextManager[Any]]
-ALICE, BOB, ADMIN = ({"authorization": f"Bearer {key}"} for key in ("of-alice", "of-bob", "of-admin"))
+ALICE, BOB, CAROL, DAVE, ADMIN = (
+    {"authorization": f"Bearer of-{name}"} for name in ("alice", "bob", "carol", "dave", "admin")
+)
 ENDLESS = {"temperature": 0.0, "max_new_tokens": 400, "ignore_eos": True}
 LONG_PROMPT = "Hesper lies on the river Sarn, and its bridges are made of copper and of stone. " * 3
 PATHS = {
@@ -37,7 +41,11 @@ def shared(
 ) -> Iterator[httpx.Client]:
     file: Path = tmp_path_factory.mktemp("keys") / "keys.yaml"
     file.touch(0o600)
-    file.write_text("alice: {key: of-alice}\nbob: {key: of-bob}\n")
+    file.write_text(
+        "alice: {key: of-alice}\nbob: {key: of-bob}\n"
+        "carol: {key: of-carol, running_requests: 1}\n"
+        "dave: {key: of-dave, requests_per_minute: 2}\n"
+    )
     config = ServerConfig(
         served_model_name="pocket",
         api_keys_file=str(file),
@@ -106,6 +114,61 @@ def test_a_response_is_its_clients_own(shared: httpx.Client) -> None:
     text = shared.get("/metrics").text
     assert 'sglang_dsl:num_kept_responses{model_name="pocket"}' in text
     assert 'sglang_dsl:kept_response_bytes{model_name="pocket"}' in text
+
+
+def test_a_background_response_counts_once(shared: httpx.Client, paced: Any) -> None:
+    """Against the requests at once that a key may have, from its beginning to its end; and as one request."""
+    body = {"input": "Tell me", "max_output_tokens": 400, "ignore_eos": True, "background": True}
+    made = shared.post("/v1/responses", json=body, headers=CAROL)
+    assert made.status_code == 200, made.text
+    path = f"/v1/responses/{made.json()['id']}"
+    for more in (body, PATHS["/v1/responses"]):
+        refused = shared.post("/v1/responses", json=more, headers=CAROL)
+        assert refused.status_code == 429
+        assert "1 requests at once" in refused.text
+    assert shared.post(f"{path}/cancel", json={}, headers=CAROL).json()["status"] == "cancelled"
+    short = {**body, "max_output_tokens": 1}
+    until(lambda: shared.post("/v1/responses", json=short, headers=CAROL).status_code == 200)
+    until(lambda: shared.post("/v1/responses", json=PATHS["/v1/responses"], headers=CAROL).status_code == 200)
+    codes = [shared.post("/v1/responses", json=short, headers=DAVE).status_code for _ in range(3)]
+    assert codes == [200, 200, 429]
+
+
+def test_the_scheduler_knows_whose_request_it_is(
+    shared: httpx.Client, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a label, on every way in; and of a server without keys, by what a gateway says."""
+    found: list[str | None] = []
+    add = Scheduler.add
+
+    def noting(self: Scheduler, req: TokenizedGenerateReqInput) -> None:
+        found.append(req.flow)
+        add(self, req)
+
+    monkeypatch.setattr(Scheduler, "add", noting)
+
+    def flows(at: httpx.Client, who: dict[str, str]) -> set[str | None]:
+        found.clear()
+        bodies = {
+            "/generate": {"text": ["a", "b"], "sampling_params": {"max_new_tokens": 1, "n": 2}},
+            "/v1/embeddings": {"model": "pocket", "input": ["a", "b"]},
+            **PATHS,
+        }
+        for path, body in bodies.items():
+            assert at.post(path, json=body, headers=who).status_code == 200
+        at.post("/generate", json={"text": "a", "choices": ["b", "c"]}, headers=who)
+        assert len(found) >= 12
+        return set(found)
+
+    gateway = {"x-sglang-dsl-flow": "somebody"}
+    (alice,) = flows(shared, ALICE)
+    (bob,) = flows(shared, BOB)
+    assert alice != bob
+    assert all(label and "alice" not in label and "bob" not in label for label in (alice, bob))
+    assert flows(shared, ALICE | gateway) == {alice}
+    assert flows(shared, ADMIN) == flows(client, {}) == {None}
+    (somebody,) = flows(client, gateway)
+    assert somebody not in (None, alice, bob)
 
 
 def test_a_session_is_its_clients_own(shared: httpx.Client) -> None:

@@ -22,8 +22,16 @@ from runtime.server.replicas.directory import FORGOTTEN_S, Directory, Member
 from runtime.server.replicas.process import ServerProcess
 from runtime.server.replicas.roles import DEVICES, of_role, shares
 from runtime.server.replicas.scaling import REQUESTS, by_requests
+from runtime.server.replicas.start import start
 
 HERE, THERE = Member("worker", "http://10.0.0.1:1"), Member("worker", "http://10.0.0.2:1")
+
+
+def test_several_keys_are_refused_rather_than_not_asked_for() -> None:
+    """The router before the replicas knows one key."""
+    given = ["--model", "pocket", "--engine", "ray", "--api-keys-file", "keys.yaml"]
+    with pytest.raises(BadRequest, match="api_keys_file: cannot be combined with replicas"):
+        start(read_options(given, {}, ""), {})
 
 
 @pytest.mark.parametrize(

@@ -313,6 +313,21 @@ def test_long_answers_are_passed_on_as_they_come() -> None:
     play(work())
 
 
+def test_whose_turn_it_is_goes_along() -> None:
+    async def work() -> None:
+        async with scene(Played("a"), worker_api_key="theirs", api_key="mine") as here:
+            labels = []
+            for flow in ("one", "two", "one", None):
+                headers = {"authorization": "Bearer mine"} | ({"x-sglang-dsl-flow": flow} if flow else {})
+                await here.post(text="one", headers=headers)
+                labels.append(here.workers[0].got[-1].headers.get("x-sglang-dsl-flow"))
+            assert labels[0] == labels[2] != labels[1]
+            assert None not in labels[:3]
+            assert labels[3] is None
+
+    play(work())
+
+
 def test_keys() -> None:
     async def work() -> None:
         async with scene(Played("a"), worker_api_key="theirs", api_key="mine") as here:
