@@ -78,7 +78,7 @@ else:
 class Options:
     """How a program runs, apart from its arguments. `timeout`: seconds per call of the backend. `cache`:
     whether calls are recorded and replayed ("rw"), only replayed ("ro") or neither ("off"), in
-    `cache_dir`."""
+    `cache_dir`. `batch_budget`: of all items of a batch together; `meters`: what counts it while they run."""
 
     backend: Any = None
     stream: bool = False
@@ -89,6 +89,8 @@ class Options:
     cache_dir: str | None = None
     use_thread: bool = True
     num_api_spec_tokens: int | None = None
+    batch_budget: Budget | None = None
+    meters: tuple[Any, ...] = ()
 
     def with_words(self, words: Mapping[str, Any]) -> Options:
         """These options, with keyword arguments of run over them. Raises BadProgram."""
@@ -378,11 +380,13 @@ class SglFunction(Signature[P, R]):
                          position of its item
         resume           a folder in which calls are recorded, so that an interrupted batch can continue
                          without asking again for what was answered (the same as cache="rw", cache_dir=...)
+        budget           a Budget for the whole batch. Each item has one of its own with
+                         program.options(budget=...).run_batch(items)
         engine           "ray" or RayData(...) runs the items in worker processes, on one machine or a
                          cluster; all items are read at once, and the returned states can only be read
 
         Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
-        items.
+        items. An error says of which item it is, and has the attributes `item_index` and `item`.
         """
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
@@ -425,8 +429,8 @@ class SglFunction(Signature[P, R]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """run_batch() for async code: an async iterator of finished states. Items may come from any
-        iterable, including async ones, and are read as there is room for them. Leaving the loop early
-        cancels what is still running."""
+        iterable, including async ones, and are read as there is room for them. `budget` is for the whole
+        batch. Leaving the loop early cancels what is still running."""
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
@@ -457,6 +461,8 @@ class SglFunction(Signature[P, R]):
         options = self._with_words(words)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
+        if words.get("budget") is not None:
+            options = replace(options, budget=self._options.budget, batch_budget=options.budget)
         return options
 
     # -- compiling -------------------------------------------------------------------------------------------

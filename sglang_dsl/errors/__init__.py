@@ -23,8 +23,12 @@ user's own lines (sglang_dsl.errors.tracebacks); err.full_traceback() includes t
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import reprlib
 import traceback
 import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from sglang_dsl.errors.source import Source, caller
@@ -42,13 +46,18 @@ class SglError(Exception):
 
     stacks: tuple[Stack, ...] = ()
     """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
+    item_index: int | None = None
+    """Of an error of a batch or of map(): the position of its item, from 0."""
+    item: Any = None
+    """And the item."""
 
     def full_traceback(self) -> str:
         """The error and its causes as text, with all frames, including those of the language."""
         parts = []
         *causes, own = self.stacks or stacks(self)
         shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
-        for stack in (*causes, Stack(headline(self), tuple(dict.fromkeys(shown)))):
+        notes = getattr(self, "__notes__", ())
+        for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
             frames = [
                 traceback.FrameSummary(file, line, name, lookup_line=False)
                 for file, line, name in stack.places
@@ -104,7 +113,11 @@ class ProgramError(SglError):
 
     def fields(self) -> dict[str, Any]:
         """All known fields, for logs."""
-        known = {k: v for k, v in vars(self).items() if v not in (None, False) and k != "stacks"}
+        known = {
+            k: v
+            for k, v in vars(self).items()
+            if v is not None and v is not False and k not in ("stacks", "__notes__")
+        }
         return known | ({"source": str(self.source)} if self.source else {})
 
     def __str__(self) -> str:
@@ -190,7 +203,36 @@ def copied(error: E) -> E:
     fresh = type(error).__new__(type(error), *error.args)
     fresh.args = error.args
     vars(fresh).update(vars(error))
+    if notes := getattr(error, "__notes__", None):
+        fresh.__notes__ = list(notes)
     return fresh
+
+
+def of_item(error: BaseException, index: int, item: object, where: str) -> None:
+    """Say in `error` of which item of a batch (or of map) it is: as a note, which tracebacks show, and in the
+    attributes `item_index` and `item`. Its class and its message stay."""
+    note = f"item {index} of {where}: {_shown(item)}"
+    if note in getattr(error, "__notes__", ()):
+        return
+    with contextlib.suppress(Exception):  # a class of the user's may take no attributes
+        error.add_note(note)
+        vars(error).update(item_index=index, item=item)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_MOST_SHOWN = 8
+
+
+def _shown(item: object) -> str:
+    """An item's arguments, in one line of bounded length."""
+    if isinstance(item, Mapping):
+        pairs = list(itertools.islice(item.items(), _MOST_SHOWN))
+        shown = ", ".join(f"{name!s:.80}={_SHORT.repr(value)}" for name, value in pairs)
+        shown += ", ..." if len(item) > len(pairs) else ""
+    else:
+        shown = _SHORT.repr(item)
+    return " ".join(shown[:1000].split())
 
 
 # Which warnings were shown, by their text and line (the shape that the warnings module asks for).

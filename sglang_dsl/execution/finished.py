@@ -53,6 +53,7 @@ class PackedState(msgspec.Struct, frozen=True):
     forks: tuple[PackedFork, ...]
     calls: tuple[CallRecord, ...]
     branch: tuple[int, ...]
+    called: dict[str, int] = {}
 
 
 class PackedRun(msgspec.Struct, frozen=True):
@@ -113,7 +114,17 @@ def _packed(seen: Snapshot) -> PackedState:
     )
     error = None if seen.error is None else sendable(seen.error)
     since = len(seen.since.entries())
-    return PackedState(seen.program, _alone(said), since, error, variables, forks, seen.calls, seen.branch)
+    return PackedState(
+        seen.program,
+        _alone(said),
+        since,
+        error,
+        variables,
+        forks,
+        seen.calls,
+        seen.branch,
+        dict(seen.called),
+    )
 
 
 def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
@@ -170,6 +181,7 @@ def _unpacked(packed: PackedState) -> Snapshot:
         ),
         packed.calls,
         packed.branch,
+        called=packed.called,
     )
 
 

@@ -6,7 +6,7 @@ Knows no `s`, no threads of user code and no backends.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -240,9 +240,13 @@ class Executor(Queue):
         end = body.end if body is not None and body.elsewhere else self.mark()
         if timeout_s != 0 and not background().here:
             end.signal.wait_for(lambda: end.done, timeout_s)
-        return self._seen(self.run.ledger.records)
+        return self._seen(self.run.ledger.records, lambda: self.run.ledger.called)
 
-    def _seen(self, calls: Callable[[], tuple[CallRecord, ...]] = tuple) -> Snapshot:
+    def _seen(
+        self,
+        calls: Callable[[], tuple[CallRecord, ...]] = tuple,
+        called: Callable[[], Mapping[str, int]] = dict,
+    ) -> Snapshot:
         with self._lock:
             running = self._active or (self.body is not None and not self.body.done)
             variables, joined = list(self.variables.items()), list(self._joined)
@@ -273,6 +277,7 @@ class Executor(Queue):
             calls(),
             self.branch,
             heard[said.length :],
+            called(),
         )
 
     async def pieces(self, until: Until) -> AsyncGenerator[str, None]:

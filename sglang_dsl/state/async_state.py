@@ -20,7 +20,7 @@ from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.waiting import awaiting
 from sglang_dsl.conversation.tool_calls import ToolCall
-from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
@@ -307,13 +307,17 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
             return []
         group = self.fork(len(given))
 
-        async def work(state: AsyncProgramState, item: Any) -> Any:
-            made = await fn(state, item)
-            return state if made is None else made
+        async def work(index: int) -> Any:
+            try:
+                made = await fn(group[index], given[index])
+            except BaseException as error:
+                of_item(error, index, given[index], "map")
+                raise
+            return group[index] if made is None else made
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                begun = [tasks.create_task(work(*pair)) for pair in zip(group, given, strict=True)]
+                begun = [tasks.create_task(work(index)) for index in range(len(given))]
         except BaseExceptionGroup as errors:
             group.cancel()
             raise errors.exceptions[0] from None

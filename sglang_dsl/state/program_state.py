@@ -18,7 +18,7 @@ from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
 from sglang_dsl.concurrency.waiting import awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.tool_calls import ToolCall
-from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
@@ -187,8 +187,8 @@ class ProgramState(StateBase["Turn"]):
         return run_here(self._error(blocking))
 
     def usage(self) -> dict[str, int]:
-        """What this run and its forks used: calls, prompt_tokens, completion_tokens, cached_tokens,
-        jumped_tokens. Waits."""
+        """What this run used, with its forks and the programs it called: calls, prompt_tokens,
+        completion_tokens, cached_tokens, jumped_tokens. Waits."""
         return run_here(self._core.usage(blocking))
 
     def show(self, form: str = "tree") -> None:
@@ -339,14 +339,19 @@ class ProgramState(StateBase["Turn"]):
     def map(self, fn: Callable[[ProgramState, Any], Any], items: Iterable[Any]) -> list[Any]:
         """Call `fn(fork, item)` for each item, each on its own fork, in parallel on a limited number of
         threads. Returns the results in order; if a call returns None, its fork is the result. If calls
-        raise, the forks are cancelled, and the first error in order is raised."""
+        raise, the forks are cancelled, and the first error in order is raised, which says of which item it
+        is."""
         given = list(items)
         if not given:
             return []
         group = self.fork(len(given))
 
         def work(index: int) -> Any:
-            made = fn(group[index], given[index])
+            try:
+                made = fn(group[index], given[index])
+            except BaseException as error:
+                of_item(error, index, given[index], "map")
+                raise
             return group[index] if made is None else made
 
         try:
