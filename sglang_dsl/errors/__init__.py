@@ -28,7 +28,7 @@ import itertools
 import reprlib
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from sglang_dsl.errors.source import Source, caller
@@ -70,6 +70,14 @@ class SglError(Exception):
 class BadProgram(SglError, ValueError):
     """The language was used wrongly, for example with a wrong argument. Raised at once, where the program was
     written."""
+
+
+class WrongAttribute(BadProgram, AttributeError):
+    """A state, or a node, has no such attribute. hasattr() is False for it."""
+
+
+class WrongAddition(BadProgram, TypeError):
+    """`s + ...`, in place of `s += ...`."""
 
 
 class NoBackend(SglError):
@@ -181,6 +189,14 @@ class NoWinner(ProgramError):
 
 class ProgramCancelled(ProgramError):
     """The program, or the branch, was cancelled before it was done."""
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is meant, if one is much like it."""
+    import difflib  # only for what is wrong
+
+    found = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 E = TypeVar("E", bound=ProgramError)

@@ -11,7 +11,8 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Signal
@@ -25,7 +26,8 @@ from sglang_dsl.state.program_state import ProgramState
 IN_FLIGHT = 256
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Work:
     """What to do for one item of a batch. `make`: runs its function."""
 
     make: Callable[[], Any]

@@ -19,7 +19,6 @@ from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import (
     InvalidValue,
-    MissingVariable,
     ProgramError,
     StateClosed,
     again,
@@ -27,8 +26,8 @@ from sglang_dsl.errors import (
     stacks,
 )
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Gen, Node, Select, Source, caller
+from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.ir import Gen, Node, Select, Source
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
 
@@ -227,10 +226,7 @@ class Finished(Core):
 
     def find(self, name: str) -> Variable:
         if (variable := self._variables.get(name)) is None:
-            known = ", ".join(map(repr, self._variables)) or "none"
-            raise MissingVariable(
-                f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
-            )
+            raise missing(name, self._variables, self.program)
         return variable
 
     def set(self, name: str, value: Any) -> None:

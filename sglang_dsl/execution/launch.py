@@ -341,7 +341,9 @@ def _arguments(item: Any) -> tuple[Args, Kwargs]:
         case tuple() | list():
             return tuple(item), {}
         case _:
-            raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {item!r:.80}")
+            shown = f"{item!r:.80}"
+            hint = f"; write ({shown},)" if isinstance(item, str | int | float) else ""
+            raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {shown}{hint}")
 
 
 @exposed

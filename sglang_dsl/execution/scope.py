@@ -25,6 +25,7 @@ from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
 from sglang_dsl.ir import Sampling
+from sglang_dsl.ir.mistakes import INSIDE
 from sglang_dsl.settings import global_config
 
 Args = tuple[Any, ...]
@@ -152,15 +153,19 @@ def with_batch_budget(wanted: Wanted) -> Wanted:
 _NOT_A_USERS = frozenset({"asyncio", "concurrent", "runtime", "sglang_dsl", "tqdm"})
 
 
-def _inside_a_program() -> bool:
+def inside_a_program() -> bool:
+    """Whether the function of a program calls this, or what it called."""
     return SCOPE.get() is not None or following()
+
+
+INSIDE.append(inside_a_program)
 
 
 def _started(start: Callable[[Thread], None]) -> Callable[[Thread], None]:
     @functools.wraps(start)
     def begin(self: Thread) -> None:
         starter = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
-        if _inside_a_program() and starter not in _NOT_A_USERS:
+        if inside_a_program() and starter not in _NOT_A_USERS:
             self.run = functools.partial(contextvars.copy_context().run, self.run)  # type: ignore[method-assign]
         start(self)
 
@@ -170,7 +175,7 @@ def _started(start: Callable[[Thread], None]) -> Callable[[Thread], None]:
 def _submitted(submit: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(submit)
     def begin(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if _inside_a_program():
+        if inside_a_program():
             return submit(self, contextvars.copy_context().run, fn, *args, **kwargs)
         return submit(self, fn, *args, **kwargs)
 
@@ -181,5 +186,5 @@ def follow_into_threads() -> None:
     """From now on, threads that a program's function starts, and what it gives to a ThreadPoolExecutor, run
     in the program's context. Elsewhere they run as ever."""
     if not hasattr(Thread.start, "__wrapped__"):
-        Thread.start = _started(Thread.start)  # type: ignore[method-assign]
+        Thread.start = _started(Thread.start)  # type: ignore[method-assign, assignment]
         ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]

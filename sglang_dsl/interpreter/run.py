@@ -169,7 +169,7 @@ class RunInfo:
         self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
         self.index, self.inline, self.speculation = index, inline, speculation
         self.caller = caller
-        self.ledger = Ledger(None if caller is None else caller.ledger)
+        self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
         self.failure: BaseException | None = None
