@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import (
@@ -156,6 +157,18 @@ class SglFunction(Signature[P, R]):
     def _copy(self, **changes: Any) -> SglFunction[..., R]:
         given: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
         return SglFunction(self._func, **(given | changes))
+
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        """A program of a module is pickled by its name there, as functions are, its copies by that name and
+        their changes, and others as any object, which cloudpickle can."""
+        parts, named = self._func.__qualname__.split("."), sys.modules.get(self._func.__module__)
+        named = functools.reduce(lambda at, part: getattr(at, part, None), parts, named)
+        if isinstance(named, SglFunction) and named._func is self._func and named.__module__ != "__main__":
+            if named is self:
+                return self._func.__qualname__
+            words = {"options": self._options, "bound": self._bound, "owner": self._owner}
+            return functools.partial(named._copy, **words), ()
+        return super().__reduce_ex__(protocol)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...

@@ -68,6 +68,9 @@ class Placeholder(str):
     def __new__(cls, name: str) -> Placeholder:
         return super().__new__(cls, "{" + name + "}")
 
+    def __getnewargs__(self) -> tuple[str]:
+        return (str(self)[1:-1],)
+
     def __int__(self) -> int:
         return 0
 

@@ -6,6 +6,7 @@ entries, and what points into it (where branches began, where they were joined) 
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -72,11 +73,19 @@ def pack(state: ProgramState) -> PackedRun:
     return PackedRun(_packed(seen), raws, state.ret_value)
 
 
-def unpack(run: PackedRun, index: int) -> ProgramState:
+def unpack(run: PackedRun, index: int | None) -> ProgramState:
     """The state of the program that was packed: to be read, not to be added to."""
     state = ProgramState(Finished(_unpacked(run.state), run.raws))
     state.ret_value, state.index = run.ret_value, index
     return state
+
+
+def _pickled(state: ProgramState) -> tuple[Any, ...]:
+    """A state is pickled as its run is when it has ended. Waits for that."""
+    return unpack, (pack(state), state.index)
+
+
+copyreg.pickle(ProgramState, _pickled)
 
 
 def sendable(error: BaseException) -> BaseException:

@@ -30,6 +30,7 @@ from sglang_dsl.compiler.trace import Program
 from sglang_dsl.concurrency.loop import background, in_thread
 from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError, of_item
 from sglang_dsl.errors.tracebacks import exposed, trim
+from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.execution.async_batch import as_they_end
 from sglang_dsl.execution.batch import Job, Work, in_order
 from sglang_dsl.execution.results import Batch, Items

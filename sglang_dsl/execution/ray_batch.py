@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from runtime.protocol.ray_cluster import refuse_what_never_fits
 from sglang_dsl.backends.base import Backend
+from sglang_dsl.budgets import Budget
 from sglang_dsl.errors import BadProgram, ProgramError, headline, of_item
 from sglang_dsl.errors.tracebacks import trim
 from sglang_dsl.execution.batch import bar_of
@@ -65,10 +66,12 @@ def run_batch(
     if mode is not None and wanted.cache_dir is not None:
         Record(wanted.cache_dir, mode).close()  # a folder that cannot be used is told here
     shape = _shape(how, limit, len(waiting))
-    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None)
-    settings = (global_config.sampling, global_config.timeout_s)
-    work = _sendable(Work(program, bare, backend, *settings, shape.limit, mode), program.name, backend)
-    keeper = _keeper(wanted.cache_dir, mode, how.attempts)
+    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None, batch_budget=None)
+    settings, budget = (global_config.sampling, global_config.timeout_s), wanted.batch_budget
+    work = _sendable(
+        Work(program, bare, backend, *settings, shape.limit, mode, budget), program.name, backend
+    )
+    keeper = _keeper(wanted.cache_dir, mode, how.attempts, budget)
     outcomes = _outcomes(how, work, keeper, waiting, refused, shape, program.name)
     results = _in_order(outcomes) if ordered else outcomes
     return _settled(results, on_error, bar_of(len(waiting) + len(refused)) if progress else None)
@@ -164,11 +167,11 @@ def _sendable(work: Work, program: str, backend: Any) -> bytes:
         ) from error
 
 
-def _keeper(folder: str | None, mode: Mode | None, attempts: int) -> Any:
+def _keeper(folder: str | None, mode: Mode | None, attempts: int, budget: Budget | None) -> Any:
     """On this machine, where the folder is; it ends with this process."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Keeper)
-    return actor.options(scheduling_strategy=here).remote(folder, mode, attempts)
+    return actor.options(scheduling_strategy=here).remote(folder, mode, attempts, budget)
 
 
 def _read(outcome: bytes, index: int, item: bytes, program: str) -> Any:

@@ -20,6 +20,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.interpreter.metering import Ask
 from sglang_dsl.interpreter.record import Record
 
 DRIVER = Path(__file__).with_name("ray_batch_driver.py")
@@ -75,6 +76,26 @@ def test_an_endpoint_travels_with_its_key_and_is_not_looked_for() -> None:
     assert (there.base_url, there.timeout, there.identity) == ("http://127.0.0.1:9", 7, made.identity)
     assert there._made_with == made._made_with
     assert "secret" not in repr(there)
+
+
+def test_a_budget_of_several_workers_gives_room_and_takes_it_back() -> None:
+    keeper = pytest.importorskip("sglang_dsl.execution.ray_worker").Keeper
+    ask = Ask(fresh=2, most=8)
+    tokens = keeper(None, None, 1, sgl.Budget(tokens=12))
+    assert tokens.reserve(ask, 60.0) == (0, 8)
+    assert tokens.reserve(ask, 60.0) is None
+    tokens.charge({"prompt_tokens": 2, "completion_tokens": 3})
+    tokens.release(0, True)
+    assert tokens.reserve(ask, -1.0) == (1, 5)  # what is left
+    # The room of a call that is long over: its worker has died.
+    assert tokens.reserve(ask, 60.0) == (2, 5)
+    tokens.charge({"prompt_tokens": 2, "completion_tokens": 5})
+    assert tokens.reserve(ask, 60.0) == "the budget is used up: 12 of 12 tokens"
+    calls = keeper(None, None, 1, sgl.Budget(calls=2))
+    assert [calls.reserve(ask, 60.0) is None for _ in range(2)] == [False, False]
+    calls.release(0, False)  # it was not made
+    assert calls.reserve(ask, 60.0) == (2, 8)
+    assert "2 of 2 calls" in calls.reserve(ask, 60.0)
 
 
 # -- with one ------------------------------------------------------------------------------------------------
@@ -134,7 +155,11 @@ assert [told(one) for one in failed] == ["OSError: no model there"] * 3
 try:
     checked.run_batch(items[6:], backend=mock, engine=two)
 except sgl.ProgramError as error:
-    print("raised", error)
+    print("raised", error, *error.__notes__)
+limited = running.run_batch(items, backend=mock, engine=two, budget=sgl.Budget(calls=7), on_error="return")
+assert sum(isinstance(one, sgl.BudgetExceeded) for one in limited) == 33, limited
+each = running.options(budget=sgl.Budget(calls=1)).run_batch(items, backend=mock, engine=two)
+assert len(each) == 40
 try:
     checked.run_batch(items, backend=mock, engine=sgl.RayData(gpus=3))
 except sgl.BadProgram as error:
@@ -166,6 +191,7 @@ def test_a_batch_on_ray_gives_what_a_batch_here_gives(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     said = finished(run_python(str(script)))
     assert "raised OwnError: six" in said
+    assert "item 0 of the batch of 'checked': item=6" in said
     assert "1 CPU, 3 GPU are requested, but no machine of the Ray cluster has that much" in said
 
 
