@@ -15,6 +15,8 @@
     |   +-- ProgramCancelled       the program, or the branch, was cancelled
     +-- NoBackend                  no backend was given and no default is set
     +-- BadProgram                 (also ValueError) a wrong argument: empty choices, bad regex, ...
+    |   +-- WrongAttribute         (also AttributeError) s.temperature = 0.2, s.answer, gen("x").strip()
+    |   +-- WrongAddition          (also TypeError) s + ... in place of s += ...
     +-- StateClosed                text was added to a state that cannot continue
 
 An error is raised where the value is read. It does not keep the state alive. Its traceback shows only the

@@ -91,7 +91,7 @@ FAILURES = {
     'asyncio.run(breaks_async("x", backend=MOCK))': "LookupError: of the user's own",
     "asyncio.run(awaited(asks))": "BackendError: no connection to",
     'breaks_async.run("x", backend=MOCK)': "LookupError: of the user's own",
-    "asks(backend=MOCK)": "TypeError: missing a required argument: 'question'",
+    "asks(backend=MOCK)": "TypeError: asks: missing a required argument: 'question'",
     'asks("x", temperature=-1)': "BadProgram: temperature must be",
     'asks("x", backend=3)': "TypeError: backend takes",
     'asks("x")': "NoBackend: program 'asks' generates but has no backend",
