@@ -161,8 +161,9 @@ class SglFunction(Signature[P, R]):
     def __reduce_ex__(self, protocol: Any, /) -> Any:
         """A program of a module is pickled by its name there, as functions are, its copies by that name and
         their changes, and others as any object, which cloudpickle can."""
-        parts, named = self._func.__qualname__.split("."), sys.modules.get(self._func.__module__)
-        named = functools.reduce(lambda at, part: getattr(at, part, None), parts, named)
+        named: Any = sys.modules.get(self._func.__module__)
+        for part in self._func.__qualname__.split("."):
+            named = getattr(named, part, None)
         if isinstance(named, SglFunction) and named._func is self._func and named.__module__ != "__main__":
             if named is self:
                 return self._func.__qualname__
@@ -266,8 +267,7 @@ class SglFunction(Signature[P, R]):
         if state in kwargs or (args and len(args) > len(own) and state not in _STATES):
             line = f"def {self._func.__name__}({', '.join(['s', state, *own])})"
             return f"; its first parameter is the state, which no caller passes: {line}"
-        unknown = [name for name in kwargs if name not in own]
-        return near(unknown[0], [*own, *RUN_WORDS]) if unknown else ""
+        return "".join(near(name, [*own, *RUN_WORDS]) for name in kwargs if name not in own)
 
     # -- running ---------------------------------------------------------------------------------------------
 

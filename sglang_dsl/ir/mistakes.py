@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from sglang_dsl.errors import BadProgram, WrongAttribute
 from sglang_dsl.errors.source import Discarded, Source, caller
 
-if TYPE_CHECKING:
-    from sglang_dsl.ir.nodes import Node
-
 Compare = Callable[[Any, object], bool]
 
 
@@ -47,7 +44,7 @@ class Unread:
             raise WrongAttribute(f"there is no {name!r} here: {not_known(self)}")
 
 
-def refuse_text(kind: type[Node]) -> None:
+def refuse_text(kind: Any) -> None:
     """Make a comparison of a node of this kind with a text or a number an error: it would always be false."""
     own: Compare = kind.__eq__
 
@@ -56,7 +53,7 @@ def refuse_text(kind: type[Node]) -> None:
             raise BadProgram(f"compared with {other!r:.40}: {not_known(self)}")
         return own(self, other)
 
-    kind.__eq__ = __eq__  # type: ignore[method-assign]
+    kind.__eq__ = __eq__
 
 
 def opens_no_block(self: Any) -> NoReturn:
