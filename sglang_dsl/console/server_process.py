@@ -36,8 +36,12 @@ _POLL_S = 0.05
 
 _TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
-    {"auto": "transformers:AutoTokenizer", "bundled": "runtime.config.checkpoints:BUNDLED"},
-    extras={"auto": "runtime", "bundled": "runtime"},
+    {
+        "auto": "transformers:AutoTokenizer",
+        "config": "transformers:AutoConfig",
+        "bundled": "runtime.config.checkpoints:BUNDLED",
+    },
+    extras=dict.fromkeys(("auto", "config", "bundled"), "runtime"),
 )
 
 
@@ -45,6 +49,23 @@ def get_tokenizer(model_path: str, **kwargs: Any) -> Any:
     """The tokenizer of a checkpoint's folder, of a bundled one or of a model's name, by transformers."""
     folder = _TOKENIZERS.load("bundled").get(str(model_path), model_path)
     return _TOKENIZERS.load("auto").from_pretrained(folder, **kwargs)
+
+
+def get_config(
+    model: str,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    model_override_args: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The configuration of a checkpoint's folder, of a bundled one or of a model's name, by transformers;
+    `model_override_args` go over its own values."""
+    folder = _TOKENIZERS.load("bundled").get(str(model), model)
+    config = _TOKENIZERS.load("config").from_pretrained(
+        folder, trust_remote_code=trust_remote_code, revision=revision, **kwargs
+    )
+    config.update(dict(model_override_args or {}))
+    return config
 
 
 class Runtime:

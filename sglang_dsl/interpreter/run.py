@@ -142,12 +142,12 @@ def stop_here() -> Stop:
 
 class RunInfo:
     """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
-    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `stop`: what
-    stops it from outside."""
+    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `caller`: the
+    run that called this program. `stop`: what stops it from outside."""
 
     __slots__ = (
-        "_calls", "_lock", "_members", "backend", "defaults", "failure", "index", "inline", "ledger",
-        "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index", "inline",
+        "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -163,11 +163,13 @@ class RunInfo:
         index: int | None = None,
         inline: bool = False,
         speculation: int | None = None,
+        caller: RunInfo | None = None,
     ) -> None:
         self.program, self.backend, self.defaults, self.timeout = program, backend, defaults, timeout
         self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
         self.index, self.inline, self.speculation = index, inline, speculation
-        self.ledger = Ledger()
+        self.caller = caller
+        self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
         self.failure: BaseException | None = None
@@ -186,18 +188,21 @@ class RunInfo:
         return self._calls
 
     def enter(self, member: Member) -> None:
-        with self._lock:
-            self._members.add(member)
+        run: RunInfo | None = self
+        while run is not None:
+            with run._lock:
+                run._members.add(member)
+            run = run.caller
         self.stop.enter(member)
 
     def live(self) -> list[Member]:
-        """The run's executors that still live."""
+        """The executors that still live, of the run and of the programs it called."""
         with self._lock:
             return self._members.live()
 
     async def usage(self, until: Until) -> dict[str, int]:
-        """Totals over the run, its forks included; waits for what they have queued. Failures do not stop
-        it."""
+        """Totals over the run, its forks and the programs it called; waits for what they have queued.
+        Failures do not stop it."""
         for member in self.live():
             await member.mark().reached(until)
         return self.ledger.total()

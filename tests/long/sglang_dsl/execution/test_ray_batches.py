@@ -85,7 +85,11 @@ assert [told(one) for one in failed] == ["OSError: no model there"] * 3
 try:
     checked.run_batch(items[6:], backend=mock, engine=two)
 except sgl.ProgramError as error:
-    print("raised", error)
+    print("raised", error, *error.__notes__)
+limited = running.run_batch(items, backend=mock, engine=two, budget=sgl.Budget(calls=7), on_error="return")
+assert sum(isinstance(one, sgl.BudgetExceeded) for one in limited) == 33, limited
+each = running.options(budget=sgl.Budget(calls=1)).run_batch(items, backend=mock, engine=two)
+assert len(each) == 40
 try:
     checked.run_batch(items, backend=mock, engine=sgl.RayData(gpus=3))
 except sgl.BadProgram as error:
@@ -116,6 +120,7 @@ def test_a_batch_on_ray_gives_what_a_batch_here_gives(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     said = finished(run_python(str(script)))
     assert "raised OwnError: six" in said
+    assert "item 0 of the batch of 'checked': item=6" in said
     assert "1 CPU, 3 GPU are requested, but no machine of the Ray cluster has that much" in said
 
 

@@ -39,6 +39,18 @@ class Character:
     level: int
 
 
+def written(fork: ProgramState, word: str) -> None:
+    fork += word
+
+
+def counted(fork: ProgramState, word: str) -> int:
+    return len(word)
+
+
+async def awaited(fork: AsyncProgramState, word: str) -> int:
+    return len(word)
+
+
 @sgl.function
 def tell(s: ProgramState, question: str, size: int = 2) -> str:
     age = gen("age", int)
@@ -54,6 +66,13 @@ def tell(s: ProgramState, question: str, size: int = 2) -> str:
     reveal_type(s.value("age", int))  # int
     reveal_type(s.value("tags", list[str]))  # list[str]
     reveal_type(s.fork(2)[0][hero])  # Character
+    reveal_type(s.map(written, ["a"]))  # list[ProgramState]
+    reveal_type(s.map(counted, ["a"]))  # list[int]
+    reveal_type(s.map(lambda fork, word: len(word), ["a"]))  # list[int]
+    s.map(counted, [1])  # error: arg-type
+    s.temperature = 0.2  # error: attr-defined
+    s.answer  # error: attr-defined
+    age.strip()  # error: attr-defined
     s[3]  # error: call-overload
     s.value("age", 3)  # error: arg-type
     return s[mood]
@@ -71,6 +90,7 @@ async def later(s: AsyncProgramState, question: str) -> int:
     reveal_type(await s[age])  # int
     reveal_type(await s.value("age", int))  # int
     reveal_type(await s["age"])  # Any
+    reveal_type(await s.map(awaited, ["a"]))  # list[int]
     return await s[age]
 
 
@@ -109,6 +129,8 @@ def nodes(maybe: list[str] | None) -> None:
     reveal_type(sgl.gen_int("x"))  # Gen[str]
     reveal_type(sgl.image("cat.png"))  # Media
     reveal_type(sgl.user("a") + gen("x"))  # Seq
+    reveal_type(sgl.lang.ir.SglSelect("x"))  # Select
+    sgl.lang.nothing  # error: attr-defined
     gen("x", temprature=0)  # error: call-overload
     gen("x", temperature="hot")  # error: call-overload
     gen("x", int, regex="[0-9]+")  # error: call-overload
@@ -152,12 +174,15 @@ def runs(backend: sgl.MockBackend) -> None:
 
 def batches(backend: sgl.MockBackend, lazy: bool) -> None:
     items = [{"question": "Who?"}]
-    reveal_type(tell.run_batch(items))  # Batch[ProgramState]
-    reveal_type(tell.run_batch(items, on_error="return"))  # Batch[ProgramState | Exception]
+    reveal_type(tell.run_batch(items))  # Batch[State[str]]
+    reveal_type(tell.run_batch(items)[0].ret_value)  # str
+    reveal_type([state.ret_value for state in later.run_batch(items)])  # list[int]
+    reveal_type(tell.run_batch(items, on_error="return"))  # Batch[State[str] | Exception]
     reveal_type(tell.run_batch(items, generator_style=True, backend=backend))  # Iterator[State[str]]
     both = tell.run_batch(items, generator_style=True, on_error="return")
     reveal_type(both)  # Iterator[State[str] | Exception]
-    reveal_type(tell.run_batch(items, generator_style=lazy))  # Batch[Any] | Iterator[Any]
+    for state in tell.run_batch(items, generator_style=lazy):
+        reveal_type(state)  # State[str] | Exception
     tell.run_batch(items, num_thread=3)  # error: call-overload
     tell.run_batch(items, on_error="ignore")  # error: call-overload
     tell.run_batch(items, temperature="hot")  # error: call-overload
@@ -167,7 +192,17 @@ async def beside(backend: sgl.MockBackend) -> None:
     reveal_type(await later("Who?"))  # AsyncState[int]
     reveal_type(await later.arun(question="Who?", backend=backend))  # AsyncState[int]
     reveal_type(await tell.arun("Who?"))  # AsyncState[str]
-    reveal_type(await tell.astream("Who?"))  # AsyncProgramState
+    reveal_type(await tell.astream("Who?"))  # AsyncState[str]
+    async with later.astream("Who?") as streamed:
+        reveal_type(streamed.ret_value)  # int
+        async for piece in streamed.text_iter():
+            reveal_type(piece)  # str
+        async for pair in streamed.text_async_iter("age", return_meta_data=True):
+            reveal_type(pair)  # tuple[str, dict[str, Any]]
+    for piece in tell.stream("Who?").text_iter():
+        reveal_type(piece)  # str
+    async for piece in tell.stream("Who?").text_async_iter():
+        reveal_type(piece)  # str
     reveal_type(later.run("Who?"))  # State[int]
     reveal_type(later.arun_batch([{}]))  # AsyncIterator[AsyncState[int]]
     reveal_type(later.arun_batch([{}], on_error="return"))  # AsyncIterator[AsyncState[int] | Exception]

@@ -14,7 +14,7 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl import BackendError, BadProgram, MockBackend, ProgramState, gen
 from sglang_dsl.concurrency.streams import Signal
-from sglang_dsl.execution.batch import Job
+from sglang_dsl.execution.batch import Job, Work
 from sglang_dsl.settings import global_config
 
 
@@ -204,6 +204,131 @@ def test_an_item_is_counted_before_it_is_given_out() -> None:
             super().append(job)
 
     ended = Ended()
-    job = Job(Signal(), ended)
+    job = Job(Work(lambda: None, 0, ()), Signal(), ended)
     job._finish(None)
     assert (done, job.done, list(ended)) == ([False], True, [job])
+
+
+async def gathered(states: Any) -> list[Any]:
+    return [state async for state in states]
+
+
+def by_list(program: Any, items: list[Any], **words: Any) -> list[Any]:
+    return list(program.run_batch(items, **words))
+
+
+def by_iterator(program: Any, items: list[Any], **words: Any) -> list[Any]:
+    return list(program.run_batch(items, generator_style=True, ordered=False, **words))
+
+
+def by_async(program: Any, items: list[Any], **words: Any) -> list[Any]:
+    return asyncio.run(gathered(program.arun_batch(items, **words)))
+
+
+@sgl.function
+async def later(s: Any, x: Any, y: Any = 0) -> Any:
+    s += f"{x} {y} " + gen("a")
+    s += gen("b")
+
+
+WAYS = (by_list, by_iterator, by_async)
+
+
+@pytest.mark.parametrize("run", WAYS)
+@pytest.mark.parametrize("program", [echo, later], ids=["plain", "async"])
+def test_a_budget_is_for_the_whole_batch_and_options_give_each_item_one(run: Any, program: Any) -> None:
+    items = [(i,) for i in range(7)]
+    mock = MockBackend()
+    results = run(program, items, backend=mock, budget=sgl.Budget(calls=3), on_error="return")
+    assert len(mock.calls) == 3
+    assert sum(isinstance(one, sgl.BudgetExceeded) for one in results) >= 4
+    each = MockBackend()
+    limited = program.options(budget=sgl.Budget(calls=1))
+    run(limited, items, backend=each, on_error="return")
+    assert len(each.calls) == 7
+    both = MockBackend()
+    run(limited, items, backend=both, budget=sgl.Budget(calls=5), on_error="return")
+    assert len(both.calls) == 5
+
+
+def test_a_batch_inside_a_program_has_its_own_budget_and_the_programs() -> None:
+    @sgl.function
+    def outer(s: Any, most: int) -> int:
+        budget = sgl.Budget(calls=most)
+        return sum(
+            isinstance(one, ProgramState)
+            for one in echo.run_batch([(i,) for i in range(6)], budget=budget, on_error="return")
+        )
+
+    for most, whole in ((2, 4), (4, 2)):
+        mock = MockBackend()
+        assert outer.run(most, backend=mock, budget=sgl.Budget(calls=whole)).ret_value == 2
+        assert len(mock.calls) == 2
+
+
+def failing(call: Any) -> str:
+    if "bad" in str(call.prompt.plain_text):
+        raise ConnectionError("no answer")
+    return "fine"
+
+
+@pytest.mark.parametrize("run", WAYS)
+@pytest.mark.parametrize("on_error", ["raise", "return"])
+def test_an_error_says_of_which_item_it_is(run: Any, on_error: str) -> None:
+    @sgl.function
+    def divides(s: Any, word: str, by: int = 1) -> None:
+        s += f"{word} {1 / by}" + gen("a")
+
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ({"word": "bad"}, BackendError, "word='bad'"),
+        (("fine", 0), ZeroDivisionError, "('fine', 0)"),
+        ({"word": "x" * 100_000, "by": 0}, ZeroDivisionError, "word='xxx"),
+        ({"wrod": "fine"}, TypeError, "wrod='fine'"),
+        ("fine", BadProgram, "'fine'"),
+    ]
+    for item, kind, shown in wrong:
+        items = [("fine",)] * 4 + [item]
+        try:
+            found = run(divides, items, backend=MockBackend(failing), on_error=on_error)
+            error = next(one for one in found if isinstance(one, Exception))
+            assert on_error == "return"
+        except kind as raised:
+            error = raised
+        assert type(error) is kind
+        assert (error.item_index, error.item) == (4, item)
+        (note,) = error.__notes__
+        assert note.startswith(f"item 4 of the batch of {divides.name!r}: {shown}"[:60])
+        assert len(note) < 1100
+        assert "\n" not in note
+
+
+def test_an_error_of_a_batch_in_a_batch_names_both_items() -> None:
+    @sgl.function
+    def outer(s: Any, word: str) -> None:
+        echo.run_batch([("fine",), (word,)])
+
+    with pytest.raises(BackendError) as caught:
+        outer.run_batch([("fine",), ("fine",), ("bad",)], backend=MockBackend(failing))
+    first, second = caught.value.__notes__
+    assert first == "item 1 of the batch of 'echo': ('bad',)"
+    assert second.startswith("item 2 of the batch of ")
+    assert all(note in caught.value.full_traceback() for note in (first, second))
+
+
+def test_an_error_of_map_says_of_which_item_it_is() -> None:
+    @sgl.function
+    def plain(s: Any) -> None:
+        s.map(lambda fork, x: 1 / x, [1, 2, 0])
+
+    @sgl.function
+    async def beside(s: Any) -> None:
+        async def work(fork: Any, x: int) -> float:
+            return 1 / x
+
+        await s.map(work, [1, 2, 0])
+
+    for program in (plain, beside):
+        with pytest.raises(ZeroDivisionError) as caught:
+            program.run(backend=MockBackend())
+        assert caught.value.__notes__ == ["item 2 of map: 0"]
+        assert (caught.value.item_index, caught.value.item) == (2, 0)

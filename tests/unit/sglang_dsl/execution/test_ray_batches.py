@@ -59,4 +59,24 @@ def test_an_endpoint_travels_with_its_key_and_is_not_looked_for() -> None:
     assert "secret" not in repr(there)
 
 
+def test_a_budget_of_several_workers_gives_room_and_takes_it_back() -> None:
+    keeper = pytest.importorskip("sglang_dsl.execution.ray_worker").Keeper
+    ask = Ask(fresh=2, most=8)
+    tokens = keeper(None, None, 1, sgl.Budget(tokens=12))
+    assert tokens.reserve(ask, 60.0) == (0, 8)
+    assert tokens.reserve(ask, 60.0) is None
+    tokens.charge({"prompt_tokens": 2, "completion_tokens": 3})
+    tokens.release(0, True)
+    assert tokens.reserve(ask, -1.0) == (1, 5)  # what is left
+    # The room of a call that is long over: its worker has died.
+    assert tokens.reserve(ask, 60.0) == (2, 5)
+    tokens.charge({"prompt_tokens": 2, "completion_tokens": 5})
+    assert tokens.reserve(ask, 60.0) == "the budget is used up: 12 of 12 tokens"
+    calls = keeper(None, None, 1, sgl.Budget(calls=2))
+    assert [calls.reserve(ask, 60.0) is None for _ in range(2)] == [False, False]
+    calls.release(0, False)  # it was not made
+    assert calls.reserve(ask, 60.0) == (2, 8)
+    assert "2 of 2 calls" in calls.reserve(ask, 60.0)
+
+
 # -- with one ------------------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl import Budget, BudgetExceeded, MockBackend, gen
+from sglang_dsl.execution.finished import pack, unpack
 
 LONG = " ".join(["w"] * 300)
 
@@ -177,3 +181,136 @@ def test_whatever_a_program_asks_for_at_once(
     else:
         assert used.completion_tokens <= limit + 2  # one token for each of three samples
         assert not failed or used.completion_tokens >= limit
+
+
+# -- programs that call others, also from threads of their own -----------------------------------------------
+
+
+@sgl.function
+def part(s: Any, topic: str) -> None:
+    s += topic + gen("text")
+
+
+@sgl.function
+async def later_part(s: Any, topic: str) -> None:
+    s += topic + gen("text")
+
+
+def ask(topic: str) -> str:
+    try:
+        return str(part(topic)["text"])
+    except BudgetExceeded:
+        return "refused"
+
+
+POOL = ThreadPoolExecutor(4)
+
+
+def directly(topics: list[str]) -> list[str]:
+    return [ask(topic) for topic in topics]
+
+
+def in_threads(topics: list[str]) -> list[str]:
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda t=topic: found.append(ask(t))) for topic in topics]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def in_subclass(topics: list[str]) -> list[str]:
+    class Own(threading.Thread):
+        found: str
+
+        def run(self) -> None:
+            self.found = ask(self.name)
+
+    threads = [Own(name=topic) for topic in topics]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    return [thread.found for thread in threads]
+
+
+def in_own_pool(topics: list[str]) -> list[str]:
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(ask, topics))
+
+
+def in_shared_pool(topics: list[str]) -> list[str]:
+    return [future.result() for future in [POOL.submit(ask, topic) for topic in topics]]
+
+
+def in_a_thread_of_a_thread(topics: list[str]) -> list[str]:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(in_threads, topics).result()
+
+
+WAYS = (directly, in_threads, in_subclass, in_own_pool, in_shared_pool, in_a_thread_of_a_thread)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("stream", [False, True], ids=["run", "stream"])
+def test_programs_called_from_threads_are_charged_and_counted(way: Any, stream: bool) -> None:
+    @sgl.function
+    def whole(s: Any) -> list[str]:
+        return list(way([f"t{i}" for i in range(6)]))
+
+    backend = MockBackend()
+    state = whole.run(backend=backend, budget=Budget(calls=4), stream=stream)
+    state.sync()
+    assert len(backend.calls) == state.usage()["calls"] == 4
+    assert state.ret_value.count("refused") == 2
+    # The next run on the same threads is charged to its own budget.
+    backend = MockBackend()
+    assert whole.run(backend=backend, budget=Budget(calls=6)).ret_value.count("refused") == 0
+    assert len(backend.calls) == 6
+
+
+def test_threads_outside_of_programs_are_as_ever() -> None:
+    variable = contextvars.ContextVar("variable", default=0)
+    variable.set(1)
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(variable.get()))
+    thread.start()
+    thread.join()
+    assert seen == [0]
+    assert POOL.submit(variable.get).result() == 0
+
+
+def test_usage_counts_called_programs_once() -> None:
+    @sgl.function
+    async def middle(s: Any) -> None:
+        forks = s.fork(2)
+        forks += gen("f")
+        await later_part("m")
+        await s.map(lambda fork, x: later_part(x), ["p", "q"])
+
+    @sgl.function
+    def whole(s: Any) -> dict[str, int]:
+        s += gen("own")
+        own = s.usage()
+        part("a")
+        part.run_batch([("b",), ("c",)])
+        list(part.run_batch([("d",)], generator_style=True))
+        middle.run().sync()
+        s.fork(3)[0].map(lambda fork, x: part(x), ["e", "f"])
+        with part.stream("g") as stream:
+            stream.sync()
+        return own
+
+    backend = MockBackend()
+    state = whole.run(backend=backend)
+    usage = state.usage()
+    assert usage["calls"] == len(backend.calls) == 1 + 1 + 2 + 1 + 5 + 2 + 1
+    assert state.ret_value["calls"] == 1
+    for key in ("prompt_tokens", "completion_tokens"):
+        assert usage[key] == getattr(backend.usage, key)
+    assert state.snapshot().usage == usage
+    assert len(state.snapshot().calls) == 1  # its own
+    # And as a batch tells it, also of another process.
+    (row,) = whole.run_batch([()], backend=MockBackend()).rows()
+    assert row["calls"] == usage["calls"]
+    assert unpack(pack(state), 0).usage() == usage

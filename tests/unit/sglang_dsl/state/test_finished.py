@@ -47,6 +47,59 @@ def facts(state: Any) -> Any:
     )
 
 
+@sgl.function
+def asks(s: Any, word: str, size: int = 2) -> str:
+    s += sgl.user(word) + sgl.assistant(sgl.gen("a", max_tokens=size))
+    return word
+
+
+class Guide:
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    @sgl.function
+    def ask(self, s: Any, size: int) -> None:
+        s += self.word + sgl.gen("a", max_tokens=size)
+
+
+def copied(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - made here
+
+
+def test_programs_of_a_module_are_pickled_by_name() -> None:
+    assert copied(asks) is asks
+    for program, arguments in (
+        (asks.bind(word="x"), {}),
+        (asks.options(temperature=0, budget=sgl.Budget(calls=1)), {"word": "x"}),
+        (Guide("x").ask, {"size": 3}),
+        (asks.trace(), {"word": "x"}),
+    ):
+        here, there = sgl.MockBackend(), sgl.MockBackend()
+        states = program.run(**arguments, backend=here), copied(program).run(**arguments, backend=there)
+        assert states[0].text() == states[1].text()
+        assert [call.sampling for call in here.calls] == [call.sampling for call in there.calls]
+    assert copied(asks.trace()) == asks.trace()
+
+    @sgl.function
+    def local(s: Any) -> None: ...
+
+    with pytest.raises((pickle.PicklingError, AttributeError)):
+        pickle.dumps(local)
+
+
+def test_a_state_is_pickled_as_it_ended() -> None:
+    for state in (
+        asks.run("x", backend=sgl.MockBackend(delay_s=0.01)),
+        asks.stream("x", backend=sgl.MockBackend()),
+        asks.run_batch([("x",), ("y",)], backend=sgl.MockBackend())[1],
+    ):
+        there = copied(state)
+        assert facts(there) == facts(state)
+        assert there.index == state.index
+        with pytest.raises(StateClosed):
+            there += "more"
+
+
 @given(st.integers(0, 2**32))
 def test_random_programs_read_alike(seed: int) -> None:
     @sgl.function
