@@ -233,12 +233,14 @@ class ProgramState(StateBase["Turn"]):
         """The variable's value while its JSON is generated: what is known so far, each time there is more.
         The last item is the complete value.
 
-        If the generation has a type, each item is an instance of it that has not been validated, with None
-        for what is not there yet; the last item is s[var_name]. Otherwise the items are plain data.
+        If the generation has a type, each item is an instance of it. Its fields have values of their types,
+        or None for what is not there yet; the last item is s[var_name]. Without a type, the items are plain
+        data.
 
-        Nothing is taken back. Numbers, true, false and null appear when they are complete; strings grow.
-        With `strings=False`, strings too appear when they are complete. Items share their finished parts,
-        so do not change them. Text that is not JSON (a number, an option of an Enum) appears when it is
+        Nothing is taken back. Numbers, true, false and null appear when they are complete; strings grow
+        where the type is str, others (an Enum, a Literal, a date) appear when they are complete. With
+        `strings=False`, all do. A union appears as soon as it is certain which of its types it is. Items
+        share their finished parts, so do not change them. Text that is not JSON (a number, an option of an Enum) appears when it is
         complete. Raises ProgramError if the text breaks off.
         """
         yield from iterate_here(self._objects(var_name, strings, blocking))
