@@ -14,18 +14,9 @@ from typing import Any
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.remote import (
-    Shaped,
-    arguments,
-    faults,
-    form_for,
-    image_of,
-    options_schema,
-    picked,
-    room_for,
-    spoken,
-    turns,
-)
+from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
+from sglang_dsl.backends.common.prompts import arguments, faults, image_of, turns
+from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
 from sglang_dsl.backends.common.transport import Limits, Transport
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -71,6 +62,7 @@ class Gemini(Backend):
     ) -> None:
         self.model_name = model_name
         self.token_usage = TokenUsage()
+        self._choices = ChatChoices(self.name)
         self._safety = _safety(safety_settings)
         environment = os.environ.get("GEMINI_API_KEY") or os.environ.get("GOOGLE_API_KEY") or ""
         key = environment if api_key is None else api_key
@@ -113,8 +105,7 @@ class Gemini(Backend):
         answer = await self._post(body, call.timeout)
         texts, metas = _whole(answer, call.n, self.name)
         self._charge(metas[0])
-        texts = [shaped.whole(text) for text in texts]
-        return Completion(tuple(texts), metas[0] if call.n == 1 else {**metas[0], "samples": metas})
+        return shaped.completion(texts, metas)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
@@ -145,25 +136,28 @@ class Gemini(Backend):
             )
         meta = _meta(last, finish, self.name)
         self._charge(meta)
-        yield Delta(shaped.rest(), meta)
+        yield shaped.last(meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         """One reply constrained to the options. The other options are not scored, which the metadata
         reports."""
-        if call.unconditional:
-            raise Unsupported("the API returns no probabilities of given texts", backend=self.name)
-        config = {
-            "maxOutputTokens": room_for(call.choices),
-            **_json_schema(options_schema(call.choices)),
-        }
-        body = {
-            **self._conversation(call.prompt),
-            **self._tools(call.prompt.tools),
-            "generationConfig": config,
-        }
-        texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
-        self._charge(metas[0])
-        return picked(call, texts[0], metas[0], self.name)
+
+        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            config = {
+                "maxOutputTokens": room,
+                **{TAKES[word]: value for word, value in words.items()},
+                **_json_schema(options_schema(call.choices)),
+            }
+            body = {
+                **self._conversation(call.prompt),
+                **self._tools(call.prompt.tools),
+                "generationConfig": config,
+            }
+            texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
+            self._charge(metas[0])
+            return texts[0], metas[0]
+
+        return await self._choices.scores(call, ask)
 
     async def aclose(self) -> None:
         await self._transport.aclose()

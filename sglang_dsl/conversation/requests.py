@@ -49,12 +49,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
-    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt."""
+    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt. A backend
+    that measures no log-probabilities takes one of the choices: the best at `temperature` 0, else a draw, by
+    `seed` where its API takes one."""
 
     prompt: Prompt
     choices: tuple[str, ...]
     unconditional: bool = False
     timeout: float | None = None
+    temperature: float = 0.0
+    seed: int | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):

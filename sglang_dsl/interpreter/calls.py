@@ -449,7 +449,9 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
     tools = call.prompt.tools
-    left = ("prompt", "timeout") if tools else ("prompt", "timeout", "tool_choice", "parallel_tools")
+    left = ["prompt", "timeout"]
+    left += [] if tools else ["tool_choice", "parallel_tools"]
+    left += [] if isinstance(call, Call) or call.temperature else ["temperature", "seed"]
     for name in (name for name in call.__struct_fields__ if name not in left):
         made[name] = msgspec.to_builtins(getattr(call, name))
     return made | ({"tools": msgspec.to_builtins(tools)} if tools else {})

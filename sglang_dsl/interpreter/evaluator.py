@@ -16,16 +16,25 @@ from runtime.protocol.messages import ToolCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import ChoiceCall, Completion
+from sglang_dsl.conversation.requests import ChoiceCall, ChoiceScores, Completion
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported
+from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported, warn
 from sglang_dsl.interpreter.calls import Before, Where, about
 from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.replies.retries import corrected
 from sglang_dsl.interpreter.replies.tool_loop import answer, may_call
-from sglang_dsl.interpreter.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
+from sglang_dsl.interpreter.run import (
+    Item,
+    Prefix,
+    RunInfo,
+    forget_frames,
+    of_sample,
+    placed,
+    typed_value,
+    was_cut,
+)
 from sglang_dsl.interpreter.speculation import Speculation
 from sglang_dsl.ir import (
     Calls,
@@ -227,12 +236,12 @@ class Evaluator:
             done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self.before)
             splits = ReasoningStream.splits(node, done.texts)
             try:
-                for split in splits:
-                    at = split.answer
-                    typed_value(node, at, done.meta)
+                for index, split in enumerate(splits):
+                    at, told = split.answer, of_sample(done.meta, index)
+                    typed_value(node, at, told)
             except InvalidValue as error:
                 if left:
-                    prompt = corrected(prompt, at, node.typed.name, str(error.__cause__), error.hint)
+                    prompt = corrected(prompt, at, node.typed.name, str(error.__cause__), was_cut(told))
                     rejected.append({"text": at, "error": str(error.__cause__)})
                     continue
             meta = dict(done.meta) | {"rejected": rejected}
@@ -263,7 +272,7 @@ class Evaluator:
         texts = [split.answer for split in splits]
         variable.raw = first.answer if one else texts
         try:
-            values = [typed_value(node, text, done.meta) for text in texts]
+            values = [typed_value(node, text, of_sample(done.meta, at)) for at, text in enumerate(texts)]
         except InvalidValue as error:
             self._unfit(error, item)
             return
@@ -279,7 +288,7 @@ class Evaluator:
             self.output.put(text)
         variable.raw, variable.meta = text, meta
         try:
-            value = text if node.typed is None else typed_value(node, text, meta)
+            value = typed_value(node, text, meta)
         except InvalidValue as error:
             self._unfit(error, item)
             return
@@ -295,25 +304,32 @@ class Evaluator:
         assert item.variable is not None
         variable, where = item.variable, self.where("select", node.name, item, node.timeout)
         method = node.own or METHODS[node.method]
-        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
         seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+        call = ChoiceCall(
+            self.transcript.prompt(),
+            node.choices,
+            method.unconditional,
+            where.timeout,
+            node.temperature,
+            seed if node.temperature else None,
+        )
         drawn = node.temperature > 0 and seed is None
         found = await self.run.calls.score(where, call, self.before, drawn)
-        try:
-            seed = found.meta["draw"] if drawn else seed
-            pairs = zip(found.scores, node.choices, strict=True)
-            scores = [dataclasses.replace(score, text=option) for score, option in pairs]
-            decision = method.decide(scores, node.temperature, seed)
-        except BadProgram:
-            raise  # the program's own method
-        except ValueError as error:
-            raise BackendError(f"the choices cannot be compared: {error}") from error
-        text = node.choices[decision.index]
-        meta = dict(found.meta) | dict(decision.meta) | report(method, scores, decision)
+        fault = found.meta.get("invalid")
+        if fault is None:
+            text, meta = _decided(node, found, found.meta["draw"] if drawn else seed)
+        else:
+            text, meta = found.meta["reply"], found.meta
         self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)
+        if fault is not None:
+            variable.raw, variable.meta = text, meta
+            self._unfit(InvalidValue(f"the reply is none of the choices: it is {text!r:.200}"), item)
+            return
+        if meta.get("temperature", 0.0) is None:
+            warn("the model takes no temperature: select is a draw of its own, not its best option", item.src)
         variable.settle(text, meta)
 
     def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:
@@ -362,3 +378,18 @@ class Evaluator:
         }
         timeout = getattr(item.node, "timeout", None)
         return placed(cause, place, self.run.timeout if timeout is None else timeout)
+
+
+def _decided(node: Select, found: ChoiceScores, seed: int | None) -> tuple[str, dict[str, Any]]:
+    """The option taken, and its metadata. Raises BackendError; BadProgram where the program's own method
+    failed."""
+    method = node.own or METHODS[node.method]
+    try:
+        pairs = zip(found.scores, node.choices, strict=True)
+        scores = [dataclasses.replace(score, text=option) for score, option in pairs]
+        decision = method.decide(scores, node.temperature, seed)
+    except BadProgram:
+        raise
+    except ValueError as error:
+        raise BackendError(f"the choices cannot be compared: {error}") from error
+    return node.choices[decision.index], {**found.meta, **decision.meta, **report(method, scores, decision)}

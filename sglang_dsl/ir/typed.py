@@ -77,10 +77,45 @@ class Typed:
         try:
             return self.adapter.validate_json(text)
         except pydantic.ValidationError as error:
+            found = json_in(text)
+            if found is not None and found != text.strip():
+                return self._validated(found)
             faults = error.errors(include_url=False, include_input=False)
             raise ValueError(
                 "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in faults)
             ) from error
+
+
+def json_in(text: str) -> str | None:
+    """The only JSON value in a text: all of it, what stands in its only fence (```), or an object or array
+    within prose. None where there is none, or where the prose has braces or brackets of its own, which may be
+    another one or a part of it."""
+    whole = text.strip()
+    if _is_json(whole):
+        return whole
+    begin = re.search(r"[\[{]", text)
+    if begin is None:
+        inner = unfenced(text)
+        return inner if _is_json(inner) else None
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, begin.start())
+    except (ValueError, RecursionError):
+        return None
+    return None if re.search(r"[\[{}\]]", text[end:]) else text[begin.start() : end]
+
+
+def unfenced(text: str) -> str:
+    """What stands in the only fence of a text, without blanks around it; the text where it has no fence."""
+    parts = text.split("```")
+    return re.sub(r"\A\w*[ \t]*\n", "", parts[1]).strip() if len(parts) == 3 else text.strip()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def is_type(value: object) -> bool:
