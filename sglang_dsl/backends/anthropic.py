@@ -99,8 +99,10 @@ class Anthropic(Backend):
             events = self._transport.events("/v1/messages", json.dumps(body).encode(), call.timeout)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    if piece := shaped.piece(growing.take(event)):
-                        yield Delta(piece)
+                    delta = growing.take(event)
+                    piece = shaped.piece(delta.text)
+                    if piece or delta.reasoning:
+                        yield Delta(piece, reasoning=delta.reasoning)
         meta = growing.last()
         self._charge(meta)
         yield shaped.last(meta)
@@ -238,7 +240,7 @@ class _Growing:
         self._ended = False
         self._length = 0
 
-    def take(self, event: str) -> str:
+    def take(self, event: str) -> Delta:
         try:
             data = json.loads(event)
         except ValueError as error:
@@ -249,9 +251,10 @@ class _Growing:
                 self._usage |= message.get("usage") or {}
             case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
                 self._length += len(text)
-                return text
+                return Delta(text)
             case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
                 self._thought.append(text)
+                return Delta("", reasoning=text)
             case {"type": "message_delta", "delta": dict(delta)}:
                 self._reason = delta.get("stop_reason") or self._reason
                 self._usage |= data.get("usage") or {}
@@ -265,7 +268,7 @@ class _Growing:
                 )
             case _:
                 pass  # pings, block borders, and what later versions of the API add
-        return ""
+        return Delta("")
 
     def last(self) -> dict[str, Any]:
         if not self._ended or self._reason is None:

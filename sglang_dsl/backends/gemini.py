@@ -117,16 +117,19 @@ class Gemini(Backend):
         body, shaped = self._request(call)
         length, finish = 0, None
         last: dict[str, Any] = {}
+        thoughts: list[str] = []
         with faults(self.name):
             path = self._path("streamGenerateContent") + "?alt=sse"
             events = self._transport.events(path, json.dumps(body).encode(), call.timeout)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    piece, told, last = _event(event, last, self.name)
+                    delta, told, last = _event(event, last, self.name)
                     finish = told or finish
-                    length += len(piece)
-                    if piece := shaped.piece(piece):
-                        yield Delta(piece)
+                    length += len(delta.text)
+                    thoughts.append(delta.reasoning)
+                    piece = shaped.piece(delta.text)
+                    if piece or delta.reasoning:
+                        yield Delta(piece, reasoning=delta.reasoning)
         if finish is None:
             raise BackendError(
                 f"the stream broke off after {length} characters",
@@ -134,7 +137,7 @@ class Gemini(Backend):
                 retryable=True,
                 hint="the connection or the server failed; the text so far is incomplete",
             )
-        meta = _meta(last, finish, self.name)
+        meta = _meta(last, finish, self.name) | _thought("".join(thoughts))
         self._charge(meta)
         yield shaped.last(meta)
 
@@ -383,15 +386,21 @@ def _whole(answer: Any, n: int, backend: str) -> tuple[list[str], list[dict[str,
             )
     texts = [_said(candidate) for candidate in candidates]
     reasons = [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
-    return texts, [meta | _called(one) for meta, one in zip(reasons, candidates, strict=True)]
+    found = zip(reasons, candidates, strict=True)
+    return texts, [meta | _thought(_said(one, thought=True)) | _called(one) for meta, one in found]
 
 
-def _said(candidate: Mapping[str, Any]) -> str:
+def _said(candidate: Mapping[str, Any], *, thought: bool = False) -> str:
+    """The text of a candidate, or its thoughts."""
     parts = (candidate.get("content") or {}).get("parts") or ()
-    return "".join(part.get("text", "") for part in parts if not part.get("thought"))
+    return "".join(part.get("text", "") for part in parts if bool(part.get("thought")) is thought)
 
 
-def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | None, dict[str, Any]]:
+def _thought(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text} if text else {}
+
+
+def _event(event: str, last: dict[str, Any], backend: str) -> tuple[Delta, str | None, dict[str, Any]]:
     """The piece, the finish reason where it is told, and what is known of the whole by now."""
     try:
         data = json.loads(event)
@@ -408,7 +417,8 @@ def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | N
             raise BackendError(f"an event of the stream is not an object: {event[:200]!r}", backend=backend)
     known = last | {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
     candidates = data.get("candidates") or [{}]
-    return _said(candidates[0]), candidates[0].get("finishReason"), known
+    first = candidates[0]
+    return Delta(_said(first), reasoning=_said(first, thought=True)), first.get("finishReason"), known
 
 
 def _meta(answer: Mapping[str, Any], reason: Any, backend: str) -> dict[str, Any]:

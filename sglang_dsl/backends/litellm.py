@@ -99,8 +99,10 @@ class LiteLLM(Backend):
         chunks = await self._ask(body, call.timeout)
         async with aclosing(self._guarded(chunks, call.timeout)) as events:  # type: ignore[type-var]
             async for event in events:
-                if piece := shaped.piece(reply.event(event)):
-                    yield Delta(piece)
+                delta = reply.event(event)
+                piece = shaped.piece(delta.text)
+                if piece or delta.reasoning:
+                    yield Delta(piece, reasoning=delta.reasoning)
         meta = reply.last()
         self._charge(meta)
         yield shaped.last(meta)

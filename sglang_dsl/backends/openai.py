@@ -215,8 +215,9 @@ class OpenAI(Backend):
             async with aclosing(pieces_of(events, reply)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.meta is None:
-                        if piece := shaped.piece(delta.text):
-                            yield Delta(piece)
+                        piece = shaped.piece(delta.text)
+                        if piece or delta.reasoning:
+                            yield Delta(piece, reasoning=delta.reasoning)
                         continue
                     self._charge(delta.meta)
                     yield shaped.last(delta.meta)

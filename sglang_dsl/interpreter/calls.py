@@ -354,7 +354,8 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     def read(self, reply: dict[str, Any], *, told: bool) -> Completion:
         done = Completion(tuple(reply["texts"]), reply["meta"])
         if self.piece is not None and not told:
-            self.piece(Delta(done.texts[0], done.meta))
+            thought = done.meta.get("reasoning_content") or ""
+            self.piece(Delta(done.texts[0], done.meta, reasoning=thought))
         return done
 
 

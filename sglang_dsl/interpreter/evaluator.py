@@ -207,22 +207,23 @@ class Evaluator:
             return
         if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
             done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
-            self.settle(node, item, done, ReasoningStream.splits(node, done.texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, done))
             return
         where = self.where("gen", node.name, item, node.timeout)
         call = ready.call(self.transcript.prompt(), where.timeout)
         if not run.stream or ready.n != 1 or ready.peeks:
             done = await run.calls.generate(where, call, self.before)
-            texts = ("",) * len(done.texts) if ready.peeks else done.texts
-            if len(texts) == 1 and node.reasoning is None:
-                self._settle_one(node, item, texts[0], done.meta)
+            if ready.peeks:
+                done = Completion(("",) * len(done.texts), done.meta)
+            if len(done.texts) == 1 and node.reasoning is None:
+                self._settle_one(node, item, done.texts[0], done.meta)
                 return
-            self.settle(node, item, done, ReasoningStream.splits(node, texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, done))
             return
         split = ReasoningStream(node, item.variable, item.reasoning, self.output)
         done = await run.calls.generate(where, call, self.before, split.piece)
         split.end()
-        self.settle(node, item, done, ReasoningStream.splits(node, done.texts), streamed=True)
+        self.settle(node, item, done, ReasoningStream.splits(node, done), streamed=True)
 
     async def _until_it_fits(self, node: Gen, item: Item, ready: Lowered) -> None:
         """A generation with retries: asked for again, the error shown, until its text is read as a value. Of
@@ -234,7 +235,7 @@ class Evaluator:
         for left in range(node.retries or 0, -1, -1):
             where = self.where("gen", node.name, item, node.timeout)
             done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self.before)
-            splits = ReasoningStream.splits(node, done.texts)
+            splits = ReasoningStream.splits(node, done)
             try:
                 for index, split in enumerate(splits):
                     at, told = split.answer, of_sample(done.meta, index)

@@ -297,7 +297,7 @@ def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
             raise ValueError(fault)
         return value
     except ValueError as error:
-        wanted = f"a valid {node.typed.name}" if node.typed is not None else f"what its {_form(node)} requires"
+        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
         hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
         raise InvalidValue(
             f"the text is not {wanted}: {error}; it is {text!r:.200}",

@@ -14,7 +14,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 
 from sglang_dsl.ir.typed import adapter_of, supertype
@@ -27,17 +27,17 @@ NOTHING: Final = object()
 _UNKNOWN: Final = object()  # the type of a field whose annotation cannot be resolved
 _ANY: Final = (Any, object)
 _NUMBERS: Final = (int, float, bool, types.NoneType)
-_ARRAYS: Final[dict[Any, Callable[[Iterable[Any]], Any]]] = {
+_ARRAYS: Final[dict[Any, Any]] = {
     set: set, frozenset: frozenset, tuple: tuple, collections.deque: collections.deque,
-    collections.abc.Set: set, collections.abc.MutableSet: set,
-} | dict.fromkeys(
-    (list, Sequence, collections.abc.MutableSequence, collections.abc.Collection, Iterable), list
-)  # fmt: skip
-_MAPPINGS: Final[dict[Any, Callable[[dict[Any, Any]], Any]]] = {
-    collections.OrderedDict: collections.OrderedDict,
-    collections.Counter: collections.Counter,
+    collections.abc.Set: set, collections.abc.MutableSet: set, list: list, Sequence: list,
+    collections.abc.MutableSequence: list, collections.abc.Collection: list, Iterable: list,
+}  # fmt: skip
+_MAPPINGS: Final[dict[Any, Any]] = {
+    dict: dict, Mapping: dict, collections.abc.MutableMapping: dict,
+    collections.OrderedDict: collections.OrderedDict, collections.Counter: collections.Counter,
     collections.defaultdict: lambda parts: collections.defaultdict(None, parts),
-} | dict.fromkeys((dict, Mapping, collections.abc.MutableMapping), dict)
+}  # fmt: skip
+"""Types that are written as arrays, and as objects, and how a value of one is made."""
 
 
 class Growing:

@@ -109,9 +109,11 @@ class StateBase(Displayed, Generic[T]):
             return error
         return self._core.fault()
 
-    async def _pieces(self, name: str | None, until: Until) -> AsyncGenerator[Piece, None]:
-        """Pieces of one variable's text, or of the whole text, as they are generated. Raises ProgramError
-        if it breaks off."""
+    async def _pieces(
+        self, name: str | None, until: Until, reasoning: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of one variable's text, or of the whole text, as they are generated. `reasoning`: and of its
+        reasoning, as metadata of empty pieces. Raises ProgramError if it breaks off."""
         if name is None:
             async with aclosing(self._core.pieces(until)) as texts:
                 async for text in texts:
@@ -121,7 +123,7 @@ class StateBase(Displayed, Generic[T]):
         # Closed here and now when a reader leaves early, not when the loop comes round to it.
         async with aclosing(variable.read(variable.ended, until)) as pieces:
             async for piece in pieces:
-                if piece.text:
+                if piece.text or (reasoning and piece.meta and "reasoning_content" in piece.meta):
                     yield piece
         variable.result()
 

@@ -42,12 +42,19 @@ def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> di
 
 # -- constraints as structured output ------------------------------------------------------------------------
 
-# What the language's own dtypes mean, for APIs that know JSON schemas and no regular expressions.
+# What the language's own dtypes mean, for APIs that know JSON schemas and no regular expressions, and for
+# models that wrote something else.
 _BY_PATTERN: dict[str, dict[str, Any]] = {
     REGEX_INT: {"type": "integer"},
     REGEX_FLOAT: {"type": "number"},
     REGEX_BOOL: {"type": "string", "enum": ["True", "False"]},
     REGEX_STR: {"type": "string"},
+}
+_NOT_A: dict[str, str] = {
+    REGEX_INT: "it is not a whole number",
+    REGEX_FLOAT: "it is not a number",
+    REGEX_BOOL: "it is neither True nor False",
+    REGEX_STR: "it is not a string in quotes",
 }
 _FIELD = "value"
 
@@ -162,7 +169,7 @@ def fault_of(constraint: Constraint, text: str) -> str | None:
     is. Schemas are looked at with jsonschema where it is installed."""
     match constraint.kind:
         case "regex" if re.fullmatch(constraint.spec, text) is None:
-            return f"it does not match {constraint.spec:.80}"
+            return _NOT_A.get(constraint.spec) or f"it does not match {constraint.spec:.80}"
         case "choices" if text not in (options := json.loads(constraint.spec)):
             return f"it is not one of {', '.join(map(repr, options)):.200}"
         case "json_schema":
@@ -298,7 +305,7 @@ class Leading(Shaped):
             return _quoted(text)
         found = re.match(self._asked.spec, text.lstrip())
         if found is None:
-            raise Misfit(f"it does not begin with {self._asked.spec:.80}", text)
+            raise Misfit(_NOT_A[self._asked.spec], text)
         return found[0].rstrip()
 
 

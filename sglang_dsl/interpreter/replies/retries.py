@@ -26,8 +26,9 @@ def corrected(prompt: Prompt, text: str, kind: str, fault: str, cut: bool) -> Pr
         said += f" Answer again, with a valid {kind} and nothing else."
         if not failed and before and before[-1].role == "user":
             # Nothing was said, and APIs take no empty turn: the request is said again in the one before.
-            again = msgspec.structs.replace(before[-1], content=_behind(before[-1].content, f"\n\n({said})"))
-            return Prompt((*before[:-1], again, last), prompt.tools)
+            turn = _behind(before[-1].content, f"\n\n({said})")
+            asked = msgspec.structs.replace(before[-1], content=turn)
+            return Prompt((*before[:-1], asked, last), prompt.tools)
         asked = Message("user", said)
         done = msgspec.structs.replace(last, content=failed, open=False)
         return Prompt((*before, done, asked, last), prompt.tools)

@@ -197,7 +197,7 @@ def test_w21_programs_at_once_have_a_turn_each_and_a_reply_that_does_not_follow_
     assert [(s["name"], s["age"]) for s in states] == [(name, str(len(name))) for name in names]
     assert len(api.sent) == len(names)
     api.say = lambda path, body: openai_chat("I would rather not say.")
-    with pytest.raises(sgl.InvalidValue):
+    with pytest.raises(sgl.BackendError):
         profile.run("Ann", backend=backend)["age"]
     backend.close()
 
