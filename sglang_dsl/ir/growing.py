@@ -260,7 +260,7 @@ def _root(kind: Any) -> Any:
 
 
 def _with(annotation: Any, metadata: Sequence[Any]) -> Any:
-    return Annotated[(annotation, *metadata)] if metadata else annotation  # type: ignore[return-value]
+    return Annotated[(annotation, *metadata)] if metadata else annotation
 
 
 def _is_named_tuple(kind: Any) -> bool:

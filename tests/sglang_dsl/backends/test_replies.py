@@ -362,6 +362,12 @@ def one_choice(s: Any) -> None:
     s += user("Is it?") + assistant(select("x", ["no"]))
 
 
+def ended(program: Any, backend: Any) -> Any:
+    state = program.run(backend=backend)
+    state.sync()
+    return state
+
+
 def temperature_of(name: str, body: Any) -> Any:
     return (body["generationConfig"] if name in ("gemini", "vertexai") else body).get("temperature")
 
@@ -411,13 +417,13 @@ def test_a_model_that_takes_no_temperature_says_so(api: Api, name: str) -> None:
     api.say = say
     backend = APIS[name].make(api.url)
     with pytest.warns(UserWarning, match="takes no temperature") as told:
-        state = pick.run(backend=backend).sync()
+        state = ended(pick, backend)
     assert (state["x"], state["rest"]) == ("no", "fine")
     assert told[0].filename == __file__
     assert state.get_meta_info("x")["temperature"] is None
     assert [("temperature" in body) for _, body in api.sent] == [True, False, False]
     with pytest.warns(UserWarning, match="takes no temperature"):
-        one_choice.run(backend=backend).sync()
+        ended(one_choice, backend)
     assert "temperature" not in api.sent[-1][1]  # remembered
     with pytest.raises(Unsupported, match=r"draws nothing at temperature 0\.5"):
         pick.run(0.5, backend=backend)["x"]
