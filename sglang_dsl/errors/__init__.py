@@ -257,9 +257,10 @@ def _shown(item: object) -> str:
 _SHOWN: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
-def warn(message: str) -> None:
-    """A UserWarning at the user's line; by Python's default filter each line shows it once."""
-    src = caller()
+def warn(message: str, src: Source | None = None) -> None:
+    """A UserWarning at a line of the user's, by default the one that is running; by Python's default filter
+    each line shows it once."""
+    src = src or caller()
     place = ("<unknown>", 1) if src is None else (src.file, src.line)
     warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
 

@@ -94,7 +94,8 @@ def _gen(
     timeout              seconds that each call may take
     retries              with a type: how often the model is shown why its text is invalid, and asked again.
                          The state's text and s.raw(name) hold only the last text; the others are in the
-                         metadata's `rejected`
+                         metadata's `rejected`. A reply of an API that is one JSON value in a fence or in
+                         prose is read without; the metadata's `reply` is all of it
     whitespace           between the tokens of JSON: "compact" (nothing), "single" (at most one space) or
                          "flexible" (also bounded indentation)
     schema_format        the effect of `format` in a schema: "assertion" (checked) or "annotation" (none)
@@ -328,7 +329,9 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
 ) -> Select:
-    """Choose one of `choices`, by their log-probabilities.
+    """Choose one of `choices`, by their log-probabilities. A chat API does not return those of given texts:
+    it is asked for one of the options at this temperature, and s.choice(name).measured is False. A model that
+    takes no temperature (a reasoning model) then makes a draw of its own, with a warning.
 
     temperature     0 picks the best option; above 0 one is drawn by its probability
     choices_method  how options of several tokens are compared; token_length_normalized by default

@@ -286,20 +286,46 @@ class Item(msgspec.Struct, eq=False, gc=False):
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
-    """What a generated text is read as. Raises InvalidValue."""
-    if node.typed is None:
+    """What a generated text is read as. `meta`: of this text (see of_sample). Raises InvalidValue: it is no
+    value of its type, or the backend says that it is not what its constraint requires."""
+    fault = meta.get("invalid")
+    if node.typed is None and fault is None:
         return text
     start = meta.get("answer_start")
     if node.reasoning is None and isinstance(start, int):
         text = text[start:]  # the rest is reasoning before it (require_reasoning)
     try:
-        return node.typed.read(text)
+        value = text
+        if node.typed is not None and (fault is None or node.typed.kind == "json"):
+            value = node.typed.read(text)
+        if fault is not None:
+            raise ValueError(fault)
+        return value
     except ValueError as error:
-        cut = (meta.get("finish_reason") or {}).get("type") == "length"
+        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
+        hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
         raise InvalidValue(
-            f"the text is not a valid {node.typed.name}: {error}; it is {text!r:.200}",
-            hint="it was cut off: increase max_tokens" if cut else None,
+            f"the text is not {wanted}: {error}; it is {text!r:.200}",
+            retryable=fault is not None,
+            hint="it was cut off: increase max_tokens" if was_cut(meta) else hint,
         ) from error
+
+
+def _form(node: Gen) -> str:
+    """The parameter of gen that says what the text must match."""
+    forms = ("dtype", "regex", "json_schema", "ebnf", "structural_tag", "choices")
+    return next((form for form in forms if getattr(node, form) is not None), "constraint")
+
+
+def of_sample(meta: dict[str, Any], index: int) -> dict[str, Any]:
+    """What was said of one text of a generation."""
+    samples = meta.get("samples")
+    return samples[index] if samples else meta
+
+
+def was_cut(meta: dict[str, Any]) -> bool:
+    """Whether a text ended at its token limit."""
+    return bool((meta.get("finish_reason") or {}).get("type") == "length")
 
 
 def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
@@ -31,6 +31,9 @@ from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
 from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import AsyncToolLoop, Steps, begun, calls_of, opened, running_loop
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741
@@ -196,7 +199,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         said = name if isinstance(name, str) else name_of(name)
         return Pending(f"s[{said!r}]", lambda: self._value(said))
 
-    async def value(self, name: str, kind: type[T]) -> T:
+    async def value(self, name: str, kind: TypeForm[T]) -> T:
         """s[name], checked to be of the type `kind`; see ProgramState.value()."""
         variable = await self._done(name)
         return checked(variable, variable.result(), kind)

@@ -180,9 +180,11 @@ class StateBase(_Checked, Displayed, Generic[T]):
             return error
         return self._core.fault()
 
-    async def _pieces(self, name: str | None, until: Until) -> AsyncGenerator[Piece, None]:
-        """Pieces of one variable's text, or of the whole text, as they are generated. Raises ProgramError
-        if it breaks off."""
+    async def _pieces(
+        self, name: str | None, until: Until, reasoning: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of one variable's text, or of the whole text, as they are generated. `reasoning`: and of its
+        reasoning, as metadata of empty pieces. Raises ProgramError if it breaks off."""
         if name is None:
             async with aclosing(self._core.pieces(until)) as texts:
                 async for text in texts:
@@ -192,7 +194,7 @@ class StateBase(_Checked, Displayed, Generic[T]):
         # Closed here and now when a reader leaves early, not when the loop comes round to it.
         async with aclosing(variable.read(variable.ended, until)) as pieces:
             async for piece in pieces:
-                if piece.text:
+                if piece.text or (reasoning and piece.meta and "reasoning_content" in piece.meta):
                     yield piece
         variable.result()
 
@@ -223,10 +225,10 @@ class StateBase(_Checked, Displayed, Generic[T]):
         """Pieces of one variable's text, or of the whole text, as they are generated, on any event loop.
 
         With `return_meta_data`, yields pairs (piece, metadata): the backend's counters so far, and the
-        log-probabilities of this piece's tokens. get_meta_info() has what was reported after the last
-        piece.
+        log-probabilities of this piece's tokens. A piece of the reasoning is metadata of an empty piece,
+        {"reasoning_content": ...}. get_meta_info() has what was reported after the last piece.
         """
-        async with aclosing(self._pieces(var_name, awaiting)) as pieces:
+        async with aclosing(self._pieces(var_name, awaiting, return_meta_data)) as pieces:
             async for piece in pieces:
                 yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
 

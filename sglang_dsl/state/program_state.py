@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
@@ -44,6 +44,9 @@ from sglang_dsl.state.executor_view import ExecutorView
 from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
 from sglang_dsl.views.notebook import REPR_WAIT_S
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741
@@ -110,7 +113,7 @@ class ProgramState(StateBase["Turn"]):
             trim(error)
             raise
 
-    def value(self, name: str, kind: type[T]) -> T:
+    def value(self, name: str, kind: TypeForm[T]) -> T:
         """s[name], checked to be of the type `kind`, which type checkers then know. Raises InvalidValue if
         it is not, and otherwise the same errors as s[name]."""
         variable = self._done(name)
@@ -221,13 +224,13 @@ class ProgramState(StateBase["Turn"]):
         """The variable's value while its JSON is generated: what is known so far, each time there is more.
         The last item is the complete value.
 
-        If the generation has a type, each item is an instance of it that has not been validated, with None
-        for what is not there yet; the last item is s[var_name]. Otherwise the items are plain data.
+        If the generation has a type, each item is an instance of it; its fields are of their types, or None
+        for what is not there yet. The last item is s[var_name]. Otherwise the items are plain data.
 
-        Nothing is taken back. Numbers, true, false and null appear when they are complete; strings grow.
-        With `strings=False`, strings too appear when they are complete. Items share their finished parts,
-        so do not change them. Text that is not JSON (a number, an option of an Enum) appears when it is
-        complete. Raises ProgramError if the text breaks off.
+        Nothing is taken back. Strings grow where the type is str, unless `strings` is False; other values (a
+        number, an option, a date) appear when they are complete, a union as soon as only one of its types is
+        left, text that is not JSON at its end. Items share their finished parts, so do not change them.
+        Raises ProgramError if the text breaks off.
         """
         yield from iterate_here(self._objects(var_name, strings, blocking))
 

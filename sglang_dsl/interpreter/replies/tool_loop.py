@@ -114,7 +114,7 @@ def _calls(made: Sequence[ToolCall]) -> tuple[SaidCall, ...]:
 
 def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
     """The reply with its calls, a turn for each result, and the assistant's next turn."""
-    at, first = state.transcript, ReasoningStream.splits(node, done.texts)[0]
+    at, first = state.transcript, ReasoningStream.splits(node, done)[0]
     role = at.role or "assistant"
     if first.answer or first.head:
         at = at.say(
@@ -143,7 +143,7 @@ def _settle(
     if made:
         plain.append(msgspec.to_builtins(ToolStep(done.texts[0], tuple(made), node.name)))
     meta = {**done.meta, "tool_steps": plain}
-    state.settle(node, item, Completion(done.texts, meta), ReasoningStream.splits(node, done.texts))
+    state.settle(node, item, Completion(done.texts, meta), ReasoningStream.splits(node, done))
     if made:
         state.said(state.transcript.call(_calls(made)))
 

@@ -113,6 +113,30 @@ def test_completions_score_options_as_the_native_endpoint_does(
         assert ours == pytest.approx(theirs, abs=1e-3)
 
 
+@pytest.mark.parametrize("method", [sgl.token_length_normalized, sgl.unconditional_likelihood_normalized])
+def test_choices_in_a_chat_are_measured_by_the_bundled_server(
+    method: Any, makers: dict[str, Callable[[], Any]], shared_server: Any
+) -> None:
+    @sgl.function
+    def pick(s: Any) -> None:
+        s += sgl.system("Answer briefly.") + sgl.user("Which color has the sea?")
+        s += sgl.assistant(
+            "It is " + sgl.select("color", ["blue", "bluish", "a bicycle"], choices_method=method)
+        )
+
+    native = pick.run(backend=sgl.RuntimeEndpoint(shared_server.url)).choice("color")
+    backend = makers["openai"]()
+    state = pick.run(backend=backend)
+    found = state.choice("color")
+    assert found.measured
+    assert (found.text, found.logprobs) == (native.text, native.logprobs)
+    assert backend.token_usage.prompt_tokens == state.get_meta_info("color")["prompt_tokens"] > 0
+    drawn = sgl.function(
+        lambda s: s.__iadd__(sgl.user("?") + sgl.assistant(sgl.select("x", ["a", "b"], 1.0, seed=2)))
+    )
+    assert drawn.run(backend=backend)["x"] == drawn.run(backend=sgl.RuntimeEndpoint(shared_server.url))["x"]
+
+
 def test_n_regex_logprobs_and_extensions(makers: dict[str, Callable[[], Any]]) -> None:
     @sgl.function
     def many(s: Any) -> None:

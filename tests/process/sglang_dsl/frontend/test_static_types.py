@@ -26,11 +26,13 @@ PAGE = """
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal, NewType, Optional
 
 import sglang_dsl as sgl
 from sglang_dsl import AsyncProgramState, ProgramState, gen
 from sglang_dsl.ir import Gen
+
+Age = NewType("Age", int)
 
 
 @dataclass
@@ -64,6 +66,7 @@ def tell(s: ProgramState, question: str, size: int = 2) -> str:
     reveal_type(s[hero].level)  # int
     reveal_type(s["age"])  # Any
     reveal_type(s.value("age", int))  # int
+    reveal_type(s.value("age", Age))  # Age
     reveal_type(s.value("tags", list[str]))  # list[str]
     reveal_type(s.fork(2)[0][hero])  # Character
     reveal_type(s.map(written, ["a"]))  # list[ProgramState]
@@ -111,6 +114,9 @@ def nodes(maybe: list[str] | None) -> None:
     reveal_type(gen("age", Literal["a", "b"]))  # Gen[Literal['a'] | Literal['b']]
     reveal_type(gen("age", Annotated[int, "a comment"]))  # Gen[int]
     reveal_type(gen("age", Optional[int]))  # Gen[int | None]
+    reveal_type(gen("age", Age))  # Gen[Age]
+    reveal_type(gen("ages", dict[str, Age] | None))  # Gen[dict[str, Age] | None]
+    reveal_type(gen("age", Age, n=2))  # Gen[list[Age]]
     reveal_type(gen("age", int | Character))  # Gen[int | Character]
     reveal_type(gen("age", int | None, n=2))  # Gen[list[int | None]]
     reveal_type(gen("age", tuple[int, str], 16))  # Gen[tuple[int, str]]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl import BackendError, MockBackend, Unsupported, gen, select
+from sglang_dsl import BackendError, InvalidValue, MockBackend, Unsupported, gen, select
 from sglang_dsl.backends.base import Call, Prompt
 from sglang_dsl.backends.common.example_text import example
 
@@ -100,7 +100,7 @@ def test_a_scripted_reply_must_keep_its_constraint() -> None:
         (gen("x", json_schema={"type": "object"}), '{"a": 1}', "{"),
     ):
         assert one.run(node=node, backend=MockBackend([good]))["x"] == good
-        with pytest.raises(Unsupported, match="does not match"):
+        with pytest.raises(InvalidValue, match="is not what its"):
             one.run(node=node, backend=MockBackend([bad]))["x"]
     with pytest.raises(Unsupported, match="script the reply"):
         one.run(node=gen("x", ebnf='root ::= "a"'), backend=MockBackend())["x"]

@@ -21,7 +21,7 @@ from sglang_dsl.backends.common.remote import json_form
 from sglang_dsl.backends.crusoe import Crusoe
 from sglang_dsl.backends.gemini import Gemini, VertexAI
 from sglang_dsl.backends.openai import OpenAI
-from sglang_dsl.errors import BackendError, Unsupported
+from sglang_dsl.errors import BackendError, InvalidValue, Unsupported
 
 Answer = tuple[int, list[bytes]]
 
@@ -544,10 +544,12 @@ def test_a_reply_that_breaks_the_promise_is_an_error(api: Api) -> None:
         s += sgl.assistant(sgl.gen("town", json_schema={"type": "string", "enum": ["Rome", "Bern"]}))
 
     with closing(OpenAI("m", base_url=api.url, api_key="k")) as backend:
-        for text in ('{"value": "Paris"}', "Rome", '{"other": "Rome"}', ""):
+        for text in ('{"value": "Paris"}', "Rome", '{"other": "Rome"}', "?"):
             api.say = lambda path, body, text=text: openai_chat(text)
-            with pytest.raises(BackendError, match="is not what json_schema"):
-                program.run(backend=backend)["town"]
+            state = program.run(backend=backend)
+            with pytest.raises(InvalidValue, match="is not what its json_schema requires"):
+                state["town"]
+            assert state.messages()[-1]["content"]  # the reply was said, and the state goes on
         api.say = lambda path, body: openai_chat('{"value": "Rome"}')
         assert json.loads(program.run(backend=backend)["town"]) == "Rome"
         refusal = {"role": "assistant", "content": None, "refusal": "I may not"}

@@ -78,7 +78,7 @@ def test_w29_completion_models_stream_and_generate_numbers_and_strings(api: Api)
         # A quote is opened for the model, and its next one ends the text.
         assert (api.sent[-1][1]["prompt"], api.sent[-1][1]["stop"]) == ('It is "', ['"'])
         api.say = lambda path, body: openai_completion("about a day")
-        with pytest.raises(sgl.BackendError, match="about a day") as caught:
+        with pytest.raises(sgl.InvalidValue, match="about a day") as caught:
             program.run(int, backend=backend)["x"]
         assert caught.value.retryable
         # No completion API takes a regular expression: refused, before anything is sent, and by name.

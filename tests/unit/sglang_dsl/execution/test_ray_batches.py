@@ -10,6 +10,7 @@ import pytest
 
 import sglang_dsl as sgl
 from sglang_dsl.errors import BadProgram
+from sglang_dsl.interpreter.metering import Ask
 
 # -- without a cluster ---------------------------------------------------------------------------------------
 
