@@ -185,6 +185,7 @@ class BatchRequest:
         self._states.clear()
         self._commits.clear()
         self._waiting.clear()
+        self._notify = lambda: None  # no circle by way of the waiter: what this holds is freed at once
 
     # -- steps -----------------------------------------------------------------------------------------------
 
