@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
@@ -114,7 +115,33 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("sglang_dsl_scope", default=None)
+_Handed = tuple[Scope, "weakref.ref[Backend] | None"]
+
+
+class _Current:
+    """The scope of the code that runs. Its backend is not kept alive by it: timers and connections hold the
+    context they were made in, and outlive the run."""
+
+    def __init__(self) -> None:
+        self._handed: contextvars.ContextVar[_Handed | None] = contextvars.ContextVar(
+            "sglang_dsl_scope", default=None
+        )
+
+    def set(self, scope: Scope) -> contextvars.Token[_Handed | None]:
+        held = None if scope.backend is None else weakref.ref(scope.backend)
+        return self._handed.set((msgspec.structs.replace(scope, backend=None), held))
+
+    def reset(self, before: contextvars.Token[_Handed | None]) -> None:
+        self._handed.reset(before)
+
+    def get(self) -> Scope | None:
+        handed = self._handed.get()
+        if handed is None or handed[1] is None:
+            return None if handed is None else handed[0]
+        return msgspec.structs.replace(handed[0], backend=handed[1]())
+
+
+SCOPE = _Current()
 
 
 def scope_of(wanted: Wanted) -> Scope:

@@ -95,17 +95,24 @@ class Stop:
             part.cancel()
 
     def cancel(self) -> None:
-        if self.stopped:
-            return
-        self.stopped = True
+        if not self.stopped:
+            self.stopped = True
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel what runs by now, and nothing that begins later."""
         with self._lock:
             parts = self._parts.live()
         for part in parts:
             part.cancel()
 
-    def inside(self) -> None:
-        """From here on, in this context, programs belong to it."""
-        _STOP.set(self)
+    def inside(self) -> contextvars.Token[Stop]:
+        """From here on, in this context, programs belong to it; until outside()."""
+        return _STOP.set(self)
+
+    def outside(self, before: contextvars.Token[Stop]) -> None:
+        """From here on they belong to what they belonged to before."""
+        _STOP.reset(before)
 
 
 @dataclass(eq=False)

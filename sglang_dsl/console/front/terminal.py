@@ -16,8 +16,9 @@ from sglang_dsl.console.front.banner import banner, help_line
 from sglang_dsl.console.front.prompt import Editor, Lines, Reader, require
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import commands
+from sglang_dsl.console.session.interrupts import answered, held, stoppable
 from sglang_dsl.console.session.opening import Opening, Place
-from sglang_dsl.console.session.session import Session
+from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.errors import ProgramError, SglError
 
 REFUSED = frozenset({400, 413})
@@ -44,15 +45,20 @@ class Loop:
         self._answer = f'assistant(gen("answer"{given}))'
 
     def run(self) -> int:
-        """Until the user leaves; the exit code."""
+        """Until the user leaves; the exit code. Ctrl-C stops what runs, and never ends it."""
+        with held():
+            return self._run()
+
+    def _run(self) -> int:
         out = self._screen.console.file
         while True:
             if self._stays:
                 print(file=out)
             try:
-                said = self._reader.read()
+                said = stoppable(self._reader.read)
             except EOFError:
-                print(file=out)
+                if self._stays:
+                    print(file=out)
                 return 0
             except KeyboardInterrupt:
                 print(file=out)
@@ -66,12 +72,24 @@ class Loop:
             elif not self._cell(self._message(said) if self._chat else said):
                 return 1
 
+    def _stopped(self) -> None:
+        self._session.stop()
+        answered()
+        self._screen.console.print("stopped", style="dim")
+
     def _message(self, said: str) -> str:
         return f"s += user({commands.code_of(said)})\ns += {self._answer}"
 
     def _cell(self, code: str) -> bool:
         """Run it; whether to go on."""
-        made = self._session.run(code, self._screen)
+        try:
+            made = self._session.run(code, self._screen)
+            return stoppable(lambda: self._show(made))
+        except KeyboardInterrupt:
+            self._stopped()
+            return True
+
+    def _show(self, made: Outcome) -> bool:
         error = made.error
         if self._chat and error is not None:
             refused = isinstance(error, ProgramError) and error.status in REFUSED
@@ -90,17 +108,19 @@ class Loop:
         """Do it; whether to leave."""
         try:
             said = commands.call(self._session, line, self._screen)
+            stoppable(lambda: self._came(said))
+            return said.leave
         except KeyboardInterrupt:
-            self._screen.console.print("stopped", style="dim")
-            return False
+            self._stopped()
         except (SglError, MissingExtra, OSError) as error:
             self._screen.failed(error)
-            return False
+        return False
+
+    def _came(self, said: commands.Said) -> None:
         if said.show is not None:
             self._screen.console.print(said.show)
         if said.outcome is not None:
             self._screen.outcome(self._session, said.outcome)
-        return said.leave
 
 
 def prompt(place: Place, *, words: Mapping[str, Any], system: str | None = None) -> int:

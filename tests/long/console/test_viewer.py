@@ -4,6 +4,7 @@ searched and compared; then the page of a server while it works."""
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 import sglang_dsl as sgl
+from runtime import viewer
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.console.view import ViewServer
 from sglang_dsl.views.run_file import write_run
@@ -64,6 +66,40 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 assert tree is not None
                 written.cache(tree)
     return made
+
+
+@sgl.function
+def chain(s: Any) -> None:
+    for name in "abc":
+        s += sgl.user(name) + sgl.assistant(sgl.gen(name))
+
+
+def test_bars_of_calls_without_parts_are_as_wide_as_their_time(tmp_path: Path, page: Page) -> None:
+    file = tmp_path / "mock.jsonl"
+    with write_run(file):
+        chain.run(backend=sgl.MockBackend(delay_s=0.2)).sync()
+    with shown([file]) as url:
+        page.open(f"{url}#timeline")
+        page.wait("document.querySelectorAll('svg.chart .phase.call').length === 3")
+        bars = "[...document.querySelectorAll('svg.chart .phase')].map((one) => one.getBBox().width)"
+        assert max(page.evaluate(bars)) < page.evaluate("document.querySelector('svg.chart').clientWidth") / 2
+
+
+def test_no_rule_falls_on_parts_that_have_a_name_by_their_data() -> None:
+    folder = Path(viewer.__file__).parent / "page"
+    css = re.sub(r"/\*.*?\*/", "", (folder / "page.css").read_text(), flags=re.DOTALL)
+    scripts = "".join(file.read_text() for file in folder.glob("*.js"))
+    phases = re.search(r"const PHASES = \[(.*?)\]", scripts)
+    assert phases is not None
+    kinds, states = {"gen", "select", "tool", "request"}, {"done", "failed", "running"}
+    names = {*re.findall(r'"(\w+)"', phases[1]), *kinds, *states}
+    assert {"call", "decode"} <= names
+    rules = [one.split()[-1] for rule in re.findall(r"([^{}]+)\{", css) for one in rule.split(",")]
+    assert ".badge.gen" in rules
+    assert {f".{name}" for name in names}.isdisjoint(re.split(r"[:\[]", rule)[0] for rule in rules)
+    # All other classes are written out: a name of a program or a role is never one.
+    made = set(re.findall(r"class: `(\w+) \$\{([^}]*)\}", scripts))
+    assert {part for part, _ in made} <= {"phase", "badge", "call", "text", "token"}
 
 
 @contextmanager
