@@ -88,6 +88,7 @@ class RouterConfig:
     max_body_depth: int = same("max_body_depth")
     max_connections: int = same("max_connections")
     max_body_values: int = same("max_body_values")
+    max_body_strings: int = same("max_body_strings")
     max_bodies_bytes: int = same("max_bodies_bytes")
     max_concurrent_requests: int = same("max_concurrent_requests")
     header_timeout_s: float = same("header_timeout_s")

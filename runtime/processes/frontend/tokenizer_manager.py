@@ -180,9 +180,10 @@ class TokenizerManager:
 
     # -- several ---------------------------------------------------------------------------------------------
 
-    async def submit_batch(self, request: GenerateReqInput) -> list[Outcome]:
+    async def submit_batch(self, request: Requests) -> list[Outcome]:
         """Answers of all items, p1, p2, ..., p1, p2, ... with several samples each; an item that failed has
-        its error in its place. Cancelling the task aborts them all."""
+        its error in its place. Cancelling the task aborts them all. A sequence is a batch of single
+        requests."""
         async with aclosing(self._stream_batch(request, False)) as outcomes:
             found = {index: outcome async for index, outcome in outcomes}
         return [found[index] for index in range(len(found))]
@@ -491,7 +492,7 @@ def _size(request: Requests) -> int:
     if request.image_data or has_media(request.messages or ()):
         size += LONG + 1  # to be decoded, or even fetched
     size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))
-    size += PER_ITEM * len(request) if request.is_normalized else 0
+    size += PER_ITEM * (len(request) if request.is_normalized else 1)
     return size * (1 + len(request.choices or ()))
 
 

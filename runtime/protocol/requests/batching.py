@@ -142,15 +142,15 @@ def check_unique(given: str | list[str] | None) -> None:
     if not isinstance(given, list):
         return
     seen: set[str] = set()
-    twice: list[str] = []
+    twice: dict[str, None] = {}
     for rid in given:
         if not isinstance(rid, str):
             raise BadRequest("The rid should be a string or a list of strings.", where="rid")
-        if rid in seen and rid not in twice:
-            twice.append(rid)
+        if rid in seen:
+            twice[rid] = None
         seen.add(rid)
     if twice:
-        raise BadRequest(f"Duplicate request IDs detected within the request: {twice}", where="request")
+        raise BadRequest(f"Duplicate request IDs detected within the request: {list(twice)}", where="request")
 
 
 def images(data: Any, spread: Spread) -> tuple[list[Any], list[str | None] | None]:

@@ -123,8 +123,9 @@ def tools_of(
             raise BadRequest("Tools cannot be empty if tool choice is set to a specific tool.", where="tools")
         return None
     made = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    known = {tool["function"]["name"] for tool in made}
     for name in names or ():
-        if name not in (tool["function"]["name"] for tool in made):
+        if name not in known:
             raise BadRequest(f"Tool '{name}' not found in tools list.", where="tool_choice")
     return None if kind == "none" else made
 
@@ -134,7 +135,8 @@ def callable_tools(
 ) -> tuple[list[Mapping[str, Any]], str]:
     """Those of the tools shown that may be called, and the choice as ToolUse takes it. Raises BadRequest."""
     kind, names = _choice(choice)
-    tools = [tool for tool in shown or () if names is None or tool["function"]["name"] in names]
+    allowed = None if names is None else set(names)
+    tools = [tool for tool in shown or () if allowed is None or tool["function"]["name"] in allowed]
     return tools, f"={names[0]}" if kind == "named" and names else kind
 
 

@@ -12,12 +12,11 @@ whether the document meets the query (RankGPT's pointwise prompt, in the words o
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import mul
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -37,7 +36,6 @@ from runtime.server.http.errors import json_response
 from runtime.server.http.openapi import Operation
 from runtime.server.openai.params import DEFAULT_MODEL, check_model
 
-T = TypeVar("T")
 ANSWERS = ("yes", "no")
 JUDGE = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -405,7 +403,7 @@ async def _judged(
 
     def request(index: int, query: str, document: str) -> GenerateReqInput:
         asked = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-        made = ctx.with_deadline(
+        return ctx.with_deadline(
             GenerateReqInput(
                 messages=conversation([Message("system", JUDGE), Message("user", asked)]),
                 template_kwargs={"enable_thinking": False} if own else None,
@@ -415,28 +413,16 @@ async def _judged(
                 **fields,
             )
         )
-        made.normalize_batch_and_arguments()
-        return made
 
     requests = [request(index, *pair) for index, pair in enumerate(pairs)]
-    outputs = await _together([ctx.manager.submit(one) for one in requests])
     scores, tokens = [], 0
-    for output in outputs:
+    for output in await ctx.manager.submit_batch(requests):
+        if isinstance(output, RuntimeFault):
+            raise output
         yes, no = (sum(choice.logprobs) for choice in output.choices or ())
         scores.append(1 / (1 + math.exp(min(700.0, no - yes))))
         tokens += int(output.meta["prompt_tokens"])
     return scores, tokens
-
-
-async def _together(work: list[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results; the first error ends the rest."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _named(body: Scoring) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -15,7 +15,8 @@ from runtime.server.http.errors import NotSupported
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
-
+Calls: TypeAlias = dict[int, list[ToolCall]]
+"""Place of a reply among the messages -> its calls."""
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
@@ -27,6 +28,7 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
     if not given:
         raise BadRequest("is empty", where="input")
     made: list[Message] = []
+    calls: Calls = {}
     for index, item in enumerate(given):
         where = f"input[{index}]"
         if not isinstance(item, Mapping):
@@ -34,16 +36,16 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
         match item:
             case {"type": "function_call", "name": str(name), "arguments": str(arguments)}:
                 call = ToolCall(name, arguments, item.get("call_id") or item.get("id"))
-                _add_call(made, call)
+                _add_call(made, calls, call)
             case {"type": "function_call_output", "call_id": str(identity), "output": output}:
                 made.append(Message("tool", _output(output, f"{where}.output"), tool_call_id=identity))
             case {"type": "mcp_call", "name": str(name), "arguments": str(arguments), "id": str(identity)}:
-                _add_call(made, ToolCall(name, arguments, identity))
+                _add_call(made, calls, ToolCall(name, arguments, identity))
                 text = str(item.get("output") or item.get("error") or "")
                 made.append(Message("tool", text, name=name, tool_call_id=identity))
             case {"type": "code_interpreter_call", "code": str(code), "id": str(identity)}:
                 arguments = msgspec.json.encode({"code": code}).decode()
-                _add_call(made, ToolCall("python", arguments, identity))
+                _add_call(made, calls, ToolCall("python", arguments, identity))
                 made.append(Message("tool", _logs(item), name="python", tool_call_id=identity))
             case {"type": "reasoning" | "web_search_call"}:
                 continue  # thoughts are not shown to the model again; of a search, what it found is not here
@@ -54,6 +56,8 @@ def messages_of(given: str | Sequence[Any]) -> list[Message]:
                 raise NotSupported(
                     f"an item of type {kind!r:.80} is not supported, or a field is missing", where=where
                 )
+    for place, own in calls.items():
+        made[place] = msgspec.structs.replace(made[place], tool_calls=tuple(own))
     return made
 
 
@@ -83,12 +87,11 @@ def _output(output: Any, where: str) -> str | list[dict[str, Any]]:
     return output if isinstance(output, str) else msgspec.json.encode(output).decode()
 
 
-def _add_call(made: list[Message], call: ToolCall) -> None:
+def _add_call(made: list[Message], calls: Calls, call: ToolCall) -> None:
     """To the reply before, or as a reply of its own."""
-    if made and made[-1].role == "assistant":
-        made[-1] = msgspec.structs.replace(made[-1], tool_calls=(*made[-1].tool_calls, call))
-    else:
-        made.append(Message("assistant", "", tool_calls=(call,)))
+    if not made or made[-1].role != "assistant":
+        made.append(Message("assistant", ""))
+    calls.setdefault(len(made) - 1, []).append(call)
 
 
 def _role(role: Any, where: str) -> str:
