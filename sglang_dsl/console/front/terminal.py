@@ -41,6 +41,8 @@ class Loop:
     ) -> None:
         self._session, self._screen, self._reader = session, screen, reader
         self._chat, self._stays = chat, stays
+        # In a pipe, standard output holds answers alone.
+        self._aside = screen.console.file if stays or screen.console.is_terminal else sys.stderr
         given = "".join(f", {name}={value!r}" for name, value in form.items())
         self._answer = f'assistant(gen("answer"{given}))'
 
@@ -50,18 +52,17 @@ class Loop:
             return self._run()
 
     def _run(self) -> int:
-        out = self._screen.console.file
         while True:
             if self._stays:
-                print(file=out)
+                print(file=self._aside)
             try:
                 said = stoppable(self._reader.read)
             except EOFError:
-                if self._stays:
-                    print(file=out)
+                if self._stays or sys.stdin.isatty():
+                    print(file=self._aside)
                 return 0
             except KeyboardInterrupt:
-                print(file=out)
+                print(file=self._aside)
                 continue
             if not said.strip():
                 continue
@@ -75,7 +76,7 @@ class Loop:
     def _stopped(self) -> None:
         self._session.stop()
         answered()
-        self._screen.console.print("stopped", style="dim")
+        print("stopped", file=self._aside)
 
     def _message(self, said: str) -> str:
         return f"s += user({commands.code_of(said)})\ns += {self._answer}"
@@ -99,7 +100,7 @@ class Loop:
             print(f"\n{kind}: {message}" + (f"\n  {hint}" if hint else ""), file=sys.stderr)
             return refused or self._stays
         if self._chat and made.stopped:
-            print(" [stopped]", file=self._screen.console.file, flush=True)
+            print(" [stopped]", file=self._aside, flush=True)
             return True
         self._screen.outcome(self._session, made)
         return error is None or self._stays
@@ -161,8 +162,9 @@ def _session(
             screen.console.print(banner(place, chat=chat))
         else:
             session.ready()
-        if interactive or chat:
-            screen.console.print(help_line(chat=chat), style="dim", highlight=False)
+        if interactive or (chat and sys.stdin.isatty()):
+            aside = screen.console if screen.console.is_terminal else Console(stderr=True)
+            aside.print(help_line(chat=chat), style="dim", highlight=False)
         if system is not None:
             session.opening.result()
             commands.call(session, f"system {system}", None)
@@ -185,7 +187,8 @@ def converse(
     status 1."""
     session = Session(Opening.of(Place("mock"), backend), words=words)
     screen = Screen(Console(file=out or sys.stdout), chat=True)
-    screen.console.print(help_line(chat=True), style="dim", highlight=False)
+    if screen.console.is_terminal:
+        screen.console.print(help_line(chat=True), style="dim", highlight=False)
     if system is not None:
         commands.call(session, f"system {system}", None)
     return Loop(session, screen, Lines(chat=True, ask=ask), chat=True, stays=False, form=form or {}).run()

@@ -23,6 +23,7 @@ def printed(page: str, engine: Engine, folder: Path) -> list[str]:
     blocks = [block for block, _ in BLOCK.findall(page)]
     code = f"\nprint({_MARK!r}, end='')\n".join(blocks)
     file = folder / "page.py"
+    code = code.replace('__name__ == "__main__"', '__name__ == "page"')
     file.write_text(_ENGINE.sub("ENGINE", code), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("page", file)
     assert spec is not None
