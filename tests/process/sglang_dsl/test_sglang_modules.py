@@ -483,6 +483,20 @@ def test_tokens_used_are_counted_by_backend() -> None:
 
 
 def test_modules_are_there_without_an_import_of_their_own() -> None:
-    read = "import sglang_dsl as sgl; print(sgl.utils.stream_and_merge, sgl.lang, sgl.backends, sgl.errors)"
+    read = """
+import sglang_dsl as sgl
+print(sgl.utils.stream_and_merge, sgl.backends, sgl.errors, sgl.hooks.subscribe, sgl.integrations)
+print(sgl.lang.chat_template.get_chat_template, sgl.lang.ir.REGEX_INT)
+print(sgl.lang.backend.openai.SglSamplingParams)
+print(sgl.srt.hf_transformers_utils.get_config, sgl.srt.utils.hf_transformers_utils, sgl.test.test_utils)
+print(sgl.srt.constrained.outlines_backend, *[hasattr(one, "nothing") for one in (sgl, sgl.lang, sgl.srt)])
+"""
     done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(" False False False\n")
+
+
+def test_the_configuration_of_a_checkpoint() -> None:
+    get_config = sgl.srt.hf_transformers_utils.get_config
+    assert get_config("pocket").vocab_size > 1000
+    assert get_config("pocket", model_override_args={"vocab_size": 7}).vocab_size == 7
