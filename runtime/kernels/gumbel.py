@@ -1,8 +1,9 @@
-"""Gumbel noise by a hash, and the draw that it makes: the column whose score / temperature + noise is greatest.
+"""Gumbel noise by a hash, and the draw that it makes: the column whose score / temperature + noise is
+greatest.
 
-Noise is a pure function of a key and of a token's id, so that a draw depends on that token's score and the next
-best one's alone: whatever rounding does to the rest of the vocabulary moves no border of a cumulative sum. Each
-operation is rounded to float32 by itself (no fused multiply-add), so that numpy and torch here, gumbel.h and the Triton
+Noise is a pure function of a key and of a token's id, so that a draw depends on that token's score and the
+next best one's alone: there are no borders of a cumulative sum for rounding to move. Each operation is
+rounded to float32 by itself (no fused multiply-add), so that numpy and torch here, gumbel.h and the Triton
 kernel in sampling.py give the same bits. Imports no Triton.
 """
 
@@ -47,8 +48,8 @@ def halves(keys: Sequence[int]) -> npt.NDArray[np.int32]:
 
 
 def gumbel(keys: Numbers, ids: Numbers) -> Numbers:
-    """keys [rows, 2] int32, ids [ids] or [rows, ids] int32 -> float32 [rows, ids], between -3.2 and MOST. Arrays, or
-    tensors of one device."""
+    """keys [rows, 2] int32, ids [ids] or [rows, ids] int32 -> float32 [rows, ids], between -3.2 and MOST.
+    Arrays, or tensors of one device."""
     return _noise(_random(keys, ids))
 
 
@@ -56,9 +57,10 @@ def draw(
     scores: Tensor, temperature: float, key: int, best: int, ids: Tensor | None = None,
     weights: Tensor | None = None, least: float = 0.0,
 ) -> int:  # fmt: skip
-    """scores [columns] float32 on the CPU, side by side; best: the first of the greatest ones, which is finite. ids
-    [columns] int64: which token each column is, ascending; None: its own number. weights [columns] float32: only
-    columns of at least `least` are drawn, as the best is. Of columns that draw alike, the first."""
+    """scores [columns] float32 on the CPU, side by side; best: the first of the greatest ones, which is
+    finite. ids [columns] int64: which token each column is, ascending; None: its own number. weights
+    [columns] float32: only columns of at least `least` are drawn, as the best is. Of columns that draw alike,
+    the first."""
     return (_native() or _plain_draw)(scores, temperature, key, best, ids, weights, least)
 
 

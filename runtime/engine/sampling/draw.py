@@ -1,13 +1,14 @@
 """Scores -> one column per row: the best, or one drawn at its temperature within top-k, top-p and min-p.
 
-A draw takes the greatest of score / temperature + Gumbel noise, which has the softmax's distribution (the Gumbel-max
-trick, arXiv 1611.01144); noise is a function of the row's key and of the token's id. So it does not matter in
-which order or company scores are computed, and rounding changes a draw only where the two best are as close
-as rounding, or where the token that wins is itself at the border of top-k, top-p or min-p.
+A draw takes the greatest of score / temperature + Gumbel noise, which has the softmax's distribution (the
+Gumbel-max trick, arXiv 1611.01144); noise is a function of the row's key and of the token's id. So it does
+not matter in which order or company scores are computed, and rounding changes a draw only where the two best
+are as close as rounding, or where the token that wins is itself at the border of top-k, top-p or min-p.
 
-On the CPU a row is looked at alone: its best column; where something is cut, one pass that makes weights of scores, which
-are sorted where a share of their sum is asked for, and then, of a peaked distribution, only the heavy ones; and noise of
-the columns that are left. On other devices all rows are computed at once (`pick_at_once`); the same numbers.
+On the CPU a row is looked at alone: its best column; where something is cut, one pass that makes weights of
+scores, which are sorted where a share of their sum is asked for, and then, of a peaked distribution, only the
+heavy ones; and noise of the columns that are left. On other devices all rows are computed at once
+(`pick_at_once`); the same numbers.
 
 It knows no requests, no masks and no seeds.
 """
@@ -37,8 +38,8 @@ def pick(
     scores: Tensor, params: Sequence[SamplingParams], keys: Sequence[int], ids: Tensor | None = None
 ) -> list[int | None]:
     """scores [rows, columns] float32, -inf = not allowed -> a column per row, None where there is none. Ties
-    go to the first column. keys: 64 bits per row, greedy rows ignore theirs. ids [rows, columns] int64, on the
-    CPU: the token of each column, ascending; None: its own number."""
+    go to the first column. keys: 64 bits per row, greedy rows ignore theirs. ids [rows, columns] int64, on
+    the CPU: the token of each column, ascending; None: its own number."""
     if scores.device.type != "cpu":
         return pick_at_once(scores, params, keys, ids)
     if scores.stride(1) != 1:
@@ -75,8 +76,8 @@ def _drawn(scores: Tensor, best: int, mine: SamplingParams, key: int, ids: Tenso
 
 
 def _floor(row: Weights, best: float, mine: SamplingParams) -> float:
-    """A score that those of all columns that stay reach, however weights are rounded; -inf where to look for it
-    would not pay."""
+    """A score that those of all columns that stay reach, however weights are rounded; -inf where to look for
+    it would not pay."""
     floor, size, k = -math.inf, len(row), mine.top_k
     if size < _FEW:
         return floor

@@ -1,8 +1,8 @@
 """Sampling: logits -> the next token of each row. Greedy, temperature, top-k, top-p, min-p, penalties,
 biases, logit processors, masks.
 
-A row's draw depends on its logits, its seed and its step only, never on the batch it is in: noise by (seed, step,
-id) is added to each score, and the greatest wins (draw). It knows no requests and no grammar.
+A row's draw depends on its logits, its seed and its step only, never on the batch it is in: noise by (seed,
+step, id) is added to each score, and the greatest wins (draw). It knows no requests and no grammar.
 
 Order: repetition, frequency and presence penalty; logit_bias; logit processor; mask; temperature; top-k;
 top-p; min-p. Ties at a cut-off are kept.
@@ -62,8 +62,8 @@ class Sampler:
     ) -> list[int | str]:
         """logits [len(rows), vocab] float32, finite -> one id per row, or what went wrong with that row.
 
-        masks: index into rows -> mask. keys: 64 bits per row, see key_of(); greedy rows ignore theirs. Each row
-        has a `seq` of its own.
+        masks: index into rows -> mask. keys: 64 bits per row, see key_of(); greedy rows ignore theirs. Each
+        row has a `seq` of its own.
         """
         answers: list[int | str] = [NOTHING_ALLOWED] * len(rows)
         plain, sparse, dense = [], [], []

@@ -62,11 +62,10 @@ def test_the_compiled_library_draws_by_them(lanes: int) -> None:
 
 
 def test_the_distribution() -> None:
-    """-log(-log(u)) is below x with the probability exp(-exp(-x)); chi-square of 100 equal shares, over ids of
-    a key, over keys for an id, and of the differences between ids side by side, which are logistic."""
-    rows = gumbel(
-        halves([random.Random(2).getrandbits(64) for _ in range(400)]), np.arange(1000, dtype=np.int32)
-    )
+    """-log(-log(u)) is below x with the probability exp(-exp(-x)); chi-square of equal shares, over ids of a
+    key, over keys for an id, and of the differences between ids side by side, which are logistic."""
+    dice, ids = random.Random(2), np.arange(1000, dtype=np.int32)
+    rows = gumbel(halves([dice.getrandbits(64) for _ in range(400)]), ids)
     shares = np.exp(-np.exp(-rows.astype(np.float64)))
     between = rows[:, 1:].astype(np.float64) - rows[:, :-1]
     logistic = 1 / (1 + np.exp(-between[:, ::2]))

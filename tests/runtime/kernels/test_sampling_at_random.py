@@ -9,8 +9,9 @@ import random
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
+import triton
 import triton.language as tl
 
 from runtime.kernels import sampling
