@@ -136,8 +136,7 @@ class Sampler:
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
             if any(adjusted(row.sampling) for row in rows[some]):
                 adjust(scores, rows[some], self._histograms, listed(lists[some]))
-            columns = [torch.as_tensor(ids) for ids in lists[some]]
-            own = pad_sequence(columns, batch_first=True)
+            own = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
             picked = pick(scores, [row.sampling for row in rows[some]], keys[some], own)
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
