@@ -70,8 +70,8 @@ class DecoderShape(ctypes.Structure):
 
 
 class Library:
-    """attend, decode, product, reads_rows, rms_norm, rotate, silu_mul: see the source. path: where it lies.
-    lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX. parallel: the
+    """attend, decode, draw, product, reads_rows, rms_norm, rotate, silu_mul: see the source. path: where it
+    lies. lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX. parallel: the
     address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
     None: it has none, or they go by another name, and there is one thread."""
 
@@ -90,6 +90,8 @@ class Library:
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
         self.decode = _function(loaded.decode, "pppppppppp")
+        self.draw = _function(loaded.draw, "pppfiifii")
+        loaded.draw.restype = c_int64
         loaded.product.restype = loaded.reads_rows.restype = loaded.decode.restype = c_int
         loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded

@@ -1,5 +1,5 @@
 /* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. panels.h:
- * products with matrices. tiles.h: those with AMX. layers.h: norms, rotary embedding, SiLU. decoder.h: all layers of a decoder. tasks.h:
+ * products with matrices. tiles.h: those with AMX. layers.h: norms, rotary embedding, SiLU. gumbel.h: draws. decoder.h: all layers of a decoder. tasks.h:
  * attention of one layer over runs of a pool of keys and values: new keys and values are written to their slots, then each
  * task takes up to ROWS query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax,
  * arXiv 1805.02867); results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever
@@ -165,6 +165,16 @@ typedef struct {
     Share share;
 } Gate;
 
+/* ids: which token each column is, ascending; none: its own number. weights: columns of less than `least` are left out.
+ * best: the first column of the greatest score, which is finite. lower, upper: the halves of the key. */
+typedef struct {
+    const float *scores, *weights;
+    const int64_t *ids;
+    int64_t count, best;
+    float least, temperature;
+    uint32_t lower, upper;
+} Draw;
+
 #if defined(__x86_64__)
 #define WIDE_KINDS 1
 #else
@@ -243,7 +253,7 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 5; }
+int native_version(void) { return 6; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
@@ -455,6 +465,13 @@ void silu_mul(const void *both, void *out, int64_t rows, int64_t size, int64_t s
               int64_t threads) {
     Gate job = {both, out, rows, size, stride, is_short, shared(rows, threads, 1)};
     share_out(BY_KIND(gates), &job, parallel, threads);
+}
+
+/* The column whose score / temperature + noise is greatest. */
+int64_t draw(const float *scores, const int64_t *ids, const float *weights, float least, int64_t count, int64_t best,
+             float temperature, int64_t lower, int64_t upper) {
+    const Draw job = {scores, weights, ids, count, best, least, temperature, (uint32_t)lower, (uint32_t)upper};
+    return BY_KIND(drawn)(&job);
 }
 
 #include "decoder.h"

@@ -64,7 +64,7 @@ def calls(dtype: torch.dtype, dim: int, group: int) -> None:
         codes_matmul(hidden, codes, scale, scale if codes.dtype == torch.uint8 else None, group)
     logits, floats = torch.zeros(2, 128_256), torch.zeros(2)
     words = torch.zeros(1, 4008, dtype=torch.int32)
-    sample(logits, Draws(floats, ints, floats, floats, floats.double(), ints, words), check=True)
+    sample(logits, Draws(floats, ints, floats, floats, ints.view(8, 2), ints, words), check=True)
     change(logits, Changes(ints[:2], ints[:2], floats, floats))
     gather_logprobs(logits, torch.zeros(2, 3, dtype=torch.int64))
 

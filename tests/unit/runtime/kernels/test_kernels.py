@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from runtime.kernels.gumbel import halves
 from runtime.kernels.kv_store import plain_store_kv, store_kv
 from runtime.kernels.logprobs import gather_logprobs, plain_gather_logprobs
 from runtime.kernels.merge_states import merge_states, plain_merge_states
@@ -117,11 +118,13 @@ def test_merged_states(sinks: bool) -> None:
     assert (got[1] == 7.0).all()
 
 
-def draws_of(rows: list[tuple[float, int, float, float, float, int]], masks: torch.Tensor) -> Draws:
-    columns = list(zip(*rows))
-    types = [torch.float32, torch.int32, torch.float32, torch.float32, torch.float64, torch.int32]
+def draws_of(rows: list[tuple[float, int, float, float, int, int]], masks: torch.Tensor) -> Draws:
+    *columns, keys, of = zip(*rows)
+    types = [torch.float32, torch.int32, torch.float32, torch.float32]
     return Draws(
         *(torch.tensor(column, dtype=dtype, device=DEVICE) for column, dtype in zip(columns, types)),
+        torch.from_numpy(halves(keys)).to(DEVICE),
+        torch.tensor(of, dtype=torch.int32, device=DEVICE),
         masks.to(DEVICE),
     )
 
@@ -133,23 +136,22 @@ def bits_of(allowed: torch.Tensor) -> torch.Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
-NO_MASK = torch.zeros(1, 1, dtype=torch.int32)
 
 
 @pytest.mark.parametrize("vocab", [70, 1100])
 def test_sampling(vocab: int) -> None:
-    """temperature, top_k, top_p, min_p, draw, mask."""
+    """temperature, top_k, top_p, min_p, key, mask."""
     masks = bits_of(torch.stack((torch.rand(vocab) < 0.2, torch.zeros(vocab, dtype=torch.bool))))
     rows = [
-        (0.0, 0, 1.0, 0.0, 0.3, -1),
-        (0.0, 0, 1.0, 0.0, 0.3, 0),
-        (1.0, 0, 1.0, 0.0, 0.77, -1),
-        (1.0, 5, 1.0, 0.0, 0.5, -1),
-        (0.7, 0, 0.8, 0.0, 0.9999999, 0),
-        (1.3, 20, 0.5, 0.01, 0.2, 0),
-        (1.0, 0, 1.0, 0.2, 0.6, -1),
-        (1.0, 3, 0.0, 0.0, 0.6, -1),
-        (1.0, 0, 1.0, 0.0, 0.1, 1),
+        (0.0, 0, 1.0, 0.0, 3, -1),
+        (0.0, 0, 1.0, 0.0, 3, 0),
+        (1.0, 0, 1.0, 0.0, 77, -1),
+        (1.0, 5, 1.0, 0.0, 5, -1),
+        (0.7, 0, 0.8, 0.0, (1 << 64) - 1, 0),
+        (1.3, 20, 0.5, 0.01, 2, 0),
+        (1.0, 0, 1.0, 0.2, 6, -1),
+        (1.0, 3, 0.0, 0.0, 6, -1),
+        (1.0, 0, 1.0, 0.0, 1, 1),
     ]
     scores = 3 * noise(len(rows), vocab)
     scores[2, ::3] = -math.inf
@@ -161,11 +163,6 @@ def test_sampling(vocab: int) -> None:
     assert got[-1] == -1
 
 
-def test_a_draw_at_the_end_finds_a_token() -> None:
-    scores = torch.zeros(1, 64, device=DEVICE)
-    scores[0, 40:] = -math.inf
-    last = draws_of([(1.0, 0, 1.0, 0.0, 1.0 - 2.0**-53, -1)], NO_MASK)
-    assert sample(scores, last).tolist() == [39]
 
 
 def test_penalties() -> None:

@@ -20,7 +20,7 @@ from sglang_dsl.backends.common.example_text import example
 
 @sgl.function
 def one(s: Any, prompt: str = "p", node: Any = None) -> None:
-    s += prompt + (node or gen("x"))
+    s += prompt + (gen("x") if node is None else node)
 
 
 def test_made_up_text_depends_on_the_prompt_alone() -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.sglang_dsl.conformance.parts import Api, event, generated, serving
+from tests.unit.sglang_dsl.conformance.parts import Api, event, generated, serving
 
 import sglang_dsl as sgl
 from sglang_dsl import InvalidValue, MockBackend, assistant, gen, select, user

@@ -56,7 +56,7 @@ def logits_of(rows: int) -> torch.Tensor:
 
 
 def test_tokens_equal_the_plain_samplers() -> None:
-    logits, draws = logits_of(len(ROWS)), [number / len(ROWS) for number in range(len(ROWS))]
+    logits, draws = logits_of(len(ROWS)), [number << 50 | number for number in range(len(ROWS))]
     before = logits.clone()
     got = FusedSampler().sample(logits, ROWS, MASKS, draws)
     assert got == Sampler().sample(logits, ROWS, MASKS, draws)
@@ -69,7 +69,7 @@ def test_samples_with_their_log_probabilities() -> None:
     logits[2, 5] = math.nan
     rows = [*ROWS[:3], Row(99, (0,), 0, (Run(0, 1),), SamplingParams(temperature=0.0), logprob=False)]
     given = Logits(logits, logits, logits.logsumexp(-1))
-    found = FusedSampler().at_once(given, rows, {0: MASKS[8], 1: MASKS[10]}, [0.1] * 4)
+    found = FusedSampler().at_once(given, rows, {0: MASKS[8], 1: MASKS[10]}, [1] * 4)
     assert found is not None
     first, nothing, bad, last = found
     best = max([4, 40, 69], key=lambda token: float(logits[0, token]))
@@ -86,4 +86,4 @@ def test_what_is_not_made_at_once() -> None:
     processed = row(custom_logit_processor="token_bias")
     ids = Row(1, (0,), 0, (Run(0, 1),), SamplingParams(), token_ids=(1,))
     for one in (processed, ids):
-        assert FusedSampler().at_once(given, [one], {}, [0.0]) is None
+        assert FusedSampler().at_once(given, [one], {}, [0]) is None

@@ -67,7 +67,7 @@ def row(name: str | None, output: Any = (), prompt: Any = (), **params: Any) -> 
 def draw(*rows: Row, masks: Mapping[int, TokenMask] | None = None) -> list[int | str]:
     """Id 0 is the best, then 1, and so on."""
     logits = torch.arange(VOCAB, 0.0, -1.0).expand(len(rows), VOCAB).clone()
-    return Sampler(Processors(TABLE)).sample(logits, rows, masks or {}, [0.0] * len(rows))
+    return Sampler(Processors(TABLE)).sample(logits, rows, masks or {}, [0] * len(rows))
 
 
 def mask(*ids: int) -> TokenMask:

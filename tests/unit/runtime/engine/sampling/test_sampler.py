@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from runtime.engine.sampling.forbidden import Forbidden
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
-from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, uniform
+from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, key_of
+from runtime.kernels.gumbel import FACTORS, ID_FACTOR
 from runtime.plan import Row, Run, Sample, TokenMask
 from runtime.protocol.sampling import SamplingParams
 
@@ -64,8 +65,20 @@ def expected(logits: np.ndarray, one: Row, allowed: list[int] | None = None) -> 
     return probs / probs.sum()
 
 
-def drawn(probs: np.ndarray, draw: float) -> int:
-    return int(np.searchsorted(np.cumsum(probs), draw * probs.sum(), side="right"))
+def noise(key: int, token: int) -> float:
+    """As runtime.kernels.gumbel says, in whole numbers and float64."""
+    lower, upper, all_bits = key & 0xFFFFFFFF, key >> 32, 0xFFFFFFFF
+    x = (token * ID_FACTOR + lower) & all_bits
+    for turn, (shift, factor) in enumerate(FACTORS):
+        x = (x + upper * (turn == 2)) & all_bits
+        x = (x ^ x >> shift) * factor & all_bits
+    return -math.log(-math.log1p(-((x ^ x >> 15) // 2 + 0.5) / 2**31))
+
+
+def drawn(probs: np.ndarray, key: int) -> tuple[int, list[float]]:
+    """The token, and what each comes to."""
+    values = [math.log(p) + noise(key, token) if p else -math.inf for token, p in enumerate(probs)]
+    return int(np.argmax(values)), values
 
 
 WORDS = st.fixed_dictionaries(
@@ -105,40 +118,59 @@ def test_equals_the_definition(made: Any, seed: int) -> None:
     for index, (_, _, _, allowed, listed) in enumerate(made):
         if allowed is not None:
             masks[index] = TokenMask(packed(allowed), np.array(sorted(allowed)) if listed else None)
-    draws = [uniform(seed, step) for step in range(len(rows))]
-    got = sample(torch.from_numpy(logits), rows, masks, draws)
+    keys = [key_of(seed, step) for step in range(len(rows))]
+    got = sample(torch.from_numpy(logits), rows, masks, keys)
     for index, (one, token) in enumerate(zip(rows, got)):
         probs = expected(logits[index], one, made[index][3] and sorted(made[index][3]))
         assert isinstance(token, int)
-        if token != drawn(probs, draws[index]):
-            # Allowed only where float32 and float64 disagree about a boundary.
-            edge = np.cumsum(probs)[[token, drawn(probs, draws[index])]]
-            assert np.abs(edge - draws[index]).min() < 1e-5
+        if not one.sampling.greedy:
+            best, values = drawn(probs, keys[index])
+            # Another one only where float32 and float64 disagree.
+            assert values[token] == values[best] or values[best] - values[token] < 1e-5
         assert probs[token] > 0
 
 
-def test_frequencies_are_the_probabilities() -> None:
-    probs = np.array([0.5, 0.25, 0.15, 0.06, 0.04])
-    logits = torch.from_numpy(np.log(probs)).float().expand(2000, 5)
-    rows = [row()] * 2000
-    tokens = sample(logits, rows, {}, [uniform(42, step) for step in range(2000)])
-    shares = np.bincount(np.array(tokens, dtype=int), minlength=5) / 2000
-    assert np.abs(shares - probs).max() < 0.03
+@pytest.mark.parametrize(
+    ("words", "kept"), [({}, 40), ({"temperature": 0.6}, 40), ({"top_k": 6}, 6), ({"top_p": 0.8}, 16)]
+)
+def test_frequencies_are_the_probabilities(words: dict[str, Any], kept: int) -> None:
+    """By the chi-square statistic: of `kept` - 1 degrees of freedom, whose mean that is."""
+    count, logits = 20_000, torch.linspace(2.0, -2.0, 40)
+    probs = expected(logits.numpy(), row(**words))
+    assert (probs > 0).sum() == kept
+    tokens = sample(
+        logits.expand(count, 40), [row(**words)] * count, {}, [key_of(42, i) for i in range(count)]
+    )
+    found = np.bincount(np.array(tokens, dtype=int), minlength=40)
+    assert not found[probs == 0].any()
+    wanted = probs[probs > 0] * count
+    statistic = float(((found[probs > 0] - wanted) ** 2 / wanted).sum())
+    spread = math.sqrt(2 * (kept - 1))
+    assert abs(statistic - (kept - 1)) < 4 * spread
 
 
-def test_uniform_is_flat_and_depends_on_both_words() -> None:
-    values = np.array([uniform(seed, step) for seed in range(50) for step in range(100)])
-    assert values.min() >= 0
-    assert values.max() < 1
-    assert len(set(values)) == 5000
-    assert np.abs(np.histogram(values, 10, (0, 1))[0] / 5000 - 0.1).max() < 0.02
-    assert uniform(2**63 - 1, 5) != uniform(5, 2**62)
+def test_a_key_depends_on_both_words() -> None:
+    keys = {key_of(seed, step) for seed in range(50) for step in range(100)}
+    assert len(keys) == 5000
+    assert max(keys) < 1 << 64
+    assert key_of(2**63 - 1, 5) != key_of(5, 2**63 - 1)
+
+
+@pytest.mark.parametrize("words", [{}, {"top_k": 40}, {"top_p": 0.9}])
+def test_rounding_of_others_moves_no_draw(words: dict[str, Any]) -> None:
+    """What a batch does to logits changes draws where two are as close as that, and no more: a border of a
+    cumulative sum moves with the whole vocabulary."""
+    dice = torch.Generator().manual_seed(3)
+    logits = 2.5 * torch.randn(300, 49_152, generator=dice)
+    other = logits + 4e-6 * torch.randn(logits.shape, generator=dice)
+    rows, keys = [row(temperature=1.3, **words)] * 300, [key_of(7, step) for step in range(300)]
+    assert sample(logits, rows, {}, keys) == sample(other, rows, {}, keys)
 
 
 @pytest.mark.parametrize("words", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"temperature": 0.0}])
 def test_a_row_is_drawn_alike_in_every_batch(words: dict[str, Any]) -> None:
     logits = torch.randn(90, 3000, generator=torch.Generator().manual_seed(0))
-    draws = [uniform(index, 3) for index in range(90)]
+    draws = [key_of(index, 3) for index in range(90)]
     alone = [sample(logits[i : i + 1], [row(**words)], {}, draws[i : i + 1])[0] for i in range(90)]
     assert sample(logits, [row(**words)] * 90, {}, draws) == alone
     mixed = [row(**words) if index % 2 else row(temperature=0.7, top_p=0.5, top_k=50) for index in range(90)]
@@ -150,17 +182,17 @@ def test_flat_distributions_need_more_than_the_first_candidates() -> None:
     probs = expected(logits[0].numpy(), row(top_p=0.9))
     assert (probs > 0).sum() > 2000
     for step in range(20):
-        (token,) = sample(logits, [row(top_p=0.9)], {}, [uniform(0, step)])
-        assert token == pytest.approx(drawn(probs, uniform(0, step)), abs=1)
+        (token,) = sample(logits, [row(top_p=0.9)], {}, [key_of(0, step)])
+        assert token == drawn(probs, key_of(0, step))[0]
 
 
 def test_ties_go_to_the_lowest_id_and_ids_beyond_the_logits_are_never_taken() -> None:
     logits = torch.zeros(3, 40)
     greedy = row(temperature=0.0)
     beyond = TokenMask(packed([7, 9, 41, 63], 64), np.array([7, 9, 41, 63]))
-    assert sample(logits, [greedy] * 3, {1: beyond, 2: TokenMask(beyond.bits)}, [0.0] * 3) == [0, 7, 7]
+    assert sample(logits, [greedy] * 3, {1: beyond, 2: TokenMask(beyond.bits)}, [0] * 3) == [0, 7, 7]
     only_beyond = TokenMask(packed([41], 64), np.array([41]))
-    assert sample(logits, [greedy] * 3, {1: only_beyond, 2: TokenMask(only_beyond.bits)}, [0.0] * 3) == [
+    assert sample(logits, [greedy] * 3, {1: only_beyond, 2: TokenMask(only_beyond.bits)}, [0] * 3) == [
         0,
         NOTHING_ALLOWED,
         NOTHING_ALLOWED,
@@ -178,21 +210,12 @@ def test_forbidden() -> None:
     assert np.flatnonzero(~short.numpy()).tolist() == [0, 31]
 
 
-def test_a_draw_close_to_one_stays_inside() -> None:
-    for width in (3, 1000):
-        logits = torch.full((1, width), -5.0)
-        logits[0, width // 2 :] = -math.inf
-        mask = TokenMask(packed(list(range(width // 2)), width))
-        (token,) = sample(torch.zeros(1, width), [row()], {0: mask}, [1.0 - 2.0**-53])
-        assert token == width // 2 - 1
-
-
 def test_rows_that_take_their_best_id_are_sampled_at_once() -> None:
     logits = torch.randn(5, VOCAB)
     logits[0, [7, 9]] = 9.0  # the first of both
     logits[1, 3], logits[2, 4], logits[3, :2] = math.nan, -math.inf, torch.tensor([math.inf, -math.inf])
     rows = [row(temperature=0.0), *(row(top_k=1) for _ in range(4))]
-    found = Sampler().at_once(Logits(logits, logits, None), rows, {}, [0.5] * 5)
+    found = Sampler().at_once(Logits(logits, logits, None), rows, {}, [5] * 5)
     assert found == [Sample(7), *[NOT_FINITE] * 3, Sample(int(logits[4].argmax()))]
 
 
@@ -206,7 +229,7 @@ def test_so_are_those_under_masks(seed: int, size: int, allowed: list[set[int]])
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-2, 3, (len(allowed), VOCAB), generator=generator).float()  # many are equal
     logits[logits == -2] = torch.finfo(torch.float32).min / VOCAB
-    rows, draws = [row(temperature=0.0) for _ in allowed], [0.5] * len(allowed)
+    rows, draws = [row(temperature=0.0) for _ in allowed], [5] * len(allowed)
     masks = {
         place: TokenMask(packed({one for one in some if one < size}, size))
         for place, some in enumerate(allowed)
@@ -228,6 +251,6 @@ def test_so_are_those_under_masks(seed: int, size: int, allowed: list[set[int]])
 )
 def test_others_are_not(words: dict[str, Any]) -> None:
     logits, plain = torch.randn(2, VOCAB), row(temperature=0.0)
-    draws, given = [0.5, 0.5], Logits(logits, logits, None)
+    draws, given = [5, 5], Logits(logits, logits, None)
     assert Sampler().at_once(given, [plain, row(**words)], {}, draws) is None
     assert Sampler().at_once(given._replace(total=logits.logsumexp(-1)), [plain, plain], {}, draws) is None
