@@ -14,7 +14,7 @@ import psutil
 from runtime.pocket.tasks.tools import call_text
 from tests.process.patience import PATIENCE_S, until
 
-PEER = Path(__file__).parents[2] / "unit" / "runtime" / "server" / "openai" / "weather_peer.py"
+PEER = Path(__file__).parents[2] / "process" / "runtime" / "server" / "openai" / "weather_peer.py"
 TOOL: Any = {"type": "mcp", "server_label": "weather"}
 WORDS: Any = {"model": "pocket", "temperature": 0, "input": "What is the weather in Lisbon?", "tools": [TOOL]}
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from runtime.kernels import sampling
 from runtime.kernels.gumbel import gumbel, halves
 from runtime.kernels.sampling import Draws, plain_sample, sample
-from tests.unit.runtime.kernels.test_kernels import DEVICE, bits_of
+from tests.long.runtime.kernels.test_kernels import DEVICE, bits_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 

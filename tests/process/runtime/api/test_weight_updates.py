@@ -18,7 +18,7 @@ from runtime.processes.pipeline.launch import launch
 from runtime.protocol.errors import BadRequest, ModelLoadError
 from runtime.server.app import build_app
 from tests.process.runtime.api.conftest import CHATML, write_model, write_tokenizer
-from tests.unit.runtime.server.conftest import listening
+from tests.process.runtime.server.conftest import listening
 
 PROMPTS = ["The quick brown fox", "She said: ", "The quick brown fox jumps"]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}

@@ -18,9 +18,9 @@ from runtime.config.serving.server import ServerConfig
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.errors import AdapterError, BadRequest, ModelNotFound
 from runtime.server.app import build_app
+from tests.process.runtime.server.conftest import listening
 from tests.unit.runtime.engine.conftest import Tiny
 from tests.unit.runtime.lora.making import Made, make_adapter
-from tests.unit.runtime.server.conftest import listening
 
 SMALL: dict[str, Any] = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 8192}
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}

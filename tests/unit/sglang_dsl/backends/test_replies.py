@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.unit.sglang_dsl.conformance.parts import Api, event, generated, serving
 
 import sglang_dsl as sgl
 from sglang_dsl import InvalidValue, MockBackend, assistant, gen, select, user
 from sglang_dsl.backends.common.openai_choices import drawn
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.ir.typed import json_in
+from tests.unit.sglang_dsl.conformance.parts import Api, event, generated, serving
 
 
 @pytest.fixture(scope="module")

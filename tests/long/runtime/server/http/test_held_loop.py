@@ -1,4 +1,4 @@
-"""unit/runtime/server/http/test_held_loop.py, at length."""
+"""process/runtime/server/http/test_held_loop.py, at length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runtime.server.app import build_app
 from runtime.server.http.body import read_body
 from runtime.server.http.limits import Gate
 from runtime.server.http.metrics import Metrics
-from tests.unit.runtime.server.http.test_held_loop import (
+from tests.process.runtime.server.http.test_held_loop import (
     BODIES,
     MOST_S,
     bodies_of_routes,

@@ -1,10 +1,10 @@
-"""unit/runtime/server/router/test_random_faults.py, at length."""
+"""process/runtime/server/router/test_random_faults.py, at length."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.unit.runtime.server.router.test_random_faults import test_faults_at_random as check
+from tests.process.runtime.server.router.test_random_faults import test_faults_at_random as check
 
 
 @pytest.mark.timeout(1200)

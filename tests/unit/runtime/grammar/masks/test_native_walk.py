@@ -19,7 +19,7 @@ from runtime.grammar.masks.token_automaton import WIDE, TokenAutomaton, TokenSpa
 from runtime.grammar.masks.token_bits import TokenBits
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.protocol.vocabulary import Vocabulary
-from tests.unit.runtime.grammar.automata.test_repeats import patterns
+from tests.long.runtime.grammar.automata.test_repeats import patterns
 
 pytestmark = pytest.mark.skipif(native_walk.library() is None, reason="there is no C compiler")
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from runtime.protocol.errors import BadRequest
-from tests.unit.runtime.server.router.playing import Call, Played, hosting, play, scene, until
+from tests.process.runtime.server.router.playing import Call, Played, hosting, play, scene, until
 
 
 def test_workers_come_and_go() -> None:

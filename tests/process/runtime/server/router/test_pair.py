@@ -10,7 +10,7 @@ import pytest
 
 from runtime.server.router.merge import CompletionMerge, NativeMerge
 from runtime.server.router.pair import failing_with
-from tests.unit.runtime.server.router.playing import Behaviour, Call, Cut, Played, play, scene, until
+from tests.process.runtime.server.router.playing import Behaviour, Call, Cut, Played, play, scene, until
 
 SCORED = {"return_logprob": True, "logprob_start_len": 0}
 BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from tests.unit.runtime.server.fields_page import ELSEWHERE, PAGE, REFUSED, known, others, status, written
+from tests.process.runtime.server.fields_page import ELSEWHERE, PAGE, REFUSED, known, others, status, written
 
 PROMPTS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
@@ -26,7 +26,7 @@ PROMPTS = {
 
 def test_the_page_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert written(page) == page, "run: python -m tests.unit.runtime.server.fields_page --write"
+    assert written(page) == page, "run: python -m tests.process.runtime.server.fields_page --write"
     assert len(re.findall(r"^\| `", page, re.MULTILINE)) > 300
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.server.router.events import WholeEvents
-from tests.unit.runtime.server.router.playing import Call, Cut, Played, echo, hosting, play, scene, until
+from tests.process.runtime.server.router.playing import Call, Cut, Played, echo, hosting, play, scene, until
 
 DATA = b'data: {"text": "a"}\n\n'
 COMMENT = b": still working\n\n"

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from runtime.server.router.client import BrokenOff, CannotConnect, Client, Silence
-from tests.unit.runtime.server.router.playing import play, until
+from tests.process.runtime.server.router.playing import play, until
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Mine: 1\r\n\r\nok"

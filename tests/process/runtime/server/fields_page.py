@@ -1,8 +1,8 @@
 """Writes tutorials/fields.md: what becomes here of each field that sglang and vLLM take, read off the OpenAPI
 document and the tables of what the routes refuse.
 
-    python -m tests.unit.runtime.server.fields_page          says whether the page is up to date
-    python -m tests.unit.runtime.server.fields_page --write  brings it up to date
+    python -m tests.process.runtime.server.fields_page          says whether the page is up to date
+    python -m tests.process.runtime.server.fields_page --write  brings it up to date
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from runtime.attention.pool import KVShape
 from runtime.attention.reference import Reference
 from runtime.kernels.native import compiled as source
 from runtime.kernels.native import library as made
-from tests.unit.contracts.test_attention import PLANS, compare, plan_of
+from tests.long.contracts.test_attention import PLANS, compare, plan_of
 
 MIXED = (
     "shared prefix, decodes",

@@ -13,7 +13,16 @@ import httpx
 import pytest
 
 from tests.exploring import EXPLORE
-from tests.unit.runtime.server.router.playing import Behaviour, Call, Cut, Played, Scene, play, scene, until
+from tests.process.runtime.server.router.playing import (
+    Behaviour,
+    Call,
+    Cut,
+    Played,
+    Scene,
+    play,
+    scene,
+    until,
+)
 
 FAULTS = ("cut", "cut whole", "cut comments", "cut begun", "full", "ending", "defect", "wrong", "late KV")
 CODES = {
