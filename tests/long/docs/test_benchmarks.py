@@ -7,9 +7,11 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import engine, limits, programs
 from benchmarks.measuring import Reading, conditions, in_turn, keep, ratio, timed
@@ -266,3 +268,34 @@ def test_the_best_peer_and_the_limit() -> None:
     assert machine.seconds(common, "float32", shape) == 2 * (16 * weights + 4 * head)
     slow = limits.Limits(bandwidth=1.0, products={"float32": 1e30})
     assert slow.seconds(once, "float32", shape) == 4 * (weights + head)
+
+
+def test_the_limit_is_the_fastest_way_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever it is: loops alone, torch, or this project."""
+    monkeypatch.setattr(limits, "BYTES", 1 << 20)
+    monkeypatch.setattr(limits, "LOOPS", 1000)
+    monkeypatch.setattr(limits.torch, "set_num_threads", lambda count: None)
+    operations = 2 * limits.ROWS * limits.SIDE**2
+
+    def measured(fast: float) -> limits.Limits:
+        """One of the ways takes so many seconds, all others one."""
+
+        def own() -> None:
+            pass
+
+        monkeypatch.setattr(limits, "_ours", lambda *matrices: [own])
+        monkeypatch.setattr(limits, "_least", lambda way: fast if way is own else 1.0)
+        return limits.measure(1)
+
+    found = measured(0.5)
+    assert found.products == dict.fromkeys(limits.SIZES, operations / 0.5)
+    assert found.bandwidth == (1 << 20) / 0.5
+    assert measured(2.0).products == dict.fromkeys(limits.SIZES, operations)
+    loops = limits._loops()
+    assert loops is not None
+    with ThreadPoolExecutor(2) as pool:
+        (once,), (twice,) = (limits._alone(loops, "float32", threads, pool) for threads in (1, 2))
+        limits._read(loops, torch.ones(1 << 18), 4, 2, pool)
+    assert twice == 2 * once > 0
+    monkeypatch.setattr(limits, "_alone", lambda *given: [1e30])
+    assert measured(0.5).products == dict.fromkeys(limits.SIZES, 1e30)

@@ -232,7 +232,10 @@ def test_it_is_kept_for_its_user_alone(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert made.library() is not None
     assert kept.stat().st_mtime_ns == before
     folder.chmod(0o777)  # anybody may have put something there
-    assert source._folder() != folder
+    assert source.cache_folder() is None
+    other = source._made_here()
+    assert other is not None
+    assert other.parent != folder
 
 
 def test_what_it_cannot_compute_is_torchs() -> None:

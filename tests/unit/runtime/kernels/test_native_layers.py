@@ -13,6 +13,7 @@ from runtime.config.model import RopeSpec
 from runtime.kernels.native import layers
 from runtime.kernels.native.library import library
 from runtime.kernels.native.products import FEW_ROWS, product_of
+from runtime.kernels.native.tuning import STEPS, settings, tune
 from runtime.layers.dense import DenseLinear
 from runtime.layers.mlp import GatedMLP
 from runtime.layers.norm import RMSNorm
@@ -28,6 +29,8 @@ def lanes(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every kind of processor that this one can be."""
     native = library()
     assert native is not None
+    for size in (4, 2, 1):
+        tune(native, size)  # as what it is
     tiles = request.param == "tiles"
     most = 16 if tiles else request.param
     if native.use_lanes(most, tiles) < most or native.tiles != tiles:
@@ -135,6 +138,36 @@ def test_products_of_integers(rows: int, outputs: int, inputs: int, biased: bool
     x[0], x[-1, 7] = 0.0, float("nan") if rows > 2 else float("inf")
     assert product(x, bias)[-1].isfinite().sum() == 0
     assert rows == 1 or torch.equal(product(x, bias)[0], torch.zeros(outputs) if bias is None else bias)
+
+
+SETTINGS = [
+    (streams, visit, rows)
+    for streams, visit in ((1, 1), (2, 256), (2, 1024), (3, 2048), (4, 1024), (96, 1 << 20))
+    for rows in (1, 3, 6, 8)
+]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 16), (300, 336)])
+def test_no_setting_changes_a_bit(outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    """Those that may be measured, and any other."""
+    native, whole = library(), dtype == torch.int8
+    assert native is not None
+    weight = torch.randint(-127, 128, (outputs, inputs)).to(dtype) if whole else torch.randn(outputs, inputs)
+    product = product_of(weight.to(dtype), torch.rand(outputs) if whole else None)
+    assert product is not None
+    measured = {setting for step in STEPS for setting in settings(native.lanes, step)}
+    assert {setting.streams for setting in measured} > {1}
+    size = dtype.itemsize
+    for rows in (1, 2, 3, 5, 7, 8, 9, 12, 16, 17, 24, 97):
+        x = torch.randn(rows, inputs).to(torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+        native.set_product(size, 0, 17, 0, 0, 0)  # as it comes
+        right = product(x, None)
+        for setting in [*measured, *SETTINGS]:
+            native.set_product(size, 0, 17, *setting)
+            assert torch.equal(product(x, None), right), (rows, setting)
+    native.set_product(size, 0, 17, 0, 0, 0)
 
 
 def test_all_packed_products_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
