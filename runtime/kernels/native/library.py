@@ -70,8 +70,8 @@ class DecoderShape(ctypes.Structure):
 
 
 class Library:
-    """attend, decode, draw, product, set_product, reads_rows, rms_norm, rotate, silu_mul: see the source. path:
-    where it lies. lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX.
+    """attend, decode, draw, product, set_product, reads_rows, rms_norm, rotate, silu_mul: see the source.
+    path: where it lies. lanes: how many floats its vectors have on this processor. tiles: if it uses AMX.
     tuned: the bytes of those numbers for whose products the settings are chosen (tuning.py). parallel: the
     address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
     None: it has none, or they go by another name, and there is one thread."""

@@ -89,7 +89,7 @@ def test_every_option_and_path_it_names_exists(shared_server: Any) -> None:
     named = set(re.findall(r"--([a-z][a-z-]+[a-z])", PAGE))
     negated = {name.removeprefix("no-") for name in named}
     aliases = {flag.removeprefix("--") for flags in ALIASES.values() for flag in flags}
-    assert negated - known - aliases == {"config", "help", "backend"}
+    assert negated - known - aliases == {"config", "help", "backend", "engine", "worker-api-key"}
     paths = set(httpx.get(f"{shared_server.url}/openapi.json", timeout=PROGRAM_S).json()["paths"])
     said = set(re.findall(r"`(?:GET |POST )?(/[a-z_/0-9]+)(?:\?[^`]*)?`", PAGE))
     assert len(said) > 15

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import resource
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
-import pytest
 import zmq
 
 from runtime.ipc.wire import PIPELINE
@@ -28,53 +25,14 @@ from runtime.protocol.io_struct import (
     TokenOutput,
 )
 from runtime.protocol.sampling import SamplingParams
-from tests.process.patience import PATIENCE_S, go_on, hold, until
+from tests.process.patience import PATIENCE_S, until
 
 SHORT = {"max_new_tokens": 4, "temperature": 0}
-ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True}
-SOON_S = 60.0
-STEP_S = "6"
-"""More than a machine stands still: what is stopped must be the one that the test stops."""
 
 
 def generate(url: str, params: dict[str, Any]) -> httpx.Response:
     body = {"text": "The capital of France is", "sampling_params": params}
     return httpx.post(f"{url}/generate", json=body, timeout=PATIENCE_S)
-
-
-def told(url: str) -> str:
-    """How an endless request ends."""
-    try:
-        answer = generate(url, ENDLESS)
-    except httpx.HTTPError as error:
-        return f"connection: {type(error).__name__}"
-    return "finished" if answer.is_success else str(answer.json()["error"]["message"])
-
-
-@pytest.mark.parametrize("victim", ["detokenizer", "worker-0"])
-def test_a_stopped_process_is_noticed_and_its_clients_hear_of_it(
-    start_server: Callable[..., Any], wait_live: Callable[..., None], victim: str
-) -> None:
-    server = start_server("--step-timeout-s", STEP_S).wait_ready()
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        hold(server.url)
-        futures = [pool.submit(told, server.url) for _ in range(2)]
-        wait_live(server, 2)
-        go_on(server.url)
-        server.children()[victim].suspend()
-        began = time.monotonic()
-        outcomes = [future.result(PATIENCE_S) for future in futures]
-    assert time.monotonic() - began < float(STEP_S) + SOON_S
-    reason = f"the {victim} process made no progress for {STEP_S} s"
-    # Nobody but the stopped worker has the connections of its clients: those are cut.
-    assert all(one.startswith("connection: ") if victim == "worker-0" else reason in one for one in outcomes)
-    if victim == "worker-0":  # another takes its place
-        server.wait_ready()
-        assert generate(server.url, {"max_new_tokens": 2}).status_code == 200
-        assert server.end() == 0
-    else:
-        assert server.end(0) == 1
-    assert reason in server.log
 
 
 def test_one_that_is_killed_while_it_loads_is_named(

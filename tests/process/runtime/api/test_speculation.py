@@ -79,14 +79,14 @@ def test_a_draft_model(
         for text, params in asked:
             expected, made = (one.generate(text, sampling_params=params) for one in (engine, drafting))
             assert made["output_ids"] == expected["output_ids"]
-            assert "regex" in params or made["meta_info"]["spec_accept_rate"] > 0.9
+            assert "regex" in params or made["meta_info"]["spec_accept_rate"] > 0.8
         assert drafting.state()["spec_accept_length"] > 3
         drafting.release_memory_occupation()  # of both models
         drafting.resume_memory_occupation()
         (text, params), *_ = asked
         expected, made = (one.generate(text, sampling_params=params) for one in (engine, drafting))
         assert made["output_ids"] == expected["output_ids"]
-        assert made["meta_info"]["spec_accept_rate"] > 0.9
+        assert made["meta_info"]["spec_accept_rate"] > 0.8
 
 
 def test_a_draft_model_that_cannot_be(checkpoint: Path) -> None:

@@ -1,5 +1,5 @@
 """Ranks that share a decoder give what one process gives; each holds and reads its own part. The ranks are
-threads here (ranks_here.py); tests/unit/runtime/engine/ranks/test_rank_processes.py has real ones."""
+threads here (ranks_here.py); tests/long/runtime/engine/ranks/test_rank_processes.py has real ones."""
 
 from __future__ import annotations
 
