@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang_dsl.backends.engine import EngineBackend
 
 HERE = Path(__file__).parent
-LONG_S = 400
+LONG_S = 900
 """For a test of this folder: most wait for processes that start, load and end."""
 
 

@@ -111,7 +111,7 @@ def shown(files: list[Path], *, live: bool = False) -> Iterator[str]:
             yield server.url
         finally:
             server.shutdown()
-            thread.join(60)
+            thread.join(300)
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_a_servers_page_shows_its_requests_and_its_cache(page: Page, tmp_path: P
         page.wait("document.querySelector('#view')?.innerText.startsWith('No request')")
         body = {"text": HOSTILE, "sampling_params": {"max_new_tokens": 8}}
         for _ in range(2):
-            assert httpx.post(f"{url}/generate", json=body, timeout=100).status_code == 200
+            assert httpx.post(f"{url}/generate", json=body, timeout=300).status_code == 200
         page.wait("document.querySelectorAll('svg.chart g.bar').length === 2")
         page.click("[data-tab=cache]")
         page.wait("document.querySelector('table.radix')?.innerText.includes('onerror')")

@@ -170,7 +170,7 @@ def test_the_dockerfile_pleases_the_linter(tmp_path: Path) -> None:
     linter = Path(sys.executable).with_name("hadolint")
 
     def lint(file: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([linter, "--no-color", file], capture_output=True, text=True, timeout=100)
+        return subprocess.run([linter, "--no-color", file], capture_output=True, text=True, timeout=300)
 
     done = lint(DOCKERFILE)
     assert (done.returncode, done.stdout) == (0, "")
@@ -246,7 +246,7 @@ def test_systemd_understands_the_unit(tmp_path: Path) -> None:
         unit = tmp_path / UNIT.name
         unit.write_text(text.replace("/opt/sglang-dsl/bin/python", sys.executable))
         command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(unit)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         return "\n".join(line for line in done.stderr.splitlines() if UNIT.name in line)
 
     text = UNIT.read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ SCHEMA = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "require
 
 @pytest.fixture
 def client(shared_server: Served) -> Iterator[ollama.Client]:
-    with ollama.Client(host=shared_server.url, timeout=100) as made:
+    with ollama.Client(host=shared_server.url, timeout=300) as made:
         yield made
 
 
@@ -97,8 +97,8 @@ def test_what_is_served(client: ollama.Client, shared_server: Served) -> None:
     assert [one.model for one in client.ps().models] == ["pocket"]
     shown = client.show("pocket")
     assert {"completion", "tools", "thinking"} <= set(shown.capabilities or [])
-    told = httpx.get(f"{shared_server.url}/api/version", timeout=100).json()
-    assert told == httpx.get(f"{shared_server.url}/version", timeout=100).json()
+    told = httpx.get(f"{shared_server.url}/api/version", timeout=300).json()
+    assert told == httpx.get(f"{shared_server.url}/version", timeout=300).json()
 
 
 def test_errors_are_ollamas(client: ollama.Client, shared_server: Served) -> None:
@@ -112,7 +112,7 @@ def test_errors_are_ollamas(client: ollama.Client, shared_server: Served) -> Non
         list(client.chat("pocket", RIVER, options={"mirostat": 2}, stream=True))
     body = {"model": "pocket", "messages": RIVER, "stream": False,
             "options": {**GREEDY, "num_ctx": 4096, "num_thread": 4}, "keep_alive": "5m"}  # fmt: skip
-    answer = httpx.post(f"{shared_server.url}/api/chat", json=body, timeout=100)
+    answer = httpx.post(f"{shared_server.url}/api/chat", json=body, timeout=300)
     assert answer.json()["message"]["content"] == SAID
     for word in ("options.num_ctx", "options.num_thread", "keep_alive"):
         assert f"{word} has no effect" in answer.headers["warning"]
@@ -120,7 +120,7 @@ def test_errors_are_ollamas(client: ollama.Client, shared_server: Served) -> Non
 
 def test_it_can_be_left(shared_server: Served, wait_idle: Any) -> None:
     async def leave() -> None:
-        async with ollama.AsyncClient(host=shared_server.url, timeout=100) as client:
+        async with ollama.AsyncClient(host=shared_server.url, timeout=300) as client:
             options = {"num_predict": 4000, "temperature": 0}
             stream = await client.generate("pocket", "a b a b", raw=True, options=options, stream=True)
             async for _ in stream:

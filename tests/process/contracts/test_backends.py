@@ -21,7 +21,7 @@ from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, Prompt
 from sglang_dsl.concurrency.loop import background
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 @contextmanager

@@ -53,7 +53,7 @@ prefill_process = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(prefill_process)
 known = prefill_process.known
 
-LONG_S = 120.0
+LONG_S = 300.0
 SLOTS = 256
 HEADS = 4
 # local: mapped pools; unmapped: the same where they cannot be.

@@ -200,7 +200,7 @@ class Shouter(Backend):
     async def generate(self, call):
         prompt = "".join(str(message.content) for message in call.prompt.messages)
         asked = urllib.request.Request(os.environ["SHOUTER"], prompt.encode())
-        answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=30).read())
+        answer = await asyncio.to_thread(lambda: urllib.request.urlopen(asked, timeout=300).read())
         return Completion((answer.decode(),) * call.n, {"finish_reason": {"type": "stop"}})
 
     async def stream(self, call):
@@ -343,7 +343,7 @@ def test_a_strangers_file_is_found_by_its_name(tmp_path: Path, kind: str) -> Non
         env={**os.environ, "PYTHONPATH": os.pathsep.join((str(root), str(tmp_path)))},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

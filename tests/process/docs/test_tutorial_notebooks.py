@@ -34,7 +34,7 @@ def check(*given: Path, timeout: float) -> None:
 
 
 def test_the_first_notebook_prints_what_it_shows() -> None:
-    check(NOTEBOOKS / "learn" / "01_first_program.ipynb", timeout=110)
+    check(NOTEBOOKS / "learn" / "01_first_program.ipynb", timeout=300)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")

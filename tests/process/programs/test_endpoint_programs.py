@@ -52,7 +52,7 @@ SAID = {
     "04_regex_fields": "'job': ",
     "05_batch_and_stream": "BackendError: prompt: the prompt has",
 }
-SOON_S = 60.0
+SOON_S = 300.0
 
 
 def module_of(file: Path) -> ModuleType:

@@ -23,7 +23,7 @@ from tests.process.patience import PATIENCE_S, PROGRAM_S, go_on, hold, metrics, 
 
 ENDLESS = {"max_new_tokens": 1900, "ignore_eos": True, "temperature": 0}
 SHORT = {"max_new_tokens": 4, "temperature": 0}
-SOON_S = 60.0
+SOON_S = 300.0
 """How long bad news may take to reach everybody."""
 
 

@@ -124,7 +124,7 @@ def test_generate_and_what_is_refused(server: Served, case: Case) -> None:
     params = {"max_new_tokens": COUNT, "temperature": 0}
 
     def post(**body: Any) -> httpx.Response:
-        return httpx.post(f"{server.url}/generate", json={"sampling_params": params, **body}, timeout=60)
+        return httpx.post(f"{server.url}/generate", json={"sampling_params": params, **body}, timeout=300)
 
     several = post(text=[f"a {IMAGE}", f"b {IMAGE}"], image_data=[data_url(A), [{"url": data_url(B)}]]).json()
     right = [text_of(case, f"{name} {IMAGE}", [one]) for name, one in (("a", A), ("b", B))]
@@ -139,7 +139,7 @@ def test_generate_and_what_is_refused(server: Served, case: Case) -> None:
         answer = post(text=IMAGE, image_data=data)
         assert answer.status_code == 400, data
         assert any(one in answer.text for one in message.split("|")), answer.text
-    facts = httpx.get(f"{server.url}/model_info", timeout=60).json()
+    facts = httpx.get(f"{server.url}/model_info", timeout=300).json()
     assert facts["has_image_understanding"] is True
 
 

@@ -22,7 +22,7 @@ import sglang_dsl.__main__
 from runtime.config.checkpoints import BUNDLED
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0
 SOURCE = """
 import sglang_dsl as sgl
 

@@ -44,7 +44,7 @@ HEAVY = (
 
 def fresh(code: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout
 
@@ -90,7 +90,7 @@ state = program.run(backend=sgl.MockBackend(delay_s=3600))
 print("left")
 """
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert done.stdout.strip() == "left"
     assert done.stderr == ""

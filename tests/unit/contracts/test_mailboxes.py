@@ -25,7 +25,7 @@ from runtime.ipc.zmq_mailbox import ZmqInbox
 from runtime.protocol.control import AbortReq, ControlOutput
 from runtime.protocol.errors import WireError
 
-LONG_S = 60.0
+LONG_S = 300.0
 KINDS = ["memory", "fd", "ipc", "tcp"]
 
 

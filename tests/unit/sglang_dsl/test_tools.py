@@ -21,7 +21,7 @@ import sglang_dsl as sgl
 from sglang_dsl.conversation.requests import Call, Completion
 from sglang_dsl.errors import BadProgram, ReplayMiss, ToolError, ToolLoopLimit, Unsupported
 
-WAIT_S = 60.0
+WAIT_S = 300.0
 
 
 def calls(*made: tuple[str, Any], text: str = "") -> Completion:

@@ -14,7 +14,7 @@ from runtime.protocol.errors import RuntimeFault
 from tests.process.runtime.api.test_two_ranks import GREEDY, OPTIONS, pair
 from tests.unit.runtime.engine.ranks.ranks_here import rank_processes
 
-LONG_S = 120.0
+LONG_S = 300.0
 
 
 @pytest.mark.parametrize("seed", range(4))

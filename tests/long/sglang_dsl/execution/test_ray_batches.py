@@ -20,7 +20,7 @@ from sglang_dsl.interpreter.record import Record
 DRIVER = Path(__file__).with_name("ray_batch_driver.py")
 
 
-PATIENCE_S = 240.0
+PATIENCE_S = 300.0
 
 
 BATCH = int(os.environ.get("RAY_PROGRAMS", "400"))

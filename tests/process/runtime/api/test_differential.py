@@ -168,7 +168,7 @@ def run(options: dict[str, Any], seed: int, *, at_once: bool = True, pauses: Any
         finally:
             over.set()
             if pauses:
-                disturber.join(60)
+                disturber.join(300)
         state = engine.state()
         assert (state["live"], state["running"], state["waiting"], state["repairs"]) == (0, 0, 0, 0)
         assert state["num_requests_total"] == state["finished"] + state["failed"]

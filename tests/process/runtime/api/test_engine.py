@@ -252,7 +252,7 @@ def test_two_loops_and_threads_at_once(engine: Engine) -> None:
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(ask) for ask in (by_loop, by_loop, by_thread, by_thread)]
         for job in jobs:
-            assert job.result(100) == expected
+            assert job.result(300) == expected
 
 
 def test_cancelling_and_aborting_free_everything(engine: Engine, pace: Any) -> None:
@@ -320,7 +320,7 @@ def test_a_program_may_end_while_the_engine_generates(checkpoint: Path) -> None:
         [sys.executable, "-c", LEFT_RUNNING, str(checkpoint)],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         cwd=ROOT,
     )
     assert (done.returncode, done.stdout) == (0, "leaving\n"), done.stderr

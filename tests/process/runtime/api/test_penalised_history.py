@@ -85,7 +85,7 @@ def test_the_history_is_the_whole_text(retract: bool, monkeypatch: pytest.Monkey
         outputs: list[GenerateOutput] = engine.generate(prompts, params)
         over.set()
         if retract:
-            disturber.join(60)
+            disturber.join(300)
             assert engine.state()["retractions"] > 4
         ids = [tuple(engine.encode(prompt)) for prompt in prompts]
     for token, best in watched.drawn:

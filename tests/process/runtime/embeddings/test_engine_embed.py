@@ -175,18 +175,18 @@ def test_pause_abort_deadline_and_close(bert: Any) -> None:
             until(lambda: made.state()["waiting"] == 2)
             made.abort("one")
             with pytest.raises(Aborted, match=r"^one: "):
-                waiting.result(60)
+                waiting.result(300)
             made.resume()
-            assert len(kept.result(60)) == 1
+            assert len(kept.result(300)) == 1
             made.pause("in_place")
             cancelled = pool.submit(asyncio.run, given_up(made))
-            cancelled.result(60)
+            cancelled.result(300)
             until(lambda: made.state()["waiting"] == 0)
             left = pool.submit(made.embed, ["the", "dog"])
             until(lambda: made.state()["waiting"] == 2)
             made.close()
             with pytest.raises(EngineDead):
-                left.result(60)
+                left.result(300)
         with pytest.raises(EngineDead):
             made.embed("the fox")
     finally:
@@ -336,7 +336,7 @@ def test_vectors_beside_generations_change_neither(pocket: Engine) -> None:
     vectors = [one.embedding for one in pocket.embed(prompts)]
     with ThreadPoolExecutor(2) as pool:
         both = pool.submit(pocket.generate, prompts, params), pool.submit(pocket.embed, prompts)
-        generated, embedded = both[0].result(100), both[1].result(100)
+        generated, embedded = both[0].result(300), both[1].result(300)
     assert [one.text for one in generated] == texts
     for found, wanted in zip(embedded, vectors, strict=True):
         near(found.embedding, np.array(wanted))

@@ -39,7 +39,7 @@ class Client:
         async def ask() -> httpx.Response:
             transport = httpx.ASGITransport(app=self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-                return await client.request(method, path, json=body, timeout=30)
+                return await client.request(method, path, json=body, timeout=300)
 
         return asyncio.run(ask())
 

@@ -404,7 +404,7 @@ def test_a_killed_process_is_told_to_the_step_and_to_those_who_asked(alone: Any)
     for act in (lambda: runner.finish({}), lambda: runner.launch(ONE), lambda: runner.copy_slots([])):
         with pytest.raises(InternalFault, match="the model's process was killed by SIGKILL"):
             act()
-    assert heard.wait(60)
+    assert heard.wait(300)
     assert isinstance(told[0], EngineDead)
     assert "was killed by SIGKILL" in str(told[0])
     runner.on_death(mourn)
@@ -431,7 +431,7 @@ def test_a_closed_one_has_ended_though_it_was_stopped_and_says_so(
     runner.close()
     monkeypatch.undo()
     runner.close()
-    assert runner._processes[0].wait(60)
+    assert runner._processes[0].wait(300)
     with pytest.raises(InternalFault, match="the runner was closed"):
         runner.finish({})
 
@@ -475,7 +475,7 @@ engine.close()
 def engine_process(how: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", ENGINE, how],
-        capture_output=True, text=True, timeout=110, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=300, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 

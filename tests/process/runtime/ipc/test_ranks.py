@@ -25,7 +25,7 @@ from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.errors import DeadlineExceeded, EngineDead, WireError
 from runtime.protocol.sampling import SamplingParams
 
-LONG_S = 60.0
+LONG_S = 300.0
 TO_RANK, FROM_RANK = Wire(ORDERS), Wire(ANSWERS)
 ROOT = Path(__file__).parents[4]
 RANK = """

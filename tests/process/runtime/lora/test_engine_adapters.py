@@ -138,7 +138,7 @@ def client(adapters: dict[str, Made]) -> Iterator[httpx.Client]:
     config = ServerConfig(served_model_name="pocket")
     with (
         listening(build_app(made.manager, config), config) as server,
-        httpx.Client(base_url=server.url, timeout=100) as asked,
+        httpx.Client(base_url=server.url, timeout=300) as asked,
     ):
         loaded = {"lora_name": "one", "lora_path": str(adapters["one"].path)}
         answer = asked.post("/load_lora_adapter", json=loaded)

@@ -33,7 +33,7 @@ class Listening:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def connect(self, timeout: float = 60.0) -> socket.socket:
+    def connect(self, timeout: float = 300.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout)
 
 
@@ -50,11 +50,11 @@ def listening(app: ASGIApp, config: ServerConfig) -> Iterator[Listening]:
             yield Listening(held.getsockname()[1], server)
         finally:
             server.should_exit = True
-            thread.join(60)
+            thread.join(300)
             assert not thread.is_alive()
 
 
-def until(true: Callable[[], bool], timeout: float = 60.0) -> None:
+def until(true: Callable[[], bool], timeout: float = 300.0) -> None:
     """Wait until something is true."""
     deadline = time.monotonic() + timeout
     while not true():
@@ -109,5 +109,5 @@ def idle(pipeline: Pipeline) -> bool:
 def client(server: Listening, pipeline: Pipeline, paced: Any) -> Iterator[httpx.Client]:
     """Nothing that an earlier test has left runs any more."""
     until(lambda: idle(pipeline))
-    with httpx.Client(base_url=server.url, timeout=100) as made:
+    with httpx.Client(base_url=server.url, timeout=300) as made:
         yield made

@@ -19,7 +19,7 @@ from runtime.tools import MCPToolServer, ToolResult, ToolServerError
 from runtime.tools.schema_trimming import trimmed
 
 PEER = Path(__file__).with_name("mcp_peer.py")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 Start = Callable[[str, str], str]
 
 

@@ -150,7 +150,7 @@ for closed in (f"{folder}/inner", folder):
 _remove(folder)
 assert not os.path.exists(folder)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

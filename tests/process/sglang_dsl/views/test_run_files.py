@@ -28,7 +28,7 @@ from sglang_dsl.views import run_file
 from sglang_dsl.views.run_file import Begin, Cache, End, Failed, Head, read_run, write_run
 
 ROOT = Path(__file__).resolve().parents[4]
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0
 
 
 @sgl.function
@@ -183,14 +183,14 @@ def test_wrong_words_are_one_line_and_exit_code_2(
 def shown(tmp_path: Path) -> Iterator[tuple[ViewServer, httpx.Client, Path]]:
     path = tmp_path / "run.jsonl"
     path.write_bytes(HEAD)
-    with ViewServer([path], live=True) as server, httpx.Client(trust_env=False, timeout=60) as client:
+    with ViewServer([path], live=True) as server, httpx.Client(trust_env=False, timeout=300) as client:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield server, client, path
         finally:
             server.shutdown()
-            thread.join(60)
+            thread.join(300)
 
 
 def test_the_page_and_the_file_are_given(shown: tuple[ViewServer, httpx.Client, Path]) -> None:
@@ -260,7 +260,7 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     ) as it:
         assert it.stdout is not None
         address = it.stdout.readline().split()[0]
-        assert httpx.get(address, timeout=60, trust_env=False).status_code == 200
+        assert httpx.get(address, timeout=300, trust_env=False).status_code == 200
         it.send_signal(signal.SIGINT)
         try:
             _, err = it.communicate(timeout=PATIENCE_S)

@@ -32,7 +32,7 @@ def server() -> Iterator[BootstrapServer]:
 
 
 def ask(server: BootstrapServer, method: str, path: str, **more: Any) -> httpx.Response:
-    with httpx.Client(trust_env=False, timeout=60) as client:
+    with httpx.Client(trust_env=False, timeout=300) as client:
         return client.request(method, f"http://{server.address}{path}", **more)
 
 

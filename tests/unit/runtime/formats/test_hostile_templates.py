@@ -244,7 +244,7 @@ def _run(attacks: list[str]) -> str:
         input=json.dumps(attacks),
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

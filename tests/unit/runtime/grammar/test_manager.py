@@ -24,7 +24,7 @@ from runtime.protocol.errors import (
 )
 
 WORD = Constraint("regex", "[a-z]+")
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 """For what must happen: a machine may stand still for seconds."""
 
 

@@ -17,7 +17,7 @@ from runtime.ipc.wire import PIPELINE
 from runtime.protocol.control import AbortReq, ControlOutput
 from runtime.protocol.errors import WireError
 
-LONG_S = 60.0
+LONG_S = 300.0
 GOOD = frame(PIPELINE.encode(AbortReq(rid="good")))
 
 

@@ -22,7 +22,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 TRIES = 50
 """How often a stream is begun, at most, until it has come in several pieces: what is there when its reader
 looks is one."""
@@ -163,7 +163,7 @@ def serving() -> Iterator[Api]:
     yield api
     server.shutdown()
     server.server_close()
-    thread.join(60)
+    thread.join(300)
 
 
 def event(data: Any) -> bytes:

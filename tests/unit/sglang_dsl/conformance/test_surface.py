@@ -203,10 +203,10 @@ def test_the_executor_of_a_state_shows_what_the_state_has(backend: Any) -> None:
     view = state.stream_executor
     assert view.variables == {"x": state["x"]} == {"x": view.get_var("x")}
     assert (view.text_, view.messages_) == (state.text(), state.messages())
-    assert view.get_meta_info("x", timeout=30) == view.meta_info["x"] == state.get_meta_info("x")
+    assert view.get_meta_info("x", timeout=300) == view.meta_info["x"] == state.get_meta_info("x")
     assert view.get_meta_info("nothing") is None
     assert list(view.variable_event) == ["x"]
-    assert view.variable_event["x"].wait(30)
+    assert view.variable_event["x"].wait(300)
     assert view.variable_event["x"].is_set()
     view.submit(sgl.user("More"))
     assert state.messages()[-1]["content"] == "More"

@@ -24,7 +24,7 @@ from sglang_dsl.console.session.session import Session
 from sglang_dsl.errors import ProgramCancelled
 
 FOREVER_S = 3600.0
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 PROGRAM = "@function\ndef f(s, x):\n    s += user(x) + assistant(gen('a'))\n"
 
 

@@ -9,7 +9,7 @@ import pytest
 import sglang_dsl as sgl
 from sglang_dsl.concurrency.streams import Signal
 
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 @pytest.mark.parametrize("already", [True, False])

@@ -178,7 +178,7 @@ def test_following_is_of_one_context_alone() -> None:
     def slow(s: Any, x: str) -> None:
         s += "Begin."
         inside.set()
-        go_on.wait(60)
+        go_on.wait(300)
 
     @sgl.function
     def quick(s: Any) -> None:
@@ -186,10 +186,10 @@ def test_following_is_of_one_context_alone() -> None:
 
     thread = threading.Thread(target=slow.cache, args=(MockBackend(),))
     thread.start()
-    assert inside.wait(60)
+    assert inside.wait(300)
     assert quick.run(backend=MockBackend(["real"]))["x"] == "real"
     go_on.set()
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
 
 

@@ -77,8 +77,8 @@ class Queued(Backend):
 
 def test_an_error_does_not_end_the_coroutine_that_handed_it_on() -> None:
     backend = Queued()
-    assert "the first one fails" in str(one.run(backend=backend, timeout=60).error())
-    assert one.run(backend=backend, timeout=60)["a"] == "fine"
+    assert "the first one fails" in str(one.run(backend=backend, timeout=300).error())
+    assert one.run(backend=backend, timeout=300)["a"] == "fine"
     backend.close()
 
 
@@ -228,7 +228,7 @@ def test_a_cancelled_program_does_not_go_on(is_async: bool, idle: Callable[[], i
     @sgl.function
     def program(s: Any) -> None:
         begun.set()
-        go_on.wait(60)
+        go_on.wait(300)
         s += gen("late")
         errors.append(s.error())
         errors.append(one.run().error())  # what it calls, too
@@ -246,10 +246,10 @@ def test_a_cancelled_program_does_not_go_on(is_async: bool, idle: Callable[[], i
         asyncio.run(main())
     else:
         state = program.stream(backend=mock)
-        assert begun.wait(60)
+        assert begun.wait(300)
         state.cancel()
     go_on.set()
-    assert ended.wait(60)
+    assert ended.wait(300)
     assert [type(error) for error in errors] == [sgl.ProgramCancelled] * 2
     assert mock.calls == []
     assert idle() == 0
@@ -267,7 +267,7 @@ def test_a_batch_that_is_left_stops_the_bodies_that_wait(idle: Callable[[], int]
     @sgl.function
     def program(s: Any, bad: bool) -> None:
         if bad:
-            waiting.wait(60)
+            waiting.wait(300)
             raise LookupError("mine")
         s += "slow" + gen("a")
         try:
@@ -301,7 +301,7 @@ def test_an_async_stream_that_is_cancelled_ends(idle: Callable[[], int]) -> None
 
 def test_a_pool_drops_what_it_has_not_begun() -> None:
     pool, gate, done = Threads(1, "pool"), threading.Event(), list[int]()
-    pool.submit(lambda: gate.wait(60))
+    pool.submit(lambda: gate.wait(300))
     pool.submit(lambda: done.append(1))
     gate.set()
     pool.close(wait=True)
@@ -402,7 +402,7 @@ def script(body: str) -> list[str]:
 
 @pytest.mark.parametrize("what", sorted(ENDS))
 def test_the_interpreter_ends_whatever_is_under_way(what: str) -> None:
-    done = subprocess.run(script(ENDS[what]), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(script(ENDS[what]), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert "bye" in done.stdout
     assert done.stderr == ""
@@ -420,7 +420,7 @@ def test_an_interrupt_while_waiting_ends_the_program() -> None:
                 said.add(process.stdout.readline())
                 assert "" not in said  # it has ended
             os.kill(process.pid, signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=300)
         assert process.returncode == -signal.SIGINT or process.returncode == 130, errors
         assert "KeyboardInterrupt" in errors
         assert "never retrieved" not in errors

@@ -473,7 +473,7 @@ def test_many_threads_may_run_programs() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert failures == []
     assert len(mock.calls) == 40
 

@@ -79,14 +79,14 @@ def test_tracing_in_one_thread_leaves_the_others_alone() -> None:
     @sgl.function
     def slow(s: Any) -> None:
         entered.set()
-        go_on.wait(60)
+        go_on.wait(300)
 
     tracing = threading.Thread(target=slow.trace)
     tracing.start()
-    assert entered.wait(60)
+    assert entered.wait(300)
     state = sgl.function(lambda s: s.__iadd__(gen("x"))).run(backend=MockBackend(["real"]))
     go_on.set()
-    tracing.join(60)
+    tracing.join(300)
     assert not tracing.is_alive()
     assert state["x"] == "real"
 

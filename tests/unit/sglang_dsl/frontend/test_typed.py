@@ -644,7 +644,7 @@ def test_several_readers_sync_and_async_see_the_same() -> None:
         reader.start()
     seen.append(asyncio.run(gather()))
     for reader in readers:
-        reader.join(60)
+        reader.join(300)
     assert len(seen) == 4
     assert all(one == seen[0] for one in seen)
     assert seen[0][-1] == HERO

@@ -213,7 +213,7 @@ print(len(record))
         subprocess.Popen([sys.executable, "-c", script, str(n)], stdout=subprocess.PIPE) for n in range(3)
     ]
     # Each has all answers before it ends, whoever wrote them.
-    assert [worker.communicate(timeout=100)[0] for worker in workers] == [b"200\n"] * 3
+    assert [worker.communicate(timeout=300)[0] for worker in workers] == [b"200\n"] * 3
     assert [worker.returncode for worker in workers] == [0, 0, 0]
     base = sqlite3.connect(tmp_path / "calls.sqlite")
     assert base.execute("SELECT count(*) FROM calls").fetchone() == (200,)
@@ -243,7 +243,7 @@ for number in range(50):
         maker.stdin.write(b"\n")
         maker.stdin.flush()
     for maker in makers:
-        maker.communicate(timeout=100)
+        maker.communicate(timeout=300)
     assert [maker.returncode for maker in makers] == [0] * 6
 
 

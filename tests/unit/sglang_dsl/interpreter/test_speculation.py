@@ -308,7 +308,7 @@ def test_reading_from_several_threads_ends() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert found == [" smith"] * 4
 
 

@@ -192,7 +192,7 @@ def test_what_the_function_asks_for_after_that_is_not_done(idle: Callable[[], in
     def program(s: Any) -> None:
         s += gen("a", max_tokens=2)
         assert s["a"]
-        left.wait(60)
+        left.wait(300)
         try:
             s += gen("b", max_tokens=2)
             inner = talk.run()
@@ -206,7 +206,7 @@ def test_what_the_function_asks_for_after_that_is_not_done(idle: Callable[[], in
     assert program.stream(backend=backend)["a"]
     background().run(asyncio.sleep(0), 60)  # the finalizer's order has been heard
     left.set()
-    assert ended.wait(60)
+    assert ended.wait(300)
     assert idle() == 0
     assert len(backend.calls) == 1
     assert len(seen) == 1
@@ -318,7 +318,7 @@ def test_a_second_cancel_lets_the_first_one_end(idle: Callable[[], int]) -> None
 
     for start in (asks.run, asks.stream):
         state = start(backend=MockBackend(reply))
-        assert begun.wait(60)
+        assert begun.wait(300)
         for _ in range(5):
             state.cancel()
             background().run(asyncio.sleep(0), 60)

@@ -60,7 +60,7 @@ def test_pieces_come_while_the_text_is_still_written() -> None:
     def split(text: str) -> Iterator[str]:
         yield text[:4]
         # The rest is only written once somebody has the beginning.
-        assert seen.wait(60)
+        assert seen.wait(300)
         yield text[4:]
 
     mock = MockBackend(["one two three four"], split=split)
@@ -159,7 +159,7 @@ def test_a_reader_of_a_name_waits_for_it_and_ends_when_nobody_sets_it() -> None:
 
     @sgl.function
     def program(s: Any) -> None:
-        gate.wait(60)
+        gate.wait(300)
         s += gen("late")
 
     state = program.run(backend=MockBackend(["here"]), stream=True)
@@ -223,7 +223,7 @@ def test_run_returns_at_once_and_wrong_arguments_are_refused_there() -> None:
 
     @sgl.function
     def program(s: Any) -> bool:
-        return returned.wait(60)
+        return returned.wait(300)
 
     state = program.run(stream=True)
     returned.set()

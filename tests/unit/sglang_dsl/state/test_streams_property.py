@@ -132,7 +132,7 @@ def test_every_reader_gets_everything_once(
     whole = f"intro USER: q\nASSISTANT: So: {a} and {b}\n[end]"
     assert state.text() == whole
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     expected = {None: whole, "a": a, "b": b, "c": "[end]"}
     for reader, text in found:
@@ -168,7 +168,7 @@ def test_what_was_read_before_a_cancel_is_a_beginning(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     # All readers stop at the same place, with the same outcome.
     assert len(set(read.values())) == 1
@@ -211,7 +211,7 @@ def test_objects_grow_for_every_reader(value: dict[str, Any], cuts: Any, count: 
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
     assert [json.dumps(end) for end in ends] == [json.dumps(value)] * (count + 1)
 

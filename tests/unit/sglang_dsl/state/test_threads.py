@@ -8,7 +8,7 @@ import threading
 
 from sglang_dsl.concurrency.threads import Threads
 
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 def test_all_work_is_done_once() -> None:
@@ -98,6 +98,6 @@ def test_a_thread_may_be_the_first_thing_that_is_asked_for() -> None:
         "from sglang_dsl.concurrency.loop import in_thread\n"
         "done = threading.Event()\n"
         "in_thread(done.set)\n"
-        "assert done.wait(60)\n"
+        "assert done.wait(300)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)

@@ -18,7 +18,7 @@ from sglang_dsl.concurrency.streams import Signal
 from sglang_dsl.concurrency.turns import Inbox, Turns
 from sglang_dsl.interpreter.variables import Variable
 
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 class Together(sgl.MockBackend):

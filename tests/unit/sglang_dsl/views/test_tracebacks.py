@@ -130,7 +130,7 @@ def programs() -> str:
 def python(*arguments: str, said: str = "", whole: bool = False) -> subprocess.CompletedProcess[str]:
     env = os.environ | {"SGLANG_DSL_FULL_TRACEBACK": "1" if whole else ""}
     return subprocess.run(
-        [sys.executable, *arguments], input=said, capture_output=True, text=True, timeout=110, env=env
+        [sys.executable, *arguments], input=said, capture_output=True, text=True, timeout=300, env=env
     )
 
 

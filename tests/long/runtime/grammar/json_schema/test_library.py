@@ -25,5 +25,5 @@ assert rfc3987_syntax.is_valid_syntax_iri("http://a.b")
 
 def test_formats_are_read_when_one_is_checked() -> None:
     pytest.importorskip("rfc3987_syntax")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

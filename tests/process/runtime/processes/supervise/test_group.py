@@ -167,7 +167,7 @@ def test_a_process_that_stood_still_does_not_blame_its_work() -> None:
     clock = iter([1000.0, 1000.5, 0.0, 0.25])
     lifecycle.stalled_s = lambda: next(clock, 0.0)
     threading.Thread(target=lifecycle._send_heartbeats, daemon=True).start()
-    assert enough.wait(60)
+    assert enough.wait(300)
     assert told[:4] == [1.0, 2.0, 0.0, 0.25]
 
 

@@ -36,7 +36,7 @@ def spans_of(pipeline: Pipeline, serving: Serving, ask: Callable[[httpx.Client],
     provider.add_span_processor(SimpleSpanProcessor(kept))
     config = ServerConfig()
     app = build_app(pipeline.manager, config, tracing=Tracing(provider, "pocket"))
-    with serving(app, config) as server, httpx.Client(base_url=server.url, timeout=100) as client:
+    with serving(app, config) as server, httpx.Client(base_url=server.url, timeout=300) as client:
         ask(client)
     return sorted(kept.get_finished_spans(), key=lambda span: (span.start_time, -span.end_time))
 

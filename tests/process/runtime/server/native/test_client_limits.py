@@ -29,7 +29,7 @@ def hurried(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
     config = ServerConfig(max_batch_items=4, served_model_name="pocket", request_timeout_s=60.0)
     with (
         serving(build_app(pipeline.manager, config), config) as made,
-        httpx.Client(base_url=made.url, timeout=90) as client,
+        httpx.Client(base_url=made.url, timeout=300) as client,
     ):
         yield client
 
@@ -56,7 +56,7 @@ def test_the_deadline_holds(pipeline: Pipeline, serving: Serving, path: str, bod
     config = ServerConfig(served_model_name="pocket", request_timeout_s=0.002)
     limit = "max_output_tokens" if path.endswith("responses") else "max_tokens"
     with serving(build_app(pipeline.manager, config), config) as made:
-        answer = httpx.post(made.url + path, json={**body, limit: 400, "temperature": 0}, timeout=30)
+        answer = httpx.post(made.url + path, json={**body, limit: 400, "temperature": 0}, timeout=300)
     assert answer.status_code == 504, answer.text
     assert "error" in answer.json()
 
@@ -91,7 +91,7 @@ def roomy(pipeline: Pipeline, serving: Serving) -> Iterator[httpx.Client]:
     config = ServerConfig(served_model_name="pocket")
     with (
         serving(build_app(pipeline.manager, config), config) as made,
-        httpx.Client(base_url=made.url, timeout=90) as client,
+        httpx.Client(base_url=made.url, timeout=300) as client,
     ):
         yield client
 
@@ -154,9 +154,9 @@ def test_tokens_are_counted_for_the_key_that_asked(
             f"{server.url}/generate",
             json={"text": "Q: Who rules Hesper?\nA:", "sampling_params": params, "log_metrics": False},
             headers={"authorization": "Bearer a"},
-            timeout=100,
+            timeout=300,
         )
-        vectorless = httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "b"}, timeout=100)
+        vectorless = httpx.get(f"{server.url}/v1/models", headers={"x-api-key": "b"}, timeout=300)
     assert (answer.status_code, vectorless.status_code) == (200, 200)
     spent = {quota.key_name: (quota.requests, quota.tokens, quota.running) for quota in ring.quotas}
     assert spent == {"alice": (1, 11 + 4 * 3, 0), "bob": (0, 0, 0)}

@@ -44,7 +44,7 @@ def asked(pipeline: Pipeline, serving: Serving, wait_until: Any) -> Iterator[Cal
     def make(**options: Any) -> httpx.Client:
         config = ServerConfig(**{"served_model_name": "pocket", **options})
         server = serving(build_app(pipeline.manager, config), config)
-        client = httpx.Client(base_url=server.__enter__().url, timeout=100)
+        client = httpx.Client(base_url=server.__enter__().url, timeout=300)
         open_ones.extend((server, client))
         return client
 

@@ -50,7 +50,7 @@ def streamed(client: httpx.Client, body: dict[str, Any]) -> list[Any]:
 def whole(server: Any) -> Any:
     """200 tokens of the prompt "a"."""
     body = {"text": "a", "sampling_params": {**ENDLESS, "max_new_tokens": 200}}
-    return httpx.post(f"{server.url}/generate", json=body, timeout=100).json()
+    return httpx.post(f"{server.url}/generate", json=body, timeout=300).json()
 
 
 def engine_says(pipeline: Pipeline, **fields: Any) -> Any:
@@ -370,7 +370,7 @@ def test_an_aborted_request_answers_with_what_there_is(
         )
         wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 0)
         client.post("/abort_request", json={"rid": "doomed"})
-        answer = held.result(100)
+        answer = held.result(300)
     assert answer.status_code == 200
     told = answer.json()
     assert told["error"]["code"] == "aborted"
@@ -393,7 +393,7 @@ def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
         held = pool.submit(client.post, "/generate", json=body)
         wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two_0"})
-        first, second = held.result(100).json()
+        first, second = held.result(300).json()
         assert [first["meta_info"]["id"], second["meta_info"]["id"]] == ["two_0", "two_1"]
         assert first["meta_info"]["finish_reason"]["type"] == "abort"
         assert second["meta_info"]["finish_reason"] == {"type": "length", "length": 300}
@@ -401,7 +401,7 @@ def test_aborted_items_of_a_batch_say_so_and_the_others_go_on(
         held = pool.submit(client.post, "/generate", json=body)
         wait_until(lambda: pipeline.manager.control(GetStateReq(), 60).data["running"] > 1)
         client.post("/abort_request", json={"rid": "two"})
-        answer = held.result(100)
+        answer = held.result(300)
     assert answer.status_code == 200
     assert [one["meta_info"]["finish_reason"]["type"] for one in answer.json()] == ["abort", "abort"]
 

@@ -149,7 +149,7 @@ def test_a_salt_keeps_caches_apart(
     config = ServerConfig(served_model_name="pocket", enable_cache_report=True)
     with (
         serving(build_app(pipeline.manager, config), config) as made,
-        httpx.Client(base_url=made.url, timeout=100) as client,
+        httpx.Client(base_url=made.url, timeout=300) as client,
     ):
 
         def cached(**fields: Any) -> int:
@@ -289,7 +289,7 @@ def lenient(pipeline: Pipeline, serving: Callable[..., Any]) -> Iterator[httpx.C
     config = ServerConfig(unknown_fields="ignore", served_model_name="pocket, second,*")
     with (
         serving(build_app(pipeline.manager, config), config) as made,
-        httpx.Client(base_url=made.url, timeout=100) as client,
+        httpx.Client(base_url=made.url, timeout=300) as client,
     ):
         yield client
 

@@ -29,7 +29,7 @@ from runtime.server.worker import open_tool_server
 from runtime.tools import ToolServer, ToolServerError
 
 PEER = Path(__file__).with_name("weather_peer.py")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 ASKED = "What is the weather in Lisbon?"
 ANSWER = "The weather in Lisbon is sun with 21 degrees."
 RESULT = {"degrees": 21, "sky": "sun"}

@@ -116,7 +116,7 @@ def test_a_server_that_cannot_start_says_why() -> None:
     server = ServerProcess({"model": "/nowhere", "api_key": "k"}, "127.0.0.1", {**os.environ})
     try:
         with pytest.raises(EngineDead, match=r"(?s)ended with code 2.*/nowhere"):
-            server.wait(120)
+            server.wait(300)
         with pytest.raises(EngineDead, match="ended with code 2"):
             asyncio.run(server.ask("/health", 1))
     finally:

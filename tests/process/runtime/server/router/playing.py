@@ -19,7 +19,7 @@ from runtime.config.serving.server import ServerConfig
 from runtime.server.http.serve import make_server
 from runtime.server.router.app import Router
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 async def until(true: Callable[[], bool]) -> None:

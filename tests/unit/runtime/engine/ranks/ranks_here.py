@@ -19,7 +19,7 @@ from runtime.engine.runner import TorchRunner
 from runtime.parallel import Group
 from runtime.plan import Run, StepPlan, StepResult, TokenMask
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 def rank_processes() -> list[psutil.Process]:

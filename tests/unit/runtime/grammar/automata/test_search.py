@@ -184,6 +184,6 @@ def test_threads_share_a_search() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.join(300)
     assert not any(thread.is_alive() for thread in threads)
     assert wrong == []

@@ -57,7 +57,7 @@ def test_lark_and_gbnf():
 def test_the_manager_passes_options_on():
     manager = GrammarManager(BYTES, options={"whitespace": "compact"})
     try:
-        matcher = manager.submit(Constraint("json_schema", '{"type": "array"}')).result(timeout=60)
+        matcher = manager.submit(Constraint("json_schema", '{"type": "array"}')).result(timeout=300)
     finally:
         manager.close()
     assert matcher.advance_bytes(b"[1")

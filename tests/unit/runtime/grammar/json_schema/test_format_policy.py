@@ -71,7 +71,7 @@ def test_the_manager_keeps_the_two_apart():
     manager = GrammarManager(BYTES)
     try:
         found = [
-            manager.submit(Constraint("json_schema", json.dumps(DATE), schema_format=word)).result(60)
+            manager.submit(Constraint("json_schema", json.dumps(DATE), schema_format=word)).result(300)
             for word in ("assertion", "annotation", None, "annotation")
         ]
     finally:

@@ -25,7 +25,7 @@ from runtime.scheduler.scheduler import Scheduler
 
 VOCAB = 512
 OFFSETS = [-1e6, 0.0, 1e6]
-LONG_S = 60.0
+LONG_S = 300.0
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ def test_clients_take_turns() -> None:
 
     async def main() -> None:
         pool = EncodingPool(1000, threads=1)
-        held = asyncio.create_task(pool.run(1, lambda: go.wait(60)))
+        held = asyncio.create_task(pool.run(1, lambda: go.wait(300)))
         await asyncio.sleep(0)
         many = asyncio.create_task(ask(pool, "many", 20))
         await asyncio.sleep(0)
@@ -58,7 +58,7 @@ def test_who_goes_away_leaves_no_work() -> None:
     async def main() -> None:
         pool = EncodingPool(100, threads=1)
         go = threading.Event()
-        held = asyncio.create_task(pool.run(1, lambda: go.wait(60)))
+        held = asyncio.create_task(pool.run(1, lambda: go.wait(300)))
         await asyncio.sleep(0)
         gone = asyncio.create_task(pool.run(40, ran.set))
         await asyncio.sleep(0)

@@ -92,7 +92,7 @@ class Held(FakeRunner):
         super().launch(plan)
 
     def finish(self, masks: Mapping[int, TokenMask]) -> StepResult:
-        self.open.wait(60)
+        self.open.wait(300)
         time.sleep(self.rest_s)
         return super().finish(masks)
 
@@ -245,7 +245,7 @@ def test_samples_of_messages_go_through_the_template_once(tokenizer: Tokenizer) 
     assert len({one.rid for one in samples}) == 3
     for one in samples:
         manager.handle(answer(one.rid))
-    thread.join(60)
+    thread.join(300)
     assert not thread.is_alive()
     assert len(calls) == 1
     assert manager.live == 0
@@ -351,7 +351,7 @@ def test_samples_that_were_not_sent_yet_can_be_aborted(pipeline: Pipeline, runne
     wait_for(lambda: pipeline.manager.live == 1)
     pipeline.manager.abort("s_1")
     runner.open.set()
-    thread.join(60)
+    thread.join(300)
     assert [isinstance(one, Aborted) for one in found] == [False, True, False]
 
 
@@ -449,7 +449,7 @@ def test_more_requests_than_are_taken(manager: TokenizerManager, sent: Sent) -> 
         manager.generate(GenerateReqInput(text="a"))
     assert caught.value.status == 503
     manager.handle(answer(sent.requests()[0].rid))
-    assert first.result(60).text == "x"
+    assert first.result(300).text == "x"
     ask(manager, sent, text="a")
 
 
@@ -468,7 +468,7 @@ def test_what_failed_here_is_cancelled_there(manager: TokenizerManager, sent: Se
     fault = InternalFault("the detokeniser dropped it")
     manager.handle(answer(request.rid, "", FinishReason("abort", error=fault.to_dict())))
     with pytest.raises(InternalFault, match="dropped it"):
-        asked.result(60)
+        asked.result(300)
     assert AbortReq(rid=request.rid) in sent.items
 
 
@@ -722,7 +722,7 @@ def test_thoughts_are_counted(tokenizer_files: dict[str, dict[str, Any]], sent: 
             )
         end = TokenOutput(rid, [], finish=FinishReason("stop"))
         manager.handle(BatchStrOutput(rids=[rid], outputs=[StrOutput(rid, "", end)]))
-        assert asked.result(60).meta["reasoning_tokens"] == count
+        assert asked.result(300).meta["reasoning_tokens"] == count
 
 
 def test_a_slow_reader_gets_all_in_fewer_pieces(manager: TokenizerManager, sent: Sent) -> None:

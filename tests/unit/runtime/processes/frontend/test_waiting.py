@@ -15,7 +15,7 @@ def test_a_cancellation_is_not_lost_when_news_comes_with_it(steps: int) -> None:
 
     async def run() -> None:
         waiter = Waiter()
-        waiting = asyncio.create_task(waiter.wait(60))
+        waiting = asyncio.create_task(waiter.wait(300))
         for _ in range(3):
             await asyncio.sleep(0)
         waiter.notifier(lambda: None)()
@@ -36,7 +36,7 @@ def test_time_that_is_up_is_no_news() -> None:
         assert not await waiter.wait(0)
         assert not await waiter.wait(0.001)
         waiter.notifier(lambda: None)()
-        assert await waiter.wait(60)
+        assert await waiter.wait(300)
         assert not await waiter.wait(0), "news is told once"
 
     asyncio.run(run())

@@ -78,7 +78,7 @@ class Troubled(FakeRunner):
         if self.free_steps:
             self.free_steps -= 1
         else:
-            self.open.wait(60)
+            self.open.wait(300)
         time.sleep(self.rest_s)
         return super().finish(masks)
 
@@ -165,7 +165,7 @@ def test_many_loops_and_threads_at_once(pipeline: Pipeline) -> None:
 
     with ThreadPoolExecutor(6) as pool:
         jobs = [pool.submit(by_loop if seed % 2 else by_thread, seed) for seed in range(6)]
-        answers = [[output.text for output in job.result(60)] for job in jobs]
+        answers = [[output.text for output in job.result(300)] for job in jobs]
     assert answers[0] == answers[3]
     assert answers[1] == answers[4]
     assert answers[2] == answers[5]
@@ -215,12 +215,12 @@ def test_abort_reaches_the_one_who_waits(pipeline: Pipeline) -> None:
         pipeline.manager.abort("no such id")
         pipeline.manager.abort("b")
         with pytest.raises(Aborted):
-            jobs["b"].result(60)
+            jobs["b"].result(300)
         assert not jobs["a"].done()
         pipeline.manager.abort(None)
         for rid in "ac":
             with pytest.raises(Aborted):
-                jobs[rid].result(60)
+                jobs[rid].result(300)
 
 
 def test_a_loop_that_closed_is_not_waited_for(pipeline: Pipeline) -> None:
@@ -288,7 +288,7 @@ def test_close_tells_everybody_and_is_repeatable(pipeline: Pipeline, runner: Tro
             time.sleep(0.005)
         pipeline.close()
         with pytest.raises(EngineDead, match="closed"):
-            waiting.result(60)
+            waiting.result(300)
     pipeline.close()
     assert runner.closed
     with pytest.raises(EngineDead, match="closed"):
@@ -328,7 +328,7 @@ def test_a_dead_scheduler_is_everybodys_error(
     monkeypatch.setattr(Loop, "step", broken)
     runner.open.set()
     with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
-        asked.result(60)
+        asked.result(300)
     pool.shutdown()
     for _ in range(3):
         with pytest.raises(RuntimeFault, match="a defect of the scheduler"):
@@ -352,7 +352,7 @@ def test_loading_has_a_deadline(model: Model, runner: Troubled) -> None:
     late = threading.Event()
 
     def slow() -> Loaded:
-        late.wait(60)
+        late.wait(300)
         return Loaded(runner)
 
     with pytest.raises(EngineDead, match=r"0\.1 s"):

@@ -151,6 +151,6 @@ def test_it_runs_until_its_mailbox_is_closed(tokenizer: Tokenizer) -> None:
     [item] = frontend.receive(30)
     assert item.outputs[0].text == "fox"
     inbox.close()
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
     assert process.stalled_s == 0
