@@ -23,7 +23,7 @@ from tests.process.terminal import ROOT
 pytest.importorskip("websockets", reason="the browser is driven by the package websockets")
 from tests.process.browser import Page, browser, executable
 
-pytestmark = [pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(900)]
 
 BEGIN = """
 import pathlib, asyncio

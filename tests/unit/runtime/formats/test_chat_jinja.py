@@ -95,7 +95,7 @@ def test_the_sandbox_holds(source: str) -> None:
         JinjaChatTemplate({"default": source}).render(list(TALK))
 
 
-@pytest.mark.timeout(100)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "source",
     [

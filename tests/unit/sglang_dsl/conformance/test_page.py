@@ -29,7 +29,7 @@ def test_every_defect_has_a_line_and_a_test() -> None:
     assert sorted(set(re.findall(r"^def test_w(\d\d)_", tests, re.MULTILINE))) == numbers
 
 
-@pytest.mark.timeout(320)
+@pytest.mark.timeout(900)
 def test_the_python_runs_as_printed(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) > 8
