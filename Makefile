@@ -23,7 +23,8 @@ SOAK_REQUESTS ?= 1500
 FUZZ_SECONDS ?= 90
 PROGRAMS ?= 3000
 SLOW_EXAMPLES ?= 30
-LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
+SEEDED_PROGRAMS ?= 100
+LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES SEEDED_PROGRAMS,$(name)=$($(name)))
 LONG := -n $(JOBS) --dist worksteal --timeout 1800
 
 .PHONY: help setup demo repl test test-all slow clients explore check lint types layers resolve docs notebooks bench clean
