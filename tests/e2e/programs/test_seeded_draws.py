@@ -236,7 +236,13 @@ def changed(
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_programs_draw_the_same(folder: Path, asked: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 1 << 15, "grammar_timeout_s": 600.0}
+    common = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "max_total_tokens": 1 << 15,
+        "grammar_timeout_s": 600.0,
+    }
     draws = total = 0
     with Engine(str(folder), **common, **ALONE) as alone:
         base, texts = run(alone, 1)
