@@ -42,7 +42,10 @@ READ = ("tutorials", "examples", "README.md", "CONTRIBUTING.md", "Makefile", ".g
 """What tests read, and do not import."""
 MODULE = re.compile(r"(?:runtime|sglang_dsl)(?:\.\w+)*(?=:\w|$)")
 DRAWN = re.compile(r"^(?:from|import) hypothesis|mark\.drawn", re.MULTILINE)
-LENGTHS = {"SOAK_REQUESTS": "1500", "FUZZ_SECONDS": "90", "PROGRAMS": "3000", "SLOW_EXAMPLES": "30"}
+LENGTHS = {
+    "SOAK_REQUESTS": "1500", "FUZZ_SECONDS": "90", "PROGRAMS": "3000", "SLOW_EXAMPLES": "30",
+    "SEEDED_PROGRAMS": "100",
+}  # fmt: skip
 """How much the long tests do; their own defaults are several times as much."""
 
 

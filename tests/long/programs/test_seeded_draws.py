@@ -235,7 +235,13 @@ def changed(
 
 @pytest.mark.timeout(3600)
 def test_programs_draw_the_same(folder: Path, asked: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 1 << 15}
+    common = {
+        "dtype": "float32",
+        "device": "cpu",
+        "threads": 1,
+        "max_total_tokens": 1 << 15,
+        "grammar_timeout_s": 600.0,
+    }
     draws = total = 0
     with Engine(str(folder), **common, **ALONE) as alone:
         base, texts = run(alone, 1)
@@ -246,7 +252,6 @@ def test_programs_draw_the_same(folder: Path, asked: dict[int, Any], monkeypatch
             settings = {"max_running_requests": 16, **common, **options}
             with monkeypatch.context() as patch:
                 if name == "all rows at once":
-                    patch.setattr(draw, "pick", draw.pick_at_once)
                     patch.setattr(sampler, "pick", draw.pick_at_once)
                 with Engine(str(folder), **settings) as engine:
                     other, found = run(engine, settings["max_running_requests"])
