@@ -104,6 +104,7 @@ class BatchRequest:
         known: Known = {}
         for index in range(len(self._requests)):
             self._items.append(self._resolved(index, known))
+        self._requests = ()  # whoever keeps this object must not keep long prompts
         for index in range(self._prompts):
             item = self._items[index]
             if isinstance(item, RuntimeFault):

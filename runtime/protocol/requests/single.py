@@ -168,10 +168,10 @@ def _sampling(one: GenerateReqInput, known: Known) -> tuple[SamplingParams, Any]
     """Parameters of one sample, and the constraint, which may stand in the parameters or beside them."""
     key = "sampling_params", id(one.sampling_params)
     if key not in known:
-        known[key] = one.sampling_params, SamplingParams.from_user(one.sampling_params)
+        given, beside = SamplingParams.from_user(one.sampling_params)
+        alone = given if given.n == 1 else msgspec.structs.replace(given, n=1)
+        known[key] = one.sampling_params, (alone, beside)
     params, constraint = known[key][1]
-    if params.n != 1:
-        params = msgspec.structs.replace(params, n=1)
     if constraint is not None and one.constraint is not None:
         raise BadRequest(f"sampling_params already has a {constraint.kind}", where="constraint")
     processor = one.custom_logit_processor

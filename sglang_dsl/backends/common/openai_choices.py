@@ -34,7 +34,7 @@ def drawn(temperature: float, random_numbers: random.Random) -> Picks:
         if said in fits:
             return said
         tokens = list(fits)
-        return tokens[draw(softmax(list(fits.values()), temperature), random_numbers.random())]
+        return tokens[draw(softmax(list(fits.values()), temperature), random_numbers.getrandbits(64))]
 
     return pick
 

@@ -16,7 +16,7 @@ from runtime.protocol.errors import BadConstraint, BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.requests.generate import copy_request
-from runtime.protocol.requests.single import SALT, resolve
+from runtime.protocol.requests.single import SALT, Known, resolve
 from runtime.protocol.sampling import SamplingParams
 
 UUID = re.compile(r"[0-9a-f]{32}")
@@ -411,3 +411,27 @@ def test_json_becomes_a_request_and_unknown_fields_are_named() -> None:
     assert resolve(request[3]).constraint == Constraint("json_schema", '{"type":"object"}')
     with pytest.raises(msgspec.ValidationError, match="temperatur"):
         msgspec.json.decode(b'{"text": "a", "temperatur": 1}', type=GenerateReqInput)
+
+
+def test_what_items_share_is_read_once_and_held_once() -> None:
+    params = {"n": 3, "logit_bias": {"1": 2.0}, "json_schema": {"type": "object"}}
+    request = GenerateReqInput(
+        messages=[Message("user", "a")], tools=[{"a": {}}], sampling_params=params, custom_labels={"a": "b"}
+    )
+    request.normalize_batch_and_arguments()
+    known: Known = {}
+    items = [resolve(one, known) for one in request]
+    for name in ("messages", "tools", "sampling_params", "custom_labels"):
+        assert len({id(getattr(one, name)) for one in items}) == 1, name
+        assert getattr(items[2], name) == getattr(resolve(request[2]), name)
+    assert len({one.rid for one in items}) == 3
+
+
+def test_parameters_for_all_items_have_a_size() -> None:
+    params = {"n": 1024, "json_schema": "x" * (1 << 17)}
+    with pytest.raises(BadRequest, match="1024 prompts and samples; at most"):
+        GenerateReqInput(text="a", sampling_params=params).normalize_batch_and_arguments()
+    GenerateReqInput(text="a", sampling_params={**params, "n": 1}).normalize_batch_and_arguments()
+    many = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, token_ids_logprob=[1, 2])
+    many.normalize_batch_and_arguments()
+    assert many.token_ids_logprob == [[1, 2]] * 4

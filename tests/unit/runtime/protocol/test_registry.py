@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+
 import pytest
 
-from runtime.protocol.registry import MissingExtra, Registry, UnknownName
+from runtime.protocol.registry import MissingExtra, Registry, UnknownName, near
 
 
 def test_names_resolve_when_asked_for() -> None:
@@ -37,3 +39,13 @@ def test_lines_are_added_once() -> None:
     assert table.load("pi") == pytest.approx(3.14159265)
     with pytest.raises(ValueError, match="registered already"):
         table.add("tau", "math:e")
+
+
+def test_a_slip_is_found_and_what_is_none_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ("temperature", "top_p", "stop")
+    assert near("temprature", known) == "temperature"
+    assert near("stops", ("stop",)) == "stop"
+    assert near("nothing_like", known) is None
+    assert near("a", ()) is None
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *_, **__: pytest.fail("it was compared"))
+    assert near("temperature" * 1000, known) is None

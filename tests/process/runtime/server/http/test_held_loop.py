@@ -28,7 +28,8 @@ MOST_S = 0.5
 """Of processor time between two turns of the loop. Without the limits it is 2 to 20 s; 0.05 to 0.2 s with
 them, and 0.3 s where the core's other thread is busy."""
 SIZE = 30 << 20
-ANSWERS = {200, 400, 404, 413, 501}
+ANSWERS = {200, 400, 404, 413, 501, 504}
+"""504: a constraint is compiled for so long at most."""
 STRINGS = ServerConfig().max_body_strings * 3 // 4
 NUMBERS = ServerConfig().max_body_values * 3 // 4
 TEXT = 2 << 20
