@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -51,6 +52,12 @@ class Seconds:
     def pytest_sessionfinish(self) -> None:
         with open(self.path, "w", encoding="utf-8") as file:
             json.dump(self.took, file)
+
+
+def pytest_runtest_setup() -> None:
+    """A gate that is late leaves tests out, and says which, rather than to be stopped."""
+    if time.time() > float(os.environ.get("TEST_DEADLINE", "inf")):
+        pytest.skip("the gate's time is over: left to `make test-all`")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
