@@ -31,7 +31,7 @@
     +-- QueueFull                     503
     |   +-- Overloaded                503  too many HTTP requests at once
     +-- WorkerFailed                  502  a router's worker broke off, or cannot be reached; it is named
-    +-- NotReady                      503  the server lives, but is paused or about to end
+    +-- NotReady                      503  the server lives, but loads, is paused or about to end
     +-- NoWorker                      503  a router has no worker that can take the request now
     +-- DeadlineExceeded              504
     +-- Aborted                       499  the client, or an operator, cancelled it

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runtime.config.options import is_secret, options_of
@@ -27,12 +28,13 @@ from runtime.processes.checkpoint.model import load_model
 from runtime.processes.supervise.channel import ChildSpec, Stop
 from runtime.processes.supervise.engine_client import EngineClient
 from runtime.processes.supervise.lifecycle import Lifecycle
-from runtime.protocol.errors import EngineDead, InternalFault
+from runtime.protocol.errors import EngineDead, InternalFault, NotReady
 from runtime.server.app import build_app
 from runtime.server.http.errors import error_body, error_headers, json_response
 from runtime.server.http.keys import KeyRing
 from runtime.server.http.peers import PEER_S, Peers
 from runtime.server.http.serve import make_server
+from runtime.server.native.pages import html_response, wait_page
 from runtime.server.observe.processes import of_group
 from runtime.server.observe.tracing import Tracing
 from runtime.tools import DemoToolServer, MCPToolServer, ToolServer
@@ -118,9 +120,13 @@ class Entrance:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            fault = EngineDead("the model is being loaded", hint="try again in a moment")
+            fault = NotReady("the model is being loaded", hint="try again in a moment")
             headers = {"retry-after": "1", **error_headers(fault)}
-            await json_response(error_body(fault), fault.status, headers)(scope, receive, send)
+            if scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", ""):
+                response = html_response(wait_page(fault.message), fault.status, headers)
+            else:
+                response = json_response(error_body(fault), fault.status, headers)
+            await response(scope, receive, send)
 
 
 class Web:

@@ -57,7 +57,7 @@ margin-left:4px;white-space:nowrap;color:inherit;background:none}}
 .sgl table{{border-collapse:collapse;font-size:.85em;color:inherit;margin:2px 0}}
 .sgl th,.sgl td{{padding:1px 8px;text-align:right;vertical-align:top;background:none;white-space:nowrap}}
 .sgl th{{border-bottom:1px solid var(--line)}}
-.sgl .l{{text-align:left;white-space:normal;overflow-wrap:anywhere;max-width:24em}}
+.sgl .l{{text-align:left;white-space:normal;overflow-wrap:break-word;max-width:24em}}
 .sgl tr.sum td{{border-top:1px solid var(--line)}}
 .sgl .bar{{position:relative;width:16em;height:1em;background:rgba(128,128,128,.12)}}
 .sgl .bar i{{position:absolute;top:15%;height:70%;min-width:1px}}

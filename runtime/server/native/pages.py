@@ -58,7 +58,7 @@ class Pages:
         rows = "".join(f"<dt>{escape(key)}<dd>{escape(value)}" for key, value in facts.items())
         items = "".join(f'<li><a href="{path}">{path}</a> {escape(what)}' for path, what in LINKS.items())
         needs = "<p>Requests need an API key: <code>Authorization: Bearer KEY</code>." * self._secured
-        return _html(_page(NAME, f"<p>{escape(WHAT)}</p>{needs}<dl>{rows}</dl><ul>{items}</ul>"))
+        return html_response(_page(NAME, f"<p>{escape(WHAT)}</p>{needs}<dl>{rows}</dl><ul>{items}</ul>"))
 
     def _facts(self) -> dict[str, str]:
         """What may be told to anybody: behind a key, neither version nor model."""
@@ -68,10 +68,10 @@ class Pages:
         return {"version": version(), "model": self._ctx.served_name, "kind": kind}
 
     async def docs(self, request: Request) -> Response:
-        return _html(self._docs)
+        return html_response(self._docs)
 
     async def viewer(self, request: Request) -> Response:
-        return _html(viewer.asset(viewer.PAGE)[0])
+        return html_response(viewer.asset(viewer.PAGE)[0])
 
     async def sources(self, request: Request) -> Response:
         found = viewer.Sources(
@@ -84,8 +84,18 @@ class Pages:
         return Response(body, headers={**viewer.HEADERS, "content-type": kind})
 
 
-def _html(body: str | bytes) -> Response:
-    return Response(body, headers={**viewer.HEADERS, "content-type": "text/html; charset=utf-8"})
+def html_response(body: str | bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    kind = {"content-type": "text/html; charset=utf-8"}
+    return Response(body, status, headers={**viewer.HEADERS, **(headers or {}), **kind})
+
+
+def wait_page(why: str) -> str:
+    """A page that asks again every second, until another one is there. It needs no other file."""
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(NAME)}</title>'
+        '<meta http-equiv="refresh" content="1"><meta name="color-scheme" content="light dark">'
+        f"<h1>{escape(NAME)}</h1><p>Please wait: {escape(why)}. This page asks again by itself."
+    )
 
 
 def _page(title: str, body: str) -> str:

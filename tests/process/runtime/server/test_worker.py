@@ -16,11 +16,11 @@ from runtime.processes.supervise.channel import ChildSpec
 from runtime.server.worker import Entrance, told_options
 
 
-def get(app: Any, path: str) -> httpx.Response:
+def get(app: Any, path: str, accept: str = "*/*") -> httpx.Response:
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            return await client.get(path)
+            return await client.get(path, headers={"accept": accept})
 
     return asyncio.run(ask())
 
@@ -31,7 +31,13 @@ def test_until_the_model_is_there_every_answer_says_so() -> None:
         answer = get(entrance, path)
         assert answer.status_code == 503
         assert "being loaded" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "not_ready"
         assert answer.headers["retry-after"] == "1"
+    page = get(entrance, "/", "text/html,application/xhtml+xml,*/*;q=0.8")
+    assert (page.status_code, page.headers["retry-after"]) == (503, "1")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "being loaded" in page.text
+    assert '<meta http-equiv="refresh"' in page.text
 
     async def hello(_: Any) -> PlainTextResponse:
         return PlainTextResponse("hello")
