@@ -12,21 +12,7 @@ JOBS ?= 3
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Tests start some thousand processes: none compiles the sources again, whatever the environment says.
 export PYTHONDONTWRITEBYTECODE :=
-# What `make test-all` draws its examples from; printed, so that a failure can be repeated. A commit draws its
-# own: others than the one before it, and the same wherever it is checked. EXPLORE=N: any others.
-ifndef EXPLORE
-EXPLORE := $(shell hash=$$(git rev-parse --short=7 HEAD 2>/dev/null) && printf %d 0x$$(echo $$hash | cut -c1-7) || od -An -N4 -tu4 /dev/urandom | tr -d ' ')
-endif
-
-# How much of each `make slow` does; the tests' own defaults are several times as much.
-SOAK_REQUESTS ?= 1500
-FUZZ_SECONDS ?= 90
-PROGRAMS ?= 3000
-SLOW_EXAMPLES ?= 30
-LENGTHS = $(foreach name,SOAK_REQUESTS FUZZ_SECONDS PROGRAMS SLOW_EXAMPLES,$(name)=$($(name)))
-LONG := -n $(JOBS) --dist worksteal --timeout 1800
-
-.PHONY: help setup demo repl test test-all slow clients explore check lint types layers resolve docs notebooks bench clean
+.PHONY: help setup demo repl test unit process affected test-all check lint types layers resolve docs notebooks bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 
@@ -36,8 +22,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip -c .ci/constraints.txt
 
+# pip finds the torch that this machine has an index for; uv resolves the other 300 packages in a third of pip's time.
 $(STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
-	$(PIP) -c .ci/constraints.txt -e '.[dev]'
+	$(PIP) -c .ci/constraints.txt uv torch
+	index=$${PIP_INDEX_URL:-$$($(BIN)/python -m pip config get global.index-url 2>/dev/null)}; \
+	env $${index:+UV_DEFAULT_INDEX=$$index} $(BIN)/uv pip install --quiet --python $(BIN)/python \
+		-c .ci/constraints.txt -e '.[dev]'
 	touch $@ $(DEMO_STAMP) $(REPL_STAMP)
 
 $(DEMO_STAMP): pyproject.toml .ci/constraints.txt | $(BIN)/python
@@ -54,20 +44,20 @@ repl: $(REPL_STAMP)  ## a Python prompt on the bundled checkpoint
 demo: $(DEMO_STAMP)  ## a multi-call program on the bundled checkpoint
 	$(BIN)/python -m sglang_dsl demo
 
-test: setup  ## unit + contract + architecture + e2e, CPU only, no network
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu and not slow"
+test: setup  ## tests/unit and tests/process: CPU only, no network
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu" tests/unit tests/process
 
-test-all: slow explore clients  ## what `make test` leaves out
+unit: setup  ## what starts no process, server or engine of its own; a few minutes
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu" tests/unit
 
-slow: setup  ## long tests: programs with faults, masks against brute force, the differential, soak, fuzz
-	EXPLORE=$(EXPLORE) $(LENGTHS) $(PYTEST) $(LONG) --durations 10 -m "slow and not gpu and not clients and not ray"
-	$(PYTEST) --timeout 1800 --durations 10 -m "slow and ray"
+process: setup  ## what starts processes, servers and engines
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not gpu" tests/process
 
-clients: setup  ## heavy clients from their own packages, in environments of their own; needs the network
-	$(PYTEST) --durations 10 -m clients
+affected: setup  ## long tests, new random examples and clients that changes since .ci/proved reach
+	$(BIN)/python .ci/trees.py affected
 
-explore: setup  ## property tests on examples that were never tried
-	EXPLORE=$(EXPLORE) $(PYTEST) $(LONG) -m "(hypothesis or drawn) and not slow and not gpu"
+test-all: setup  ## every test; a tree that passed at this commit is not run again; clients need the network
+	$(BIN)/python .ci/trees.py all
 
 check: lint types layers  ## ruff, mypy, the import layers
 

@@ -240,7 +240,7 @@ def main() -> int:
 def limit_line(machine: limits.Limits) -> str:
     rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in machine.products.items())
     read = f"memory read at {machine.bandwidth / 1e9:.1f} GB/s"
-    return f"Measured limits per CPU second: {read}; torch's plain products in 10^9 operations: {rates}."
+    return f"Measured limits per CPU second: {read}; 10^9 operations of products: {rates}."
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import msgspec
 
 from runtime.config.encoder import AnySpec
 from runtime.config.engine import EngineConfig
+from runtime.config.options import near
 from runtime.formats.chat.derive import Derivation
 from runtime.formats.chat.template import ChatTemplate
 from runtime.processes.checkpoint.templates import TemplateChoice
@@ -60,8 +61,8 @@ Params: TypeAlias = SamplingParams | Mapping[str, Any] | None
 
 class Engine:
     """A model, ready to generate. Options are those of EngineConfig (`EngineConfig.help_texts()` lists them);
-    `model_path` is another name of `model`, and names
-    that programs for sglang use are known (protocol/server_names.py).
+    `model_path` is another name of `model`. Names that programs for sglang use are known. The engine ends
+    with close(), and when nobody can reach it any more.
 
     Raises ModelLoadError when the checkpoint cannot be loaded, BadRequest for an unknown or wrong option.
     After `close()`, or when the engine has died, every call raises EngineDead; until then an error of one
@@ -397,11 +398,16 @@ def _returned(fault: RuntimeFault, request: EmbeddingReqInput, on_error: OnError
     raise fault
 
 
-def _embedding(texts: Any, dimensions: int | None, fields: Mapping[str, Any]) -> EmbeddingReqInput:
-    known = EmbeddingReqInput.__struct_fields__
+def _check_fields(fields: Mapping[str, Any], kind: type[msgspec.Struct], where: str) -> None:
+    """Raises BadRequest for what is no field."""
     for name in fields:
-        if name not in known:
-            raise BadRequest(f"unknown field {name!r}; known: {', '.join(known)}", where="embed")
+        if name not in kind.__struct_fields__:
+            hint = near(name, kind.__struct_fields__, f"help(runtime.protocol.io_struct.{kind.__name__})")
+            raise BadRequest(f"unknown field {name!r:.80}", where=where, hint=hint)
+
+
+def _embedding(texts: Any, dimensions: int | None, fields: Mapping[str, Any]) -> EmbeddingReqInput:
+    _check_fields(fields, EmbeddingReqInput, "embed")
     given = dict(fields)
     if dimensions is not None:
         given["dimensions"] = dimensions
@@ -468,10 +474,7 @@ def _requests(
 
 
 def _request(prompt: Any, params: Any, fields: Mapping[str, Any]) -> GenerateReqInput:
-    known = GenerateReqInput.__struct_fields__
-    for name in fields:
-        if name not in known:
-            raise BadRequest(f"unknown field {name!r}; known: {', '.join(known)}", where="generate")
+    _check_fields(fields, GenerateReqInput, "generate")
     given = dict(fields)
     if params is not None:
         given["sampling_params"] = params
@@ -495,8 +498,6 @@ def make_params(params: SamplingParams | Mapping[str, Any]) -> SamplingParams:
     """SamplingParams from a dict of its fields, as SamplingParams.from_user takes it. Raises BadRequest; a
     constraint among them is one, as it is no parameter."""
     made, constraint = SamplingParams.from_user(params)
-    if constraint is not None:
-        raise BadRequest(
-            f"{constraint.kind} belongs to a request", where=f"sampling_params.{constraint.kind}"
-        )
-    return made
+    if constraint is None:
+        return made
+    raise BadRequest(f"{constraint.kind} belongs to a request", where=f"sampling_params.{constraint.kind}")

@@ -82,6 +82,16 @@ from sglang_dsl.global_config import global_config
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 if TYPE_CHECKING:
+    from sglang_dsl import backends as backends
+    from sglang_dsl import errors as errors
+    from sglang_dsl import hooks as hooks
+    from sglang_dsl import integrations as integrations
+    from sglang_dsl import ir as ir
+    from sglang_dsl import lang as lang
+    from sglang_dsl import srt as srt
+    from sglang_dsl import telemetry as telemetry
+    from sglang_dsl import test as test
+    from sglang_dsl import utils as utils
     from sglang_dsl.backends.anthropic import Anthropic
     from sglang_dsl.backends.crusoe import Crusoe
     from sglang_dsl.backends.endpoint import RuntimeEndpoint
@@ -212,7 +222,9 @@ __all__ = [
 ]
 
 
-_MODULES = frozenset({"backends", "errors", "lang", "utils"})
+_MODULES = frozenset(
+    {"backends", "errors", "hooks", "integrations", "ir", "lang", "srt", "telemetry", "test", "utils"}
+)
 """Used as sgl.utils and the like, without an import of their own."""
 
 

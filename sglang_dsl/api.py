@@ -11,12 +11,13 @@ import dataclasses
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from runtime.protocol.messages import RAW_ROLE
 from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl.backends import as_backend
 from sglang_dsl.errors import BadProgram, NoBackend
+from sglang_dsl.errors.source import Discarded
 from sglang_dsl.errors.tracebacks import exposed
 from sglang_dsl.frontend.generation import gen as gen
 from sglang_dsl.frontend.generation import gen_int as gen_int
@@ -39,7 +40,10 @@ from sglang_dsl.ir import (
     media_of,
 )
 from sglang_dsl.ir.interpolation import KEPT, marked
+from sglang_dsl.ir.mistakes import added
 from sglang_dsl.settings import global_config
+
+M = TypeVar("M", RoleBegin, RoleEnd)
 
 # What starts the event loop, and what few programs use, is loaded when it is needed.
 _PARTS: Registry[Any] = Registry(
@@ -86,7 +90,9 @@ def audio(source: object) -> Media:
 
 
 def _media(kind: str, source: object, words: Mapping[str, Any]) -> Media:
-    return media_of(_PARTS.load("part_of")(kind, source, words), caller())
+    src = caller()
+    added(src, kind)
+    return media_of(_PARTS.load("part_of")(kind, source, words), src)
 
 
 @exposed
@@ -100,6 +106,7 @@ def separate_reasoning(expr: Node | str, model_type: str = "auto") -> Node:
     In later prompts, finished turns contain no thoughts, or what the chat template writes of them. Raises
     BadProgram.
     """
+    added(caller(), "separate_reasoning")
     try:
         _PARTS.load("reasoning_type")(model_type)
     except UnknownName as error:
@@ -124,6 +131,8 @@ def turn(role: str, expr: Node | str | None = None) -> Seq:
 
 
 def _turn(role: str, expr: Node | str | None, src: Source | None) -> Seq:
+    if type(src) is Discarded:
+        added(src, role)
     begin, end = _ends(role, src)
     kind = type(expr)
     if kind is str and not (KEPT and marked(cast(str, expr))):
@@ -192,9 +201,11 @@ def tools(given: object) -> Tools:
     Inside `with s.tool_loop()` the model's calls are run. Elsewhere s.tool_calls(name) returns them. Raises
     BadProgram, MissingExtra (functions and types need pydantic), and errors of a tool server.
     """
+    src = caller()
+    added(src, "tools")
     runners = _PARTS.load("runners_of")(given)
     said = tuple(json.dumps(one.said, ensure_ascii=False) for one in runners.values())
-    return Tools(said, own=runners, src=caller())
+    return Tools(said, own=runners, src=src)
 
 
 @exposed
@@ -206,44 +217,51 @@ def role(name: str, expr: Node | str | None = None) -> Seq:
     return turn(name, expr)
 
 
+def _mark(kind: type[M], name: str, src: Source | None) -> M:
+    """Where a turn opens or closes."""
+    if type(src) is Discarded:
+        added(src, kind.KIND.replace("role", name))
+    return kind(name, src=src)
+
+
 def role_begin(name: str) -> RoleBegin:
     """Open a turn with any role; role_end(name) closes it."""
-    return RoleBegin(name, src=caller())
+    return _mark(RoleBegin, name, caller())
 
 
 def role_end(name: str) -> RoleEnd:
     """Close the turn of this role."""
-    return RoleEnd(name, src=caller())
+    return _mark(RoleEnd, name, caller())
 
 
 def system_begin() -> RoleBegin:
     """Open a system turn; system_end() closes it."""
-    return RoleBegin("system", src=caller())
+    return _mark(RoleBegin, "system", caller())
 
 
 def system_end() -> RoleEnd:
     """Close the turn that system_begin() opened."""
-    return RoleEnd("system", src=caller())
+    return _mark(RoleEnd, "system", caller())
 
 
 def user_begin() -> RoleBegin:
     """Open a user turn; user_end() closes it."""
-    return RoleBegin("user", src=caller())
+    return _mark(RoleBegin, "user", caller())
 
 
 def user_end() -> RoleEnd:
     """Close the turn that user_begin() opened."""
-    return RoleEnd("user", src=caller())
+    return _mark(RoleEnd, "user", caller())
 
 
 def assistant_begin() -> RoleBegin:
     """Open an assistant turn; assistant_end() closes it. If you leave it open, the model continues it."""
-    return RoleBegin("assistant", src=caller())
+    return _mark(RoleBegin, "assistant", caller())
 
 
 def assistant_end() -> RoleEnd:
     """Close the turn that assistant_begin() opened."""
-    return RoleEnd("assistant", src=caller())
+    return _mark(RoleEnd, "assistant", caller())
 
 
 @exposed

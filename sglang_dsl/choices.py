@@ -169,7 +169,7 @@ class ChoiceMethod(ChoicesSamplingMethod):
         _check(scored)
         figures = self.scores(scored)
         if temperature > 0:
-            index = draw(softmax(figures, temperature), random.Random(seed).random())
+            index = draw(softmax(figures, temperature), seed)
         else:
             index = self.pick(scored)
         return Decision(index, tuple(figures), tuple(softmax(figures, 1.0)))
@@ -336,15 +336,12 @@ def softmax(figures: Sequence[float], temperature: float) -> list[float]:
     return [weight / sum(weights) for weight in weights]
 
 
-def draw(probabilities: Sequence[float], at: float) -> int:
-    """The option whose share of [0, 1) contains `at`."""
-    total = 0.0
-    for index, probability in enumerate(probabilities):
-        total += probability
-        if at < total:
-            return index
-    # Rounding left a sliver at the end: it belongs to the last option that has any share.
-    return max(index for index, probability in enumerate(probabilities) if probability > 0)
+def draw(probabilities: Sequence[float], seed: int | None) -> int:
+    """The option with the greatest log-probability + Gumbel noise, which has this distribution: rounding of
+    the probabilities changes a draw only where two options are as close as that."""
+    dice = random.Random(seed)
+    noise = [-math.log(max(dice.expovariate(1.0), 1e-300)) for _ in probabilities]
+    return best([math.log(p) + more if p > 0 else -math.inf for p, more in zip(probabilities, noise)])
 
 
 def length_normalized(scored: Sequence[ChoiceScore]) -> list[float]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -27,11 +28,10 @@ from typing import (
 )
 
 from runtime.protocol.registry import Registry
-from sglang_dsl.budgets import Budget
-from sglang_dsl.errors import BadProgram
+from sglang_dsl.errors import BadProgram, near
 from sglang_dsl.errors.tracebacks import exposed, public
-from sglang_dsl.interpreter import lower
-from sglang_dsl.ir import Sampling
+from sglang_dsl.frontend.options import RUN_WORDS as RUN_WORDS
+from sglang_dsl.frontend.options import Options as Options
 
 if TYPE_CHECKING:
     import typing_extensions  # has parameters with defaults before Python 3.13
@@ -74,61 +74,9 @@ else:
     calls_as_it_runs = runs_async = streams_async = runs_batches = runs_batches_async = runs
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a program runs, apart from its arguments. `timeout`: seconds per call of the backend. `cache`:
-    whether calls are recorded and replayed ("rw"), only replayed ("ro") or neither ("off"), in
-    `cache_dir`."""
-
-    backend: Any = None
-    stream: bool = False
-    timeout: float | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    budget: Budget | None = None
-    cache: str = "off"
-    cache_dir: str | None = None
-    use_thread: bool = True
-    num_api_spec_tokens: int | None = None
-
-    def with_words(self, words: Mapping[str, Any]) -> Options:
-        """These options, with keyword arguments of run over them. Raises BadProgram."""
-        said = lower.sampling({word: value for word, value in words.items() if word in lower.WORDS})
-        timeout = words.get("timeout", self.timeout)
-        if timeout is not None and not timeout > 0:
-            raise BadProgram(f"timeout must be a positive number of seconds, got {timeout!r}")
-        backend = words.get("backend")
-        budget = words.get("budget", self.budget)
-        if budget is not None and not isinstance(budget, Budget):
-            raise BadProgram(f"budget takes a Budget(...), got {budget!r}")
-        ahead = words.get("num_api_spec_tokens", self.num_api_spec_tokens)
-        if ahead is not None and not (type(ahead) is int and ahead >= 1):
-            raise BadProgram(f"num_api_spec_tokens must be at least 1, or None; got {ahead!r}")
-        folder = words.get("cache_dir", self.cache_dir)
-        cache = words.get("cache", "rw" if "cache_dir" in words and folder is not None else self.cache)
-        if cache not in MODES:
-            raise BadProgram(f"cache must be one of {', '.join(map(repr, MODES))}; got {cache!r}")
-        if cache != "off" and folder is None:
-            raise BadProgram("cache needs cache_dir, the folder of the record")
-        return Options(
-            self.backend if backend is None else backend,
-            bool(words.get("stream", self.stream)),
-            timeout,
-            said.over(self.sampling),
-            budget,
-            cache,
-            None if folder is None else os.fspath(folder),
-            bool(words.get("use_thread", self.use_thread)),
-            ahead,
-        )
-
-
-RUN_WORDS = frozenset(
-    {
-        "backend", "stream", "timeout", "budget", "cache", "cache_dir", "use_thread", "num_api_spec_tokens",
-        *lower.WORDS,
-    }
-)  # fmt: skip
-MODES = ("rw", "ro", "off")
+_BATCH_WORDS = ("num_threads", "progress_bar", "generator_style", "on_error", "ordered", "resume", "engine")
+_STATES = frozenset({"s", "state"})
+"""Names of first parameters that are surely meant to be the state."""
 _MOST_SHAPES = 64
 
 
@@ -168,7 +116,7 @@ class SglFunction(Signature[P, R]):
         owner: tuple[object, ...] = (),
     ) -> None:
         if not callable(func):
-            raise BadProgram(f"@function takes a function, got {func!r}")
+            raise BadProgram(f"@function takes a function: write @function above its def; got {func!r:.80}")
         if inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func):
             raise BadProgram(f"{func!r} is a generator function; a program is an ordinary or async function")
         self.is_async = inspect.iscoroutinefunction(func)
@@ -183,7 +131,9 @@ class SglFunction(Signature[P, R]):
             inspect.Parameter.KEYWORD_ONLY,
             inspect.Parameter.VAR_KEYWORD,
         ):
-            raise BadProgram(f"{self.name} needs a first parameter: the state it writes to")
+            raise BadProgram(
+                f"{self.name} needs a first parameter, the state it writes to: def {func.__name__}(s, ...)"
+            )
         first = parameters[0]
         takes_all = first.kind is inspect.Parameter.VAR_POSITIONAL
         own = parameters if takes_all else parameters[1 + len(owner) :]
@@ -207,6 +157,19 @@ class SglFunction(Signature[P, R]):
     def _copy(self, **changes: Any) -> SglFunction[..., R]:
         given: dict[str, Any] = {"options": self._options, "bound": self._bound, "owner": self._owner}
         return SglFunction(self._func, **(given | changes))
+
+    def __reduce_ex__(self, protocol: Any, /) -> Any:
+        """A program of a module is pickled by its name there, as functions are, its copies by that name and
+        their changes, and others as any object, which cloudpickle can."""
+        named: Any = sys.modules.get(self._func.__module__)
+        for part in self._func.__qualname__.split("."):
+            named = getattr(named, part, None)
+        if isinstance(named, SglFunction) and named._func is self._func and named.__module__ != "__main__":
+            if named is self:
+                return self._func.__qualname__
+            words = {"options": self._options, "bound": self._bound, "owner": self._owner}
+            return functools.partial(named._copy, **words), ()
+        return super().__reduce_ex__(protocol)
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> SglFunction[P, R]: ...
@@ -242,14 +205,16 @@ class SglFunction(Signature[P, R]):
             unknown = [name for name in arguments if name not in parameters]
             if unknown:
                 known = ", ".join(parameters) or "none"
-                raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}")
+                hint = near(unknown[0], parameters)
+                raise BadProgram(f"{self.name} has no parameter {', '.join(unknown)}; known: {known}{hint}")
         return self._copy(bound=self._bound | arguments)
 
     def options(self, **kwargs: Unpack[RunWords]) -> SglFunction[P, R]:
         """A copy of this program with other defaults for the keyword arguments of run (backend, timeout,
         temperature, ...). Raises BadProgram."""
         if unknown := sorted(set(kwargs) - RUN_WORDS):
-            raise BadProgram(f"unknown option {', '.join(unknown)}; known: {', '.join(sorted(RUN_WORDS))}")
+            known, hint = ", ".join(sorted(RUN_WORDS)), near(unknown[0], RUN_WORDS)
+            raise BadProgram(f"unknown option {', '.join(unknown)}{hint}; known: {known}")
         options = self._options.with_words(cast("dict[str, Any]", kwargs))
         return cast("SglFunction[P, R]", self._copy(options=options))
 
@@ -288,9 +253,21 @@ class SglFunction(Signature[P, R]):
         number and names, so each shape is checked once."""
         shape = (len(args), tuple(kwargs))
         if shape not in self._taken:
-            self.signature.bind(*args, **kwargs)
+            try:
+                self.signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{self.name}: {error}{self._meant(args, kwargs)}") from None
             if len(self._taken) < _MOST_SHAPES:
                 self._taken.add(shape)
+
+    def _meant(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        """What to do about arguments that the function does not take."""
+        own = self.signature.parameters
+        state = list(inspect.signature(self._func).parameters)[len(self._owner)]
+        if state in kwargs or (args and len(args) > len(own) and state not in _STATES):
+            line = f"def {self._func.__name__}({', '.join(['s', state, *own])})"
+            return f"; its first parameter is the state, which no caller passes: {line}"
+        return "".join(near(name, [*own, *RUN_WORDS]) for name in kwargs if name not in own)
 
     # -- running ---------------------------------------------------------------------------------------------
 
@@ -378,11 +355,13 @@ class SglFunction(Signature[P, R]):
                          position of its item
         resume           a folder in which calls are recorded, so that an interrupted batch can continue
                          without asking again for what was answered (the same as cache="rw", cache_dir=...)
+        budget           a Budget for the whole batch. Each item has one of its own with
+                         program.options(budget=...).run_batch(items)
         engine           "ray" or RayData(...) runs the items in worker processes, on one machine or a
                          cluster; all items are read at once, and the returned states can only be read
 
         Takes the other keyword arguments of run, too. Returns the finished states, in the order of the
-        items.
+        items. An error says of which item it is, and has the attributes `item_index` and `item`.
         """
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
@@ -425,8 +404,8 @@ class SglFunction(Signature[P, R]):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         """run_batch() for async code: an async iterator of finished states. Items may come from any
-        iterable, including async ones, and are read as there is room for them. Leaving the loop early
-        cancels what is still running."""
+        iterable, including async ones, and are read as there is room for them. `budget` is for the whole
+        batch. Leaving the loop early cancels what is still running."""
         if resume is not None:
             kwargs |= {"cache": "rw", "cache_dir": resume}
         batch_kwargs = _PARTS.load("rows_of")(batch_kwargs)
@@ -451,12 +430,15 @@ class SglFunction(Signature[P, R]):
         if num_threads != "auto" and not (isinstance(num_threads, int) and num_threads >= 1):
             raise BadProgram(f'num_threads must be "auto" or at least 1, got {num_threads!r}')
         if unknown := sorted(set(words) - RUN_WORDS):
-            raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}")
+            hint = near(unknown[0], [*RUN_WORDS, *_BATCH_WORDS])
+            raise TypeError(f"run_batch got unexpected keyword arguments: {', '.join(unknown)}{hint}")
         if isinstance(items, str | Mapping):
-            raise BadProgram("run_batch takes a list of items, one per run")
+            raise BadProgram("run_batch takes a list of items, one per run: run_batch([item, ...])")
         options = self._with_words(words)
         if options.stream:
             raise BadProgram("run_batch does not stream; run the items with stream=True instead")
+        if words.get("budget") is not None:
+            options = replace(options, budget=self._options.budget, batch_budget=options.budget)
         return options
 
     # -- compiling -------------------------------------------------------------------------------------------

@@ -5,7 +5,10 @@ try the same examples each time; EXPLORE=NUMBER in the environment draws others,
 from __future__ import annotations
 
 import functools
+import json
 import os
+import time
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -33,6 +36,28 @@ settings.load_profile("suite")
 def pytest_configure(config: pytest.Config) -> None:
     if EXPLORING and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(EXPLORE)
+    if (path := os.environ.get("TEST_SECONDS")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Seconds(path))
+
+
+class Seconds:
+    """How long the tests of each file took, for .ci/trees.py."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.took = path, defaultdict[str, float](float)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.took[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        with open(self.path, "w", encoding="utf-8") as file:
+            json.dump(self.took, file)
+
+
+def pytest_runtest_setup() -> None:
+    """A gate that is late leaves tests out, and says which, rather than to be stopped."""
+    if time.time() > float(os.environ.get("TEST_DEADLINE", "inf")):
+        pytest.skip("the gate's time is over: left to `make test-all`")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,5 +1,5 @@
 """Which examples those tests try that draw them by chance: always the same ones, or with EXPLORE=NUMBER in
-the environment those of that number. `make explore` takes a new number each time and prints it."""
+the environment those of that number. `make test-all` takes the number of its commit and prints it."""
 
 from __future__ import annotations
 

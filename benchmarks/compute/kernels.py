@@ -138,13 +138,13 @@ def cases(
     logits = torch.randn(rows, vocab, device=device)
     whole = torch.zeros(rows, dtype=torch.int32, device=device)
     ones = torch.ones(rows, device=device)
-    words = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    words, keys = (torch.zeros(size, dtype=torch.int32, device=device) for size in ((1, 1), (rows, 2)))
     for name, temperature, k, p in (
         ("best", 0.0, 0, 1.0),
         ("draw", 1.0, 0, 1.0),
         ("top-k and top-p", 1.0, 50, 0.9),
     ):
-        draws = Draws(ones * temperature, whole + k, ones * p, ones * 0, ones.double() / 2, whole - 1, words)
+        draws = Draws(ones * temperature, whole + k, ones * p, ones * 0, keys, whole - 1, words)
         yield f"sampling: {name}, {rows} rows", lambda draws=draws: sample(logits, draws), logits.nbytes, 0.0
     ids = torch.zeros(rows, 1, dtype=torch.int64, device=device)
     yield f"log-probabilities, {rows} rows", lambda: gather_logprobs(logits, ids), logits.nbytes, 0.0

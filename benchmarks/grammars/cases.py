@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.runtime.grammar.json_schema.spelled import in_order, named_in
+from tests.unit.runtime.grammar.json_schema.spelled import in_order, named_in
 
 
 class Case(NamedTuple):

@@ -31,7 +31,7 @@ from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, SchemaFormat
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary
-from tests.runtime.grammar.json_schema.spelled import takes_value, written
+from tests.unit.runtime.grammar.json_schema.spelled import takes_value, written
 
 KEYWORDS = {
     "$dynamicRef", "$ref", "additionalProperties", "allOf", "anyOf", "const", "contains",

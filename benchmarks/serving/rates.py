@@ -1,7 +1,7 @@
 """The whole server under sglang's own benchmark of servers, at several rates, with and without a shared
 prefix: `python -m benchmarks.serving.rates --client PYTHON [--model pocket] [--write]`.
 
-PYTHON: an interpreter with sglang without its engine; `make clients` makes one (.venv/clients-sglang-*). The
+PYTHON: an interpreter with sglang without its engine; tests/clients make one (.venv/clients-sglang-*). The
 server is `python -m runtime serve` in processes of its own, and the client runs on the same machine: what one
 takes, the other lacks. Prompts are random words; with a shared prefix all of them begin with the same
 PREFIX_TOKENS, else each has a beginning of its own, of the same length. The cache is empty before each run.

@@ -342,8 +342,8 @@ class EngineConfig(ImageOptions):
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EngineConfig:
-        """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value
-        of the wrong type or out of range."""
+        """The config with these options. Raises BadRequest: an unknown name, a value of the wrong type or out
+        of range."""
         return read(cls, options, "Engine").verify()
 
     @classmethod

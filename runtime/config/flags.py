@@ -130,7 +130,7 @@ def read_values(
     found, unknown = parser.parse_known_args(list(arguments))
     if unknown:
         flags = ["--" + one.name.replace("_", "-") for _, config in groups for one in options_of(config)]
-        hint = near(unknown[0].partition("=")[0], [*flags, "--config"]) or f"see {parser.prog} --help"
+        hint = near(unknown[0].partition("=")[0], [*flags, "--config"], f"see {parser.prog} --help")
         raise BadRequest(f"unknown argument {unknown[0]!r}", where="command line", hint=hint)
     given = vars(found)
     file = given.pop("config", None) or environment.get(f"{ENV_PREFIX}CONFIG")
@@ -201,9 +201,8 @@ def _from_file(path: Path, groups: Groups) -> dict[str, Any]:
     for key, value in found.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise BadRequest(
-                f"unknown option {str(key)!r}", where=where, hint=near(name, known) or "see --help for all"
-            )
+            hint = near(name, known, "see --help for all")
+            raise BadRequest(f"unknown option {str(key)!r:.80}", where=where, hint=hint)
         if name in values:
             raise BadRequest(f"the option {name!r} occurs twice", where=where)
         values[name] = value

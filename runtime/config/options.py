@@ -5,7 +5,7 @@ It knows dataclasses, not what any option means.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from runtime.protocol import registry
 from runtime.protocol.errors import BadRequest
 
 T = TypeVar("T")
+O = TypeVar("O", str, None)  # noqa: E741
 
 
 def option(default: Any, help: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
@@ -42,23 +43,24 @@ def choices_of(one: Field[Any]) -> tuple[str, ...]:
     return tuple(one.metadata.get("choices", ()))
 
 
-def near(name: str, known: Mapping[str, Any] | list[str]) -> str | None:
-    """A hint when `name` looks like a slip of a known one."""
-    found = registry.near(name, list(known))
-    return f"did you mean {found!r}?" if found else None
+ALIKE = 0.75
+"""From here on (difflib's ratio) one name is taken for a slip of another: "prot" for "port"."""
+
+
+def near(name: str, known: Iterable[str], otherwise: O) -> str | O:
+    """A hint: the known name that `name` looks like a slip of, or else `otherwise`."""
+    found = registry.near(name, list(known), ALIKE)
+    return f"did you mean {found!r}?" if found else otherwise
 
 
 def read(config: type[T], options: Mapping[str, Any], where: str) -> T:
-    """The config with these options. Raises BadRequest: an unknown name (lists the known ones), a value of
-    the wrong type, or one that is not among the choices."""
+    """The config with these options. Raises BadRequest: an unknown name, a value of the wrong type, or one
+    that is not among the choices."""
     known = {one.name: one for one in options_of(config)}
     for name in options:
         if name not in known:
-            raise BadRequest(
-                f"unknown option {name!r}; known: {', '.join(known)}",
-                where=where,
-                hint=near(name, list(known)),
-            )
+            hint = near(name, known, "`python -m runtime serve --help` lists the options")
+            raise BadRequest(f"unknown option {name!r:.80}", where=where, hint=hint)
     for name, one in known.items():
         allowed = choices_of(one)
         if allowed and name in options and options[name] not in allowed:

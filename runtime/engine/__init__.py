@@ -2,10 +2,10 @@
 
 In this order (`engine/sampling/sampler.py`): repetition, then frequency and presence penalty, `logit_bias`,
 logit processor, mask of the constraint, temperature, top-k, top-p, min-p; ties at a cut-off are kept. A
-row's draw is one number that depends on its seed and its step alone, looked up in the cumulative
-distribution. Log-probabilities are those of the logits before all of this (with `scaled_logprobs`, of
-output tokens, divided by the temperature). A step with constrained rows computes its logits at `finish()`:
-where the mask lists few ids and no log-probability is wanted, only theirs.
+draw takes the greatest of what is left, with Gumbel noise that depends on seed, step and token id alone
+(`kernels/gumbel.py`). Log-probabilities are those of the logits before all of this (with `scaled_logprobs`,
+of output tokens, divided by the temperature). A step with constrained rows computes its logits at
+`finish()`: where the mask lists few ids and no log-probability is wanted, only theirs.
 
 Where several processes share a model, each is a `TorchRunner` with the same plans (`runtime/parallel.py`).
 

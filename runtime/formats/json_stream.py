@@ -112,6 +112,14 @@ class JsonStream:
                 shown = [*inside] if shown is _NOTHING else [*inside, shown]
         return None if shown is _NOTHING else shown
 
+    @property
+    def writing(self) -> tuple[str | int, ...] | None:
+        """The path in `value` of what is still being written: a shown string, else the innermost open object
+        or array. None where the value has ended, or has not `started`."""
+        if self._root is not _NOTHING or not self.started:
+            return None
+        return self._place() if self._shown_string() else self._path
+
     def feed(self, text: str) -> list[JsonEvent]:
         """Read on; what became known. Raises JsonStreamError with the place of what is no JSON."""
         if self._error is not None:

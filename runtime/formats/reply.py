@@ -5,6 +5,7 @@ Every API renders the same events. Knows no API, no ids and no tokenizer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -74,6 +75,17 @@ def _events(found: StreamingParseResult) -> list[ReplyEvent]:
     return content + [ToolCallDelta(item.tool_index, item.name, item.parameters) for item in found.calls]
 
 
+def was_cut(meta: Mapping[str, Any]) -> bool:
+    """Whether an output breaks off within its constraint, or the engine wrote its end instead of the model
+    (closed_by_budget): a call in it is not to be made."""
+    unfinished = (meta.get("finish_reason") or {}).get("unfinished")
+    return unfinished is not None or _closed(meta)
+
+
+def _closed(meta: Mapping[str, Any]) -> bool:
+    return bool((meta.get("grammar") or {}).get("closed_by_budget"))
+
+
 def _says(event: ReplyEvent) -> bool:
     """Whether it shows that the reasoning is over."""
     return not isinstance(event, ContentDelta) or bool(event.text)
@@ -89,9 +101,13 @@ class ReplyParser:
     content     all of it so far
     calls       [name, arguments' JSON] of each tool call so far
 
+    The end of an output that was_cut() makes no call: where none has begun, the text is content; one that a
+    stream has begun stays as the model left it, without what the engine wrote.
+
     marks: of the model's reasoning; None: it is not kept apart. apart: it is kept apart wherever the text
     shows it, not only where it was asked for. kind: how such a model marks it, where that was said. held: all
-    of it is given out at its end. Any split of an output into deltas gives the same reasoning and content.
+    of it is given out at its end. Unless the output was cut, any split of it into deltas gives the same
+    reasoning and content.
     """
 
     def __init__(
@@ -112,6 +128,7 @@ class ReplyParser:
         self._splitter: AnySplitter | None = None
         self._reasoning: list[str] = []
         self._content: list[str] = []
+        self._answer: list[str] = []  # all text after the reasoning, until a call begins
         self.calls: list[list[str]] = []
 
     @property
@@ -146,9 +163,7 @@ class ReplyParser:
             reasoning, text = self._seen(self._marks, output, ended)
         else:
             reasoning, text = "", output.text
-        events = self._tools.feed(text)
-        if ended:
-            events += self._tools.end()
+        events = self._taken_apart(text, ended)
         for one in events:
             match one:
                 case ContentDelta(text=piece):
@@ -166,6 +181,23 @@ class ReplyParser:
             events = [ReasoningDelta("".join(self._untold)), *events]
             self._untold.clear()
         self.events = events
+
+    @property
+    def was_cut(self) -> bool:
+        return was_cut(self.meta)
+
+    def _taken_apart(self, text: str, ended: bool) -> list[ReplyEvent]:
+        """The events of the next piece of text after the reasoning."""
+        if not self.calls:
+            self._answer.append(text)
+        if ended and self.was_cut:
+            if not self.calls:
+                rest = "".join(self._answer)[len(self.content) :]
+                return [ContentDelta(rest)] if rest else []
+            if _closed(self.meta):
+                return []
+        events = self._tools.feed(text)
+        return events + self._tools.end() if ended else events
 
     def _seen(self, marks: TextMarks, output: OutputDelta, ended: bool) -> tuple[str, str]:
         """Reasoning that the text shows, or that the prompt began."""

@@ -4,8 +4,8 @@ A row is one program's, in groups of 32 columns. No sort: where top-k and top-p 
 the least weight that stays, on the bits of the weights (which order floats above zero). The greatest weights
 of the groups, and their sums, tell which columns may stay; these few are packed, and searched. Of a row that
 has more of them than there is room for, the whole is searched until they fit. The result is exact, whatever
-the numbers; ties at a cut-off are kept. The draw is looked up in the cumulative distribution in order of
-ids, as runtime.engine.sampling does it.
+the numbers; ties at a cut-off are kept. A draw takes the greatest of score / temperature + Gumbel noise, as
+gumbel.py defines it: no product is fused with a sum here.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ import triton.language as tl
 from torch import Tensor
 
 from runtime.kernels.device import power_of_two
+from runtime.kernels.gumbel import FACTORS, ID_FACTOR, LN2, NEAR, SERIES, SQRT_HALF, gumbel
 
 BLOCK = 4096  # columns at once
 CAP = 8192  # that may be packed
 CHUNK = 1024  # of the packed at once
 FEW = 256  # so many packed are compared each with each
+_ID_FACTOR, _LN2, _NEAR, _SQRT_HALF = map(tl.constexpr, (ID_FACTOR, LN2, NEAR, SQRT_HALF))
+_FACTORS, _SERIES = tl.constexpr(FACTORS), tl.constexpr(SERIES)
+_FACTORS_COUNT, _SERIES_COUNT = tl.constexpr(len(FACTORS)), tl.constexpr(len(SERIES))
 
 
 class Draws(NamedTuple):
     """Per row. temperatures float32: 0 takes the best id; top_k int32: below 1 keeps all; top_p, min_p
-    float32; draws float64 in [0, 1). mask_of int32: which row of `masks` is this row's, -1: none. masks
+    float32; keys [rows, 2] int32. mask_of int32: which row of `masks` is this row's, -1: none. masks
     [masks, words] int32: bit i of word w set = id 32 * w + i is allowed; ids beyond the words are not."""
 
     temperatures: Tensor
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
-    draws: Tensor
+    keys: Tensor
     mask_of: Tensor
     masks: Tensor
 
@@ -65,7 +69,7 @@ def sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor:
         scores, *draws, out, scratch(groups + cap, torch.float32), scratch(groups + cap, torch.int32),
         scratch(groups, torch.float64), scores.stride(0), draws.masks.shape[1], vocab, CHECK=check,
         ROWS=min(BLOCK // 32, groups), GROUPS=groups, CAP=cap, CHUNK=min(CHUNK, cap), FEW=min(FEW, cap),
-        num_warps=16, maxnreg=64,
+        num_warps=16, maxnreg=64, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -100,10 +104,11 @@ def plain_sample(scores: Tensor, draws: Draws, *, check: bool = False) -> Tensor
             up_to = heavy.double().cumsum(-1)
             kept = (up_to - heavy.double() < p.double() * weights.double().sum()).sum().clamp(min=1)
             least = torch.maximum(least, heavy[kept - 1])
-        cumulative = weights.masked_fill(weights < least, 0.0).double().cumsum(-1)
-        total = cumulative[-1]
-        target = torch.minimum(draws.draws[row] * total, torch.nextafter(total, torch.zeros_like(total)))
-        out[row] = torch.searchsorted(cumulative, target, right=True)
+        noise = gumbel(
+            draws.keys[row : row + 1], torch.arange(len(mine), dtype=torch.int32, device=mine.device)
+        )
+        drawn = ((mine - best) / temperature + noise[0]).masked_fill(weights < least, -math.inf)
+        out[row] = drawn.max(-1).indices
     return out
 
 
@@ -272,43 +277,77 @@ def _least(
 
 
 @triton.jit
-def _draw_packed(packed, count, least, draw, vocab, CHUNK: tl.constexpr):
-    target = draw * _from(packed[2], count, least, False, CHUNK)
-    before, hit, last = tl.zeros([], tl.float64), vocab, 0
-    for first in range(0, count, CHUNK):
-        at = first + tl.arange(0, CHUNK)
-        weights = tl.load(packed[2] + at, mask=at < count, other=0.0)
-        inside = weights.to(tl.int32, bitcast=True) >= least
-        weights = tl.where(inside, weights, 0.0).to(tl.float64)
-        column = tl.load(packed[3] + at, mask=inside, other=0)
-        reached = inside & (tl.cumsum(weights, 0) + before > target)
-        hit = tl.minimum(hit, tl.min(tl.where(reached, column, vocab), 0))
-        last = tl.maximum(last, tl.max(column, 0))
-        before += tl.sum(weights, 0)
-    # Added up in another order it may lie behind the last sum.
-    return tl.where(hit < vocab, hit, last)
+def _parts(x):
+    """x = (1 + fraction) * 2^power."""
+    bits = x.to(tl.int32, bitcast=True)
+    power = (bits - _SQRT_HALF) >> 23
+    return (bits - (power << 23)).to(tl.float32, bitcast=True) - 1.0, power.to(tl.float32)
 
 
 @triton.jit
-def _draw(mine, sums, least, draw, ROWS: tl.constexpr, GROUPS: tl.constexpr):
-    own = _sums(mine, sums, least, ROWS, GROUPS)
-    up_to, group = tl.cumsum(own, 0), tl.arange(0, GROUPS)
-    target = draw * tl.max(up_to, 0)
-    # The group it lies in and the column there; the last ones where it lies behind them, by rounding.
-    last = tl.max(tl.where(own > 0.0, group, 0), 0)
-    chosen = tl.min(tl.where((own > 0.0) & (up_to > target), group, last), 0)
-    before = tl.sum(tl.where(group == chosen, up_to - own, 0.0), 0)
-    weights = _weights(mine, chosen + tl.zeros([1], tl.int32))
-    weights = tl.where(weights >= least, weights, 0.0).to(tl.float64)
+def _minus_log(fraction, power):
+    total = fraction * _SERIES[0] + _SERIES[1]
+    for turn in tl.static_range(2, _SERIES_COUNT):
+        total = total * fraction + _SERIES[turn]
+    return -(power * _LN2 + (fraction * fraction * total + fraction))
+
+
+@triton.jit
+def _gumbel(column, lower, upper):
+    """As gumbel.py defines it. lower, upper: the halves of the key, uint32."""
+    x = column.to(tl.uint32) * _ID_FACTOR + lower
+    for turn in tl.static_range(_FACTORS_COUNT):
+        if turn == 2:
+            x += upper
+        x = (x ^ (x >> _FACTORS[turn][0])) * _FACTORS[turn][1]
+    number = ((x ^ (x >> 15)) >> 1).to(tl.int32)
+    share = (number.to(tl.float32) + 0.5) * 4.656612873077392578125e-10  # 2^-31
+    fraction, power = _parts(((0x7FFFFFFF - number).to(tl.float32) + 0.5) * 4.656612873077392578125e-10)
+    near = share < _NEAR
+    exponential = _minus_log(tl.where(near, -share, fraction), tl.where(near, 0.0, power))
+    fraction, power = _parts(exponential)
+    return _minus_log(fraction, power)
+
+
+@triton.jit
+def _draw_packed(mine, packed, count, least, lower, upper, CHUNK: tl.constexpr):
+    """Of the packed columns that weigh `least` (bits) or more."""
+    top, hit = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
+    for first in range(0, count, CHUNK):
+        at = first + tl.arange(0, CHUNK)
+        inside = tl.load(packed[2] + at, mask=at < count, other=0.0).to(tl.int32, bitcast=True) >= least
+        inside &= at < count
+        column = tl.load(packed[3] + at, mask=inside, other=0)
+        found = tl.load(mine[0] + column, mask=inside, other=-float("inf"))
+        value = tl.div_rn(found - mine[5], tl.zeros_like(found) + mine[6]) + _gumbel(column, lower, upper)
+        most = tl.max(value, 0)
+        chosen = tl.min(tl.where(inside & (value == most), column, 0x7FFFFFFF), 0)
+        hit, top = tl.where(most > top, chosen, hit), tl.maximum(most, top)
+    return hit
+
+
+@triton.jit
+def _draw(mine, least, lower, upper, ROWS: tl.constexpr):
+    """Of all columns that weigh `least` or more."""
+    scores, mask, missing, words, vocab, best, temperature = mine
     lane = tl.arange(0, 32)[None, :]
-    last = tl.max(tl.max(tl.where(weights > 0.0, lane, 0), 1), 0)
-    reached = (weights > 0.0) & (tl.cumsum(weights, 1) + before > target)
-    return chosen * 32 + tl.min(tl.min(tl.where(reached, lane, last), 1), 0)
+    top, hit = tl.full([], -float("inf"), tl.float32), tl.zeros([], tl.int32)
+    for first in tl.range(0, vocab, 32 * ROWS, num_stages=3):
+        group = first // 32 + tl.arange(0, ROWS)
+        found = _scores(scores, mask, missing, words, vocab, group)[0] - best
+        weighs = tl.exp(found / temperature) >= least
+        column = group[:, None] * 32 + lane
+        value = tl.div_rn(found, tl.zeros_like(found) + temperature) + _gumbel(column, lower, upper)
+        value = tl.where(weighs, value, -float("inf"))
+        most = tl.max(tl.max(value, 1), 0)
+        chosen = tl.min(tl.min(tl.where(value == most, column, 0x7FFFFFFF), 1), 0)
+        hit, top = tl.where(most > top, chosen, hit), tl.maximum(most, top)
+    return hit
 
 
 @triton.jit(do_not_specialize=["words"])
 def _sample(
-    scores, temperatures, top_ks, top_ps, min_ps, draws, mask_of, masks, out, floats, ints, sums, stride,
+    scores, temperatures, top_ks, top_ps, min_ps, keys, mask_of, masks, out, floats, ints, sums, stride,
     words, vocab, CHECK: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, CAP: tl.constexpr,
     CHUNK: tl.constexpr, FEW: tl.constexpr,
 ):  # fmt: skip
@@ -343,7 +382,9 @@ def _sample(
     temperature = tl.load(temperatures + row)
     if (temperature > 0) & (answer >= 0) & (best < float("inf")):
         mine = (scores, mask, missing, words, vocab, best, temperature)
-        draw, least = tl.load(draws + row), tl.minimum(tl.load(min_ps + row), 1.0)
+        least = tl.minimum(tl.load(min_ps + row), 1.0)
+        lower = tl.load(keys + 2 * row).to(tl.uint32, bitcast=True)
+        upper = tl.load(keys + 2 * row + 1).to(tl.uint32, bitcast=True)
         k, p = tl.load(top_ks + row), tl.load(top_ps + row).to(tl.float64)
         few, share = (k > 0) & (k < vocab), p < 1.0
         count = CAP + 1
@@ -373,7 +414,7 @@ def _sample(
                     low = _least(mine, packed, count, low, wanted, turn == 0, ROWS, GROUPS, CAP, CHUNK, FEW)
             least = tl.maximum(least, low.to(tl.float32, bitcast=True))
         if count <= CAP:
-            answer = _draw_packed(packed, count, least.to(tl.int32, bitcast=True), draw, vocab, CHUNK)
+            answer = _draw_packed(mine, packed, count, least.to(tl.int32, bitcast=True), lower, upper, CHUNK)
         else:
-            answer = _draw(mine, sums, least, draw, ROWS, GROUPS)
+            answer = _draw(mine, least, lower, upper, ROWS)
     tl.store(out + row, answer)

@@ -4,9 +4,10 @@ A child is `python -m runtime.processes.supervise.child`: it reads what it is fr
 (`processes/supervise/channel.py`), reports `Ready`, beats twice a second on stdout and ends when its pipe
 does, so nothing outlives the supervisor (`lifecycle.py`). The scheduler tells the size of its KV pool when
 it is ready, and the supervisor hands that on to the others, who have loaded meanwhile. A child that ends,
-falls silent or whose work in hand takes longer than `step_timeout_s` fails the group: the supervisor puts
-`GroupFailed` into each worker's mailbox, the frontends answer everybody who waits, the rest is ended. An HTTP
-worker alone is replaced, and the scheduler cancels what it had asked for.
+or hangs (no heartbeat, or a loop that does not turn, for `heartbeat_timeout_s`; a forward pass that takes
+`step_timeout_s`) fails the group: the supervisor puts `GroupFailed` into each worker's mailbox, the frontends
+answer everybody who waits, the rest is ended. An HTTP worker alone is replaced, and the scheduler cancels
+what it had asked for.
 `tutorials/decisions/003-processes-over-zmq.md` says why they are subprocesses. `sglang_dsl.Runtime` starts
 the same command and knows it by HTTP only.
 """

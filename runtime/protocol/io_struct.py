@@ -109,7 +109,8 @@ class TokenizedGenerateReqInput(SingleReq):
     model's reasoning, which ends before the constraint begins; after max_thinking_tokens it must. bootstrap:
     prompt and output are computed by two engines, of which this is one. lora_path: its adapter's name;
     adapter: the number that the scheduler gives for it, 0 for none. group: common to those that one
-    request of a client asks for at once; None: it is alone. images: the prompt's, in order; input_ids has
+    request of a client asks for at once; None: it is alone. flow: the client whose turn it takes among
+    others, as an opaque label; None: it has none. images: the prompt's, in order; input_ids has
     one id for each of their tokens."""
 
     input_ids: list[int]
@@ -126,6 +127,7 @@ class TokenizedGenerateReqInput(SingleReq):
     priority: int = 0
     extra_key: str | None = None
     group: str | None = None
+    flow: str | None = None
     session_params: dict[str, Any] | None = None
     require_reasoning: bool = False
     max_thinking_tokens: int | None = None
@@ -149,7 +151,8 @@ class TokenizedEmbeddingReqInput(SingleReq):
 
     token_type_ids: segment of each id, for encoders that read pairs; None: all 0. dimensions: keep so many
     leading numbers of the vector and scale it to length 1 again. cross_encoder: the ids are a pair and the
-    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder."""
+    answer is its score, a vector of one or more numbers. lora_path: its adapter's name, with a decoder.
+    flow: see TokenizedGenerateReqInput."""
 
     input_ids: list[int]
     token_type_ids: list[int] | None = None
@@ -157,14 +160,16 @@ class TokenizedEmbeddingReqInput(SingleReq):
     cross_encoder: bool = False
     priority: int = 0
     extra_key: str | None = None
+    flow: str | None = None
     lora_path: str | None = None
     time_left_s: float | None = None  # as of sending: clocks of two machines differ
 
 
 class FinishReason(msgspec.Struct, frozen=True, omit_defaults=True):
-    """stop (matched: the string or id), length, abort (error: a RuntimeFault as a dict). unfinished: what the
-    output breaks off in, where it does: "reasoning" that was to end before an answer, or a "constraint" that
-    no whole match was found for."""
+    """stop, length, abort (error: a RuntimeFault as a dict). length: also where the engine completed the
+    output because max_new_tokens ran out (see GrammarInfo.closed_by_budget). matched: the string or id at
+    which it ended. unfinished: what the output breaks off in, where it does: "reasoning" that was to end
+    before an answer, or a "constraint" that no whole match was found for."""
 
     type: Literal["stop", "length", "abort"]
     matched: str | int | None = None
@@ -177,7 +182,8 @@ class GrammarInfo(msgspec.Struct, frozen=True):
 
     backend, exact, checked, ignored, why: see runtime.grammar.base.Origin. compile_s: seconds the compilation
     took, whoever asked for it; cached: it was ready when asked for. rollbacks: how often output was taken
-    back; closed_by_budget: the output was led to its end before max_new_tokens ran out."""
+    back; closed_by_budget: the engine, not the model, wrote the end of the output, since max_new_tokens (or
+    how often output may be taken back) ran out; its finish reason is length."""
 
     backend: str
     exact: bool

@@ -16,11 +16,11 @@ MOST_ADDED = 3
 comparison takes time by the square of its length."""
 
 
-def near(name: str, known: Collection[str]) -> str | None:
-    """The one of `known` that looks most like `name`, if any does."""
+def near(name: str, known: Collection[str], alike: float = 0.6) -> str | None:
+    """The one of `known` that looks most like `name`, if difflib's ratio of one is `alike` or more."""
     if len(name) > max(map(len, known), default=0) + MOST_ADDED:
         return None
-    found = difflib.get_close_matches(name, known, n=1)
+    found = difflib.get_close_matches(name, known, n=1, cutoff=alike)
     return found[0] if found else None
 
 

@@ -7,7 +7,8 @@ lets in those for whom there is room, and posts news. What stays between two pas
 needs. Outputs are the same either way.
 
 - Who comes in (`validator.py`, `running_batch.py`, `admission.py`): a policy orders the queue, whoever
-  waited very long first; the `PrefillAdder` lets in who fits the budget of prompt tokens, and the slots
+  waited very long first, and among clients the next one is of the client that was given least (`flows.py`).
+  The `PrefillAdder` lets in who fits the budget of prompt tokens, and the slots
   that running requests are expected to need (a share of their `max_new_tokens` that falls while all goes
   well and jumps up after a retraction). A request whose uncached prefix is being computed by another one
   waits for it: forked branches compute their prefix once. Long prompts are computed in chunks, in the same

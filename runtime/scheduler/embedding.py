@@ -30,6 +30,7 @@ from runtime.protocol.io_struct import (
     TokenizedGenerateReqInput,
     TokenOutput,
 )
+from runtime.scheduler.flows import Flows
 from runtime.scheduler.report import Counters, totals
 from runtime.scheduler.requests.request import failure
 
@@ -63,6 +64,18 @@ class _Item:
         self.until = None if source.time_left_s is None else now + source.time_left_s
 
     @property
+    def flow(self) -> str | None:
+        return self.source.flow
+
+    @property
+    def priority(self) -> int:
+        return self.source.priority
+
+    @property
+    def cost(self) -> int:
+        return self.size
+
+    @property
     def size(self) -> int:
         return len(self.text.tokens)
 
@@ -77,6 +90,7 @@ class EmbeddingScheduler:
     ) -> None:
         self.config, self._limits, self._clock = config, limits, clock
         self._waiting: dict[str, _Item] = {}
+        self._flows = Flows()
         self._answers: list[TokenOutput] = []
         self._counters = Counters()
         self._paused: PauseMode | None = None
@@ -95,6 +109,7 @@ class EmbeddingScheduler:
             self._answers.append(_failed(req, fault))
             return
         self._waiting[req.rid] = _Item(req, text, now, self.config.queue_timeout_s)
+        self._flows.came(req.flow)
 
     def add(self, req: TokenizedGenerateReqInput) -> None:
         """Refuse it: nothing is generated here."""
@@ -157,16 +172,17 @@ class EmbeddingScheduler:
         return self.drain()
 
     def plan(self) -> list[_Item]:
-        """The next batch: the first in line, and the waiting texts nearest to its length that fit the budget
-        of tokens, so that little of it is padding. Who is in it waits no more."""
+        """The next batch: the first in line, by flows and arrival, and the waiting texts nearest to its
+        length that fit the budget of tokens, so that little of it is padding. Who is in it waits no more."""
         self._expire()
         if self._paused is not None or not self._waiting:
             return []
-        order = list(self._waiting.values())
-        if self.config.policy == "priority":
-            order.sort(key=lambda item: -item.source.priority)
+        order, by_priority = list(self._waiting.values()), self.config.policy == "priority"
+        if by_priority:
+            order.sort(key=lambda item: -item.priority)
+        order = self._flows.in_turn(order, by_priority=by_priority)
         first = order[0]
-        # Equally near ones in order of arrival.
+        # Equally near ones in that order.
         near = sorted(order[1:], key=lambda item: abs(item.size - first.size))
         batch, longest = [first], first.size
         for item in near:
@@ -177,7 +193,8 @@ class EmbeddingScheduler:
                 break
             batch.append(item)
         for item in batch:
-            del self._waiting[item.source.rid]
+            self._flows.spend(item.flow, item.size)
+            self._leave(item)
         return batch
 
     def give_up(self, fault: RuntimeFault) -> list[TokenOutput]:
@@ -342,8 +359,13 @@ class EmbeddingScheduler:
             )
         )
 
+    def _leave(self, item: _Item) -> None:
+        """It waits no more."""
+        if self._waiting.pop(item.source.rid, None) is not None:
+            self._flows.left(item.flow)
+
     def _fail(self, item: _Item, fault: RuntimeFault) -> None:
-        self._waiting.pop(item.source.rid, None)
+        self._leave(item)
         self._counters.failed += 1
         self._answers.append(_failed(item.source, fault))
 

@@ -237,10 +237,13 @@ class RunningBatch:
         return PrefillAdder(self._manager, self.running, self.ratio.value, self._config.max_prefill_tokens)
 
     def _enter(self, request: Request) -> None:
+        fresh = request.cached < 0
+        if fresh:
+            request.cached = min(request.computed, request.prompt_len)
+            self._waiting.flows.admitted(request, request.prompt_len - request.cached)
         self._waiting.remove(request)
         self.running.append(request)
-        if request.cached < 0:
-            request.cached = min(request.computed, request.prompt_len)
+        if fresh:
             self._stage.admitted(request, self._clock())
         else:
             self._stage.restore(request)

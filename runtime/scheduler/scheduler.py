@@ -82,7 +82,7 @@ class Scheduler:
         self._rate = Rate(clock())
         self._live: dict[str, Request] = {}
         self.adapters = (adapters or AdapterRegistry()).following(self._live)
-        self._waiting = WaitingQueue(POLICIES.load(config.policy))
+        self._waiting = WaitingQueue(POLICIES.load(config.policy), by_priority=config.policy == "priority")
         self._sessions = Sessions(self.manager, config.max_sessions, config.max_session_tokens)
         self._deadlines = Deadlines(config.queue_timeout_s, config.running_timeout_s)
         self._stage = stage(self.manager, self._counters, self._deadlines, self._sessions)
@@ -493,7 +493,7 @@ class Scheduler:
     def _close(self, request: Request, reason: FinishReason, *, keep: bool) -> None:
         self._stage.closing(request, reason)
         self._batch.remove(request, keep=keep)
-        self._waiting.remove(request)
+        self._waiting.forget(request)
         self.guided.remove(request)
         self._stage.finished(request, self._clock())
         self._speculation.ended(request)

@@ -83,13 +83,19 @@ class RequestValidator:
         return whole
 
     def _make_way(self, req: TokenizedGenerateReqInput, config: SchedulerConfig) -> None:
-        """The queue is full. With the policy `priority` somebody of lower priority is given up."""
+        """The queue is full. With the policy `priority` somebody of lower priority is given up; else somebody
+        of the flow that fills it, if that is not the request's own."""
         full = QueueFull(
             "The request queue is full.",
             where=f"max_waiting_requests = {config.max_waiting_requests}",
             hint="try again later",
         )
-        lowest = self._waiting.lowest() if config.policy == "priority" else None
-        if lowest is None or lowest.source.priority >= req.priority:
+        if config.policy == "priority":
+            chosen = self._waiting.lowest()
+            if chosen is not None and chosen.source.priority >= req.priority:
+                chosen = None
+        else:
+            chosen = self._waiting.crowding(req.flow)
+        if chosen is None:
             raise full
-        self._fail(lowest, full)
+        self._fail(chosen, full)

@@ -41,17 +41,19 @@ def parsers(
     *,
     apart: bool | None = None,
     held: bool = False,
+    whole_calls: bool = False,
 ) -> list[ReplyParser]:
     """One for each item of a request whose replies keep reasoning, and calls of `tools`, apart. apart: also
     reasoning that nothing but the text shows; None: as the server's reasoning_parser says. held: reasoning is
-    given out at its end."""
+    given out at its end. whole_calls: see ToolUse.splitter."""
     tools = tools or ToolUse()
     name = ctx.model.reasoning_parser
     apart = name is not None if apart is None else apart
     kind = None if name is None else reasoning_type(name)
     marks = ctx.manager.reasoning
     return [
-        ReplyParser(marks, tools.splitter(), apart=apart, kind=kind, held=held) for _ in range(len(request))
+        ReplyParser(marks, tools.splitter(whole=whole_calls), apart=apart, kind=kind, held=held)
+        for _ in range(len(request))
     ]
 
 

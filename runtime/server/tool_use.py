@@ -92,11 +92,13 @@ class ToolUse(NamedTuple):
             return names
         return {**names, self.constraint.kind: names.get(self.replaced, self.replaced)}
 
-    def splitter(self) -> ToolCalls | None:
-        """For one reply."""
+    def splitter(self, *, whole: bool = False) -> ToolCalls | None:
+        """For one reply. whole: calls are given out when they are whole, also where a constraint is sure of
+        them."""
         if self.key is None:
             return None
-        return ToolCalls(FunctionCallParser(self.tools, self.key, incremental=self.constraint is not None))
+        incremental = self.constraint is not None and not whole
+        return ToolCalls(FunctionCallParser(self.tools, self.key, incremental=incremental))
 
     def new_id(self, index: int, name: str) -> str:
         """Of a call. Kimi's are numbered through the conversation, and shown to the model again."""

@@ -6,7 +6,6 @@ Ranking of files is BM25 (https://en.wikipedia.org/wiki/Okapi_BM25).
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import math
 import re
 from collections import Counter
@@ -16,17 +15,19 @@ from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote
 
 import httpx
 
 from runtime.protocol.errors import BadRequest
+from runtime.tools.fetch import NotFetched, fetch
 
 SUFFIXES = (".txt", ".md", ".rst", ".html", ".htm")
 MOST_FILES = 20_000
 MOST_BYTES = 4 << 20
 """Of a document; the rest is left out."""
-MOST_HOPS = 5
+TIMEOUT_S = 20.0
+"""That a search or a page may take."""
 SNIPPET = 240
 _WIDE = "\u3040-\u30ff\u4e00-\u9fff"  # written without spaces: each character is a word
 _WORD = re.compile(rf"[{_WIDE}]|[^\W{_WIDE}]+")
@@ -140,9 +141,13 @@ class SearchEngine:
     others: what is found is not trusted. Raises BadRequest."""
 
     def __init__(self, template: str) -> None:
-        if "{query}" not in template or not urlsplit(template).hostname:
+        try:
+            self._own = _server(httpx.URL(template))
+        except httpx.InvalidURL as error:
+            raise BadRequest(f"is not a URL: {error}", where="tool_documents") from None
+        if "{query}" not in template or not self._own[1]:
             raise BadRequest(f"a search URL has {{query}} in it, {template!r} not", where="tool_documents")
-        self._template, self._own = template, urlsplit(template).netloc
+        self._template = template
 
     async def search(self, query: str, most: int) -> list[Hit]:
         body, _ = await self._get(self._template.replace("{query}", quote(query, safe="")))
@@ -164,38 +169,22 @@ class SearchEngine:
     async def _get(self, url: str) -> tuple[bytes, str]:
         """The body, and its content type."""
         try:
-            async with httpx.AsyncClient(timeout=20.0) as client:
-                for _ in range(MOST_HOPS):
-                    await self._check(url)
-                    async with client.stream("GET", url) as answer:
-                        if answer.is_redirect:
-                            url = urljoin(url, answer.headers["location"])
-                            continue
-                        answer.raise_for_status()
-                        body = b""
-                        async for piece in answer.aiter_bytes():
-                            body += piece
-                            if len(body) > MOST_BYTES:
-                                break
-                        return body[:MOST_BYTES], answer.headers.get("content-type", "")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise NotReadable(f"{url[:200]} was not answered: {told}") from error
-        raise NotReadable(f"{url[:200]} leads to ever other pages")
+            found = await fetch(
+                url,
+                accept="text/*, application/json, */*;q=0.5",
+                most_bytes=MOST_BYTES,
+                timeout_s=TIMEOUT_S,
+                trusts=lambda place: _server(place) == self._own,
+            )
+        except NotFetched as error:
+            raise NotReadable(f"{url[:200]!r} {error}") from error
+        if not 200 <= found.status < 300:
+            raise NotReadable(f"{url[:200]!r} was answered with status {found.status}")
+        return found.body, found.kind
 
-    async def _check(self, url: str) -> None:
-        """Raises NotReadable for what is not to be fetched."""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or parts.hostname is None:
-            raise NotReadable(f"{url[:200]!r} is no page of the web")
-        if parts.netloc == self._own:
-            return
-        try:
-            found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, None)
-        except (OSError, UnicodeError) as error:
-            raise NotReadable(f"the host of {url[:200]} is not found") from error
-        if not all(ipaddress.ip_address(str(one[4][0]).partition("%")[0]).is_global for one in found):
-            raise NotReadable(f"{url[:200]} is not a public address")
+
+def _server(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port
 
 
 def words_of(text: str) -> list[str]:

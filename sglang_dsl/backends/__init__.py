@@ -16,7 +16,7 @@ import functools
 from collections.abc import AsyncIterator
 from typing import Any, Protocol, runtime_checkable
 
-from runtime.protocol.registry import Registry
+from runtime.protocol.registry import Registry, UnknownName
 from sglang_dsl.backends.base import Backend
 
 BACKENDS: Registry[type[Backend]] = Registry(
@@ -64,8 +64,32 @@ def by_name(name: str) -> Backend:
             'the backend "endpoint" needs a server\'s address: pass its URL, or RuntimeEndpoint(url)'
         )
     if name in NEED_A_MODEL:
-        raise TypeError(f"the backend {name!r} needs a model's name: pass an object made with one")
+        made = (BACKENDS.target(name) or name).rpartition(":")[2]
+        raise TypeError(
+            f"the backend {name!r} needs a model's name: pass an object made with one, as in {made}(MODEL)"
+        )
+    if name not in BACKENDS:
+        raise UnknownName(f"unknown backend {name!r}; known: {', '.join(BACKENDS)}. {_instead_of(name)}")
     return BACKENDS.load(name)()
+
+
+_APIS = {
+    "gpt-": "OpenAI",
+    "o1": "OpenAI",
+    "o3": "OpenAI",
+    "o4": "OpenAI",
+    "claude": "Anthropic",
+    "gemini": "Gemini",
+}
+
+
+def _instead_of(name: str) -> str:
+    """What to write where a text is passed that names no backend."""
+    host, colon, port = name.partition(":")
+    if host and colon and port.split("/")[0].isdigit():
+        return f'For a server: backend="http://{name}"'
+    api = next((api for start, api in _APIS.items() if name.startswith(start)), None)
+    return f"For a model: backend={api or 'Engine'}({name!r})"
 
 
 @functools.cache
@@ -80,6 +104,10 @@ def as_backend(value: Any) -> Backend:
 
     Raises TypeError for anything else, UnknownName for a name nobody registered.
     """
+    if isinstance(value, type):  # has the methods of one, and would fail at the first call
+        raise TypeError(
+            f"backend takes an object, got the class {value.__name__}; write {value.__name__}(...)"
+        )
     match value:
         case Backend():
             return value

@@ -14,18 +14,9 @@ from typing import Any
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.remote import (
-    Shaped,
-    arguments,
-    faults,
-    form_for,
-    image_of,
-    options_schema,
-    picked,
-    room_for,
-    spoken,
-    turns,
-)
+from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
+from sglang_dsl.backends.common.prompts import arguments, faults, image_of, turns
+from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
 from sglang_dsl.backends.common.transport import Limits, Transport
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -67,6 +58,7 @@ class Anthropic(Backend):
     ) -> None:
         self.model_name = model_name
         self.token_usage = TokenUsage()
+        self._choices = ChatChoices(self.name)
         key = os.environ.get("ANTHROPIC_API_KEY", "") if api_key is None else api_key
         url = base_url or os.environ.get("ANTHROPIC_BASE_URL") or BASE_URL
         headers = {"anthropic-version": VERSION} | ({"x-api-key": key} if key else {})
@@ -92,11 +84,8 @@ class Anthropic(Backend):
 
     async def generate(self, call: Call) -> Completion:
         body, shaped = self._request(call)
-        with faults(self.name):
-            data = json.dumps(body).encode()
-            answer = await self._transport.post("/v1/messages", data, call.timeout)
-        text, meta = self._whole(answer)
-        return Completion((shaped.whole(text),), meta)
+        text, meta = await self._reply(body, call.timeout)
+        return shaped.completion([text], [meta])
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.prompt.tools and call.tool_choice != "none":
@@ -110,32 +99,31 @@ class Anthropic(Backend):
             events = self._transport.events("/v1/messages", json.dumps(body).encode(), call.timeout)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    if piece := shaped.piece(growing.take(event)):
-                        yield Delta(piece)
+                    delta = growing.take(event)
+                    piece = shaped.piece(delta.text)
+                    if piece or delta.reasoning:
+                        yield Delta(piece, reasoning=delta.reasoning)
         meta = growing.last()
         self._charge(meta)
-        yield Delta(shaped.rest(), meta)
+        yield shaped.last(meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         """One reply constrained to the options. The other options are not scored, which the metadata
         reports."""
-        if call.unconditional:
-            raise Unsupported(
-                "the API returns no probabilities",
-                backend=self.name,
-                hint="use the method token_length_normalized",
-            )
-        body = {
-            "model": self.model_name,
-            "max_tokens": room_for(call.choices),
-            "output_config": _json_schema(options_schema(call.choices)),
-            **self._conversation(call.prompt),
-            **_tools(call.prompt.tools),
-        }
-        with faults(self.name):
-            data = json.dumps(body).encode()
-            text, meta = self._whole(await self._transport.post("/v1/messages", data, call.timeout))
-        return picked(call, text, meta, self.name)
+
+        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            # The API takes no seed.
+            body = {
+                "model": self.model_name,
+                "max_tokens": room,
+                **{word: value for word, value in words.items() if word in TAKES},
+                "output_config": _json_schema(options_schema(call.choices)),
+                **self._conversation(call.prompt),
+                **_tools(call.prompt.tools),
+            }
+            return await self._reply(body, call.timeout)
+
+        return await self._choices.scores(call, ask)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -187,6 +175,11 @@ class Anthropic(Backend):
         if said := "\n\n".join(text for text in system if text):
             body["system"] = said
         return body
+
+    async def _reply(self, body: dict[str, Any], timeout: float | None) -> tuple[str, dict[str, Any]]:
+        with faults(self.name):
+            data = json.dumps(body).encode()
+            return self._whole(await self._transport.post("/v1/messages", data, timeout))
 
     # -- replies ---------------------------------------------------------------------------------------------
 
@@ -247,7 +240,7 @@ class _Growing:
         self._ended = False
         self._length = 0
 
-    def take(self, event: str) -> str:
+    def take(self, event: str) -> Delta:
         try:
             data = json.loads(event)
         except ValueError as error:
@@ -258,9 +251,10 @@ class _Growing:
                 self._usage |= message.get("usage") or {}
             case {"type": "content_block_delta", "delta": {"type": "text_delta", "text": str(text)}}:
                 self._length += len(text)
-                return text
+                return Delta(text)
             case {"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": str(text)}}:
                 self._thought.append(text)
+                return Delta("", reasoning=text)
             case {"type": "message_delta", "delta": dict(delta)}:
                 self._reason = delta.get("stop_reason") or self._reason
                 self._usage |= data.get("usage") or {}
@@ -274,7 +268,7 @@ class _Growing:
                 )
             case _:
                 pass  # pings, block borders, and what later versions of the API add
-        return ""
+        return Delta("")
 
     def last(self) -> dict[str, Any]:
         if not self._ended or self._reason is None:

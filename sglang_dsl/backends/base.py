@@ -72,7 +72,7 @@ class Backend(ABC):
         """generate() as a stream of one piece, for a call that may call tools: whether a reply is a call is
         known only when it is complete."""
         done = await self.generate(call)
-        yield Delta(done.texts[0], done.meta)
+        yield Delta(done.texts[0], done.meta, reasoning=done.meta.get("reasoning_content") or "")
 
     @abstractmethod
     async def score(self, call: ChoiceCall) -> ChoiceScores:

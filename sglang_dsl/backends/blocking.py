@@ -235,7 +235,9 @@ class _Beside(Backend):
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         asked = self._asked(call.prompt)
         name = "unconditional_likelihood_normalized" if call.unconditional else "token_length_normalized"
-        made: Any = await self._call(self._inner.select, asked, list(call.choices), 0.0, METHODS[name])
+        made: Any = await self._call(
+            self._inner.select, asked, list(call.choices), call.temperature, METHODS[name]
+        )
         taken, told = (made.decision, made.meta_info) if isinstance(made, ChoicesDecision) else (made, {})
         if taken not in call.choices:
             raise BackendError(

@@ -27,13 +27,19 @@ from sglang_dsl.backends.base import (
     Backend,
     Call,
     ChoiceCall,
-    ChoiceScore,
     ChoiceScores,
     Completion,
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.common.faults import BAD_OPTIONS_HINT, SAMPLED_OPTIONS, as_program_error, summed
+from sglang_dsl.backends.common.faults import (
+    BAD_OPTIONS_HINT,
+    SAMPLED_OPTIONS,
+    as_program_error,
+    scored,
+    scoring,
+    summed,
+)
 from sglang_dsl.backends.common.local_tools import calls_tools, held_to_tools, with_calls
 from sglang_dsl.backends.common.per_token import PerToken
 from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport
@@ -214,27 +220,11 @@ class RuntimeEndpoint(Backend):
             )
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        body: dict[str, Any] = {"choices": list(call.choices), **self._prompt(call.prompt)}
-        if call.unconditional:
-            body["unconditional"] = True
-        if call.timeout is not None:
-            body["timeout_s"] = call.timeout
-        answer = await self._post(body, call.timeout)
+        answer = await self._post({**scoring(call), **self._prompt(call.prompt)}, call.timeout)
         _raise_error(answer)
-        scored = answer.get("choices")
-        if not isinstance(scored, list) or len(scored) != len(call.choices):
-            raise BackendError("the server returned a choice without scores", backend=self.name)
-        scores = (
-            ChoiceScore(
-                tuple(one["logprobs"]),
-                tuple(one.get("token_ids") or ()),
-                None if one.get("unconditional") is None else tuple(one["unconditional"]),
-                token_texts=tuple(one.get("token_texts") or ()),
-            )
-            for one in scored
-        )
-        self.token_usage.count(answer["meta_info"])
-        return ChoiceScores(tuple(scores), dict(answer["meta_info"]))
+        found = scored(answer, call, self.name)
+        self.token_usage.count(found.meta)
+        return found
 
     async def commit(self, prompt: Prompt) -> None:
         body = {"sampling_params": {"max_new_tokens": 0}, **self._prompt(prompt)}

@@ -14,18 +14,9 @@ from typing import Any
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta, Prompt
-from sglang_dsl.backends.common.remote import (
-    Shaped,
-    arguments,
-    faults,
-    form_for,
-    image_of,
-    options_schema,
-    picked,
-    room_for,
-    spoken,
-    turns,
-)
+from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
+from sglang_dsl.backends.common.prompts import arguments, faults, image_of, turns
+from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
 from sglang_dsl.backends.common.transport import Limits, Transport
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
@@ -71,6 +62,7 @@ class Gemini(Backend):
     ) -> None:
         self.model_name = model_name
         self.token_usage = TokenUsage()
+        self._choices = ChatChoices(self.name)
         self._safety = _safety(safety_settings)
         environment = os.environ.get("GEMINI_API_KEY") or os.environ.get("GOOGLE_API_KEY") or ""
         key = environment if api_key is None else api_key
@@ -113,8 +105,7 @@ class Gemini(Backend):
         answer = await self._post(body, call.timeout)
         texts, metas = _whole(answer, call.n, self.name)
         self._charge(metas[0])
-        texts = [shaped.whole(text) for text in texts]
-        return Completion(tuple(texts), metas[0] if call.n == 1 else {**metas[0], "samples": metas})
+        return shaped.completion(texts, metas)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
@@ -126,16 +117,19 @@ class Gemini(Backend):
         body, shaped = self._request(call)
         length, finish = 0, None
         last: dict[str, Any] = {}
+        thoughts: list[str] = []
         with faults(self.name):
             path = self._path("streamGenerateContent") + "?alt=sse"
             events = self._transport.events(path, json.dumps(body).encode(), call.timeout)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
-                    piece, told, last = _event(event, last, self.name)
+                    delta, told, last = _event(event, last, self.name)
                     finish = told or finish
-                    length += len(piece)
-                    if piece := shaped.piece(piece):
-                        yield Delta(piece)
+                    length += len(delta.text)
+                    thoughts.append(delta.reasoning)
+                    piece = shaped.piece(delta.text)
+                    if piece or delta.reasoning:
+                        yield Delta(piece, reasoning=delta.reasoning)
         if finish is None:
             raise BackendError(
                 f"the stream broke off after {length} characters",
@@ -143,27 +137,30 @@ class Gemini(Backend):
                 retryable=True,
                 hint="the connection or the server failed; the text so far is incomplete",
             )
-        meta = _meta(last, finish, self.name)
+        meta = _meta(last, finish, self.name) | _thought("".join(thoughts))
         self._charge(meta)
-        yield Delta(shaped.rest(), meta)
+        yield shaped.last(meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
         """One reply constrained to the options. The other options are not scored, which the metadata
         reports."""
-        if call.unconditional:
-            raise Unsupported("the API returns no probabilities of given texts", backend=self.name)
-        config = {
-            "maxOutputTokens": room_for(call.choices),
-            **_json_schema(options_schema(call.choices)),
-        }
-        body = {
-            **self._conversation(call.prompt),
-            **self._tools(call.prompt.tools),
-            "generationConfig": config,
-        }
-        texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
-        self._charge(metas[0])
-        return picked(call, texts[0], metas[0], self.name)
+
+        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            config = {
+                "maxOutputTokens": room,
+                **{TAKES[word]: value for word, value in words.items()},
+                **_json_schema(options_schema(call.choices)),
+            }
+            body = {
+                **self._conversation(call.prompt),
+                **self._tools(call.prompt.tools),
+                "generationConfig": config,
+            }
+            texts, metas = _whole(await self._post(body, call.timeout), 1, self.name)
+            self._charge(metas[0])
+            return texts[0], metas[0]
+
+        return await self._choices.scores(call, ask)
 
     async def aclose(self) -> None:
         await self._transport.aclose()
@@ -389,15 +386,21 @@ def _whole(answer: Any, n: int, backend: str) -> tuple[list[str], list[dict[str,
             )
     texts = [_said(candidate) for candidate in candidates]
     reasons = [_meta(answer, candidate.get("finishReason"), backend) for candidate in candidates]
-    return texts, [meta | _called(one) for meta, one in zip(reasons, candidates, strict=True)]
+    found = zip(reasons, candidates, strict=True)
+    return texts, [meta | _thought(_said(one, thought=True)) | _called(one) for meta, one in found]
 
 
-def _said(candidate: Mapping[str, Any]) -> str:
+def _said(candidate: Mapping[str, Any], *, thought: bool = False) -> str:
+    """The text of a candidate, or its thoughts."""
     parts = (candidate.get("content") or {}).get("parts") or ()
-    return "".join(part.get("text", "") for part in parts if not part.get("thought"))
+    return "".join(part.get("text", "") for part in parts if bool(part.get("thought")) is thought)
 
 
-def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | None, dict[str, Any]]:
+def _thought(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text} if text else {}
+
+
+def _event(event: str, last: dict[str, Any], backend: str) -> tuple[Delta, str | None, dict[str, Any]]:
     """The piece, the finish reason where it is told, and what is known of the whole by now."""
     try:
         data = json.loads(event)
@@ -414,7 +417,8 @@ def _event(event: str, last: dict[str, Any], backend: str) -> tuple[str, str | N
             raise BackendError(f"an event of the stream is not an object: {event[:200]!r}", backend=backend)
     known = last | {k: data[k] for k in ("usageMetadata", "modelVersion", "responseId") if k in data}
     candidates = data.get("candidates") or [{}]
-    return _said(candidates[0]), candidates[0].get("finishReason"), known
+    first = candidates[0]
+    return Delta(_said(first), reasoning=_said(first, thought=True)), first.get("finishReason"), known
 
 
 def _meta(answer: Mapping[str, Any], reason: Any, backend: str) -> dict[str, Any]:

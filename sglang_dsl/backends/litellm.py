@@ -15,19 +15,11 @@ from typing import Any
 
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
+from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
 from sglang_dsl.backends.common.openai_stream import Reply
 from sglang_dsl.backends.common.openai_tools import offered
-from sglang_dsl.backends.common.remote import (
-    RETRYABLE,
-    Shaped,
-    form_for,
-    options_schema,
-    picked,
-    response_format,
-    room_for,
-    spoken,
-    turns,
-)
+from sglang_dsl.backends.common.prompts import RETRYABLE, turns
+from sglang_dsl.backends.common.remote import Shaped, form_for, response_format, spoken
 from sglang_dsl.backends.openai import TAKES, wire
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Timeout, Unsupported
@@ -65,6 +57,7 @@ class LiteLLM(Backend):
             raise MissingExtra("LiteLLM needs the package 'litellm': pip install 'sglang-dsl[litellm]'")
         self.model_name, self.timeout = model_name, timeout
         self.token_usage = TokenUsage()
+        self._choices = ChatChoices(self.name)
         given = {
             "api_key": api_key,
             "organization": organization,
@@ -91,8 +84,7 @@ class LiteLLM(Backend):
         answer = await self._ask(body, call.timeout)
         texts, metas = Reply(self.name, chat=True).whole(answer.model_dump(), call.n)
         self._charge(metas[0])
-        texts = [shaped.whole(text) for text in texts]
-        return Completion(tuple(texts), metas[0] if call.n == 1 else {**metas[0], "samples": metas})
+        return shaped.completion(texts, metas)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
@@ -107,25 +99,29 @@ class LiteLLM(Backend):
         chunks = await self._ask(body, call.timeout)
         async with aclosing(self._guarded(chunks, call.timeout)) as events:  # type: ignore[type-var]
             async for event in events:
-                if piece := shaped.piece(reply.event(event)):
-                    yield Delta(piece)
+                delta = reply.event(event)
+                piece = shaped.piece(delta.text)
+                if piece or delta.reasoning:
+                    yield Delta(piece, reasoning=delta.reasoning)
         meta = reply.last()
         self._charge(meta)
-        yield Delta(shaped.rest(), meta)
+        yield shaped.last(meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        if call.unconditional:
-            raise Unsupported("a chat API returns no probabilities of given texts", backend=self.name)
-        body: dict[str, Any] = {
-            **self._messages(call.prompt),
-            **offered(call.prompt.tools),
-            "max_tokens": room_for(call.choices),
-            "response_format": response_format("choice", options_schema(call.choices), strict=True),
-        }
-        answer = await self._ask(body, call.timeout)
-        texts, metas = Reply(self.name, chat=True).whole(answer.model_dump(), 1)
-        self._charge(metas[0])
-        return picked(call, texts[0], metas[0], self.name)
+        async def ask(room: int, words: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+            body: dict[str, Any] = {
+                **self._messages(call.prompt),
+                **offered(call.prompt.tools),
+                "max_tokens": room,
+                **words,
+                "response_format": response_format("choice", options_schema(call.choices), strict=True),
+            }
+            answer = await self._ask(body, call.timeout)
+            texts, metas = Reply(self.name, chat=True).whole(answer.model_dump(), 1)
+            self._charge(metas[0])
+            return texts[0], metas[0]
+
+        return await self._choices.scores(call, ask)
 
     # -- within ----------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from sglang_dsl.backends.base import (
     Prompt,
 )
 from sglang_dsl.backends.common.example_text import example
+from sglang_dsl.backends.common.remote import Misfit, fitted
 from sglang_dsl.conversation.transcript import CLOSING, opening
 from sglang_dsl.errors import BackendError, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object
@@ -250,16 +251,18 @@ class MockBackend(Backend):
         if len(given) != call.n:
             raise BackendError(f"the script has {len(given)} texts for a call that requests {call.n}")
         texts, used, finish = [], 0, {"type": "stop"}
+        faults: list[dict[str, Any]] = []
         for text in given:
             cut, size, finish = self._cut(text, call)
+            fault = None
             if call.constraint is not None and finish["type"] != "length":
-                answers = (text, cut)
-                if call.options.get("require_reasoning"):
-                    answers = (split_reasoning(text, None).answer, split_reasoning(cut, None).answer)
-                _check(call.constraint, *answers)
+                cut, fault = _held(call.constraint, text, cut, bool(call.options.get("require_reasoning")))
             texts.append(cut)
+            faults.append({} if fault is None else {"invalid": fault})
             used += size
-        meta = self._meta(number, call.prompt, used, finish)
+        meta = self._meta(number, call.prompt, used, finish) | faults[0]
+        if any(faults[1:]):
+            meta["samples"] = [{**meta, **one} for one in faults]
         if call.return_logprob:
             made_up = self._made_up(_flat(call.prompt), texts[0], self._size(texts[0]))
             # As an engine tells them, (logprob, id, text); there are no ids here.
@@ -458,23 +461,20 @@ def _flat(prompt: Prompt) -> str:
     return "".join(parts)
 
 
-def _check(constraint: Constraint, text: str, cut: str) -> None:
-    """Refuse a reply that the constraint does not accept, whole or up to its stop string."""
-    match constraint.kind:
-        case "regex":
-            accepted = any(re.fullmatch(constraint.spec, one) is not None for one in (text, cut))
-        case "choices":
-            accepted = text in json.loads(constraint.spec)
-        case "json_schema":
-            try:
-                json.loads(text)
-            except ValueError:
-                accepted = False
-            else:
-                accepted = True
-        case kind:
-            raise Unsupported(f"the mock backend cannot check a {kind} constraint")
-    if not accepted:
-        raise Unsupported(
-            f"the mock's reply {text!r:.80} does not match its {constraint.kind} {constraint.spec!r:.80}"
-        )
+def _held(constraint: Constraint, text: str, cut: str, reasons: bool) -> tuple[str, str | None]:
+    """A reply, whole and up to its stop string, as a backend that reads replies gives it, and why it is not
+    what the constraint wants. reasons: it has reasoning before the answer, which the constraint is about."""
+    if constraint.kind not in ("regex", "choices", "json_schema"):
+        raise Unsupported(f"the mock backend cannot check a {constraint.kind} constraint")
+    answers = (cut, text)
+    if reasons:
+        answers = (split_reasoning(cut, None).answer, split_reasoning(text, None).answer)
+    fault = None
+    for answer in answers:
+        try:
+            found = fitted(constraint, answer)
+        except Misfit as error:
+            fault = fault or str(error)
+        else:
+            return cut if found == answer else found, None
+    return cut, fault

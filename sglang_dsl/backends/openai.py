@@ -10,11 +10,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 from urllib.parse import quote
+
+import msgspec
 
 from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import (
@@ -27,21 +30,19 @@ from sglang_dsl.backends.base import (
     Delta,
     Prompt,
 )
-from sglang_dsl.backends.common.openai_choices import Steps, likeliest
+from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
+from sglang_dsl.backends.common.faults import scored, scoring
+from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import Reply, pieces_of
 from sglang_dsl.backends.common.openai_tools import offered
+from sglang_dsl.backends.common.prompts import faults, turns
 from sglang_dsl.backends.common.remote import (
     Leading,
     Shaped,
     check_spec_only,
-    faults,
     form_for,
-    options_schema,
-    picked,
     response_format,
-    room_for,
     spoken,
-    turns,
 )
 from sglang_dsl.backends.common.transport import Limits, Transport
 from sglang_dsl.conversation.usage import TokenUsage
@@ -71,6 +72,7 @@ EXTENSIONS = {
     "ebnf": "ebnf",
     "prefill": "continue_final_message",
     "echo": "echo",
+    "choices": "choices",
 }
 _MOST_TOPS = 5  # likeliest tokens that OpenAI tells, at most
 _MOST_STEPS = 32
@@ -93,8 +95,8 @@ def _deployment(endpoint: str | None, deployment: str) -> str:
 class OpenAI(Backend):
     """The model `model_name` at OpenAI's API, or at a compatible one.
 
-    is_chat_model      True: chat completions; False: text completions; None: prompts with turns use the
-                       former, prompts without turns the latter
+    is_chat_model      True: chat completions; False: text completions, which take no turns; None: prompts
+                       with turns use the former, prompts without turns the latter
     is_azure           use Azure's form of the API, which sends api_version. base_url is then the deployment's
                        URL; or azure_endpoint is the resource's (None: AZURE_OPENAI_ENDPOINT) and
                        azure_deployment the deployment's name (None: the model's name)
@@ -111,9 +113,12 @@ class OpenAI(Backend):
     dtypes). The schema is strict if the API's strict mode supports it. Otherwise the reply is requested as
     JSON and checked here, which needs jsonschema.
 
+    A choice is one reply held to the options, at the temperature of the select. With the extension "choices"
+    (the bundled server's POST /generate) the options are measured by their log-probabilities.
+
     Text completions cannot be constrained. A dtype is read from the start of the reply, and a reply that
-    starts with anything else is an error. A choice is the option that the reply most likely starts with,
-    unless `extensions` contains "echo", which lets it score all options.
+    starts with anything else is an error. A choice is the option that the reply most likely starts with, or
+    above temperature 0 a draw; with the extension "echo" the options are measured.
     """
 
     name = "openai"
@@ -146,6 +151,7 @@ class OpenAI(Backend):
             raise ValueError(f"unknown extensions {', '.join(unknown)}; known: {', '.join(EXTENSIONS)}")
         self.model_name, self.is_chat_model = model_name, is_chat_model
         self.token_usage = TokenUsage()
+        self._choices = ChatChoices(self.name)
         self._takes = TAKES | {word: EXTENSIONS[word] for word in named}
         self._extensions = named
         self.prefills = "prefill" in named
@@ -192,9 +198,7 @@ class OpenAI(Backend):
         reply = Reply(self.name, chat=path.startswith("/chat"))
         texts, metas = reply.whole(answer, call.n)
         self._charge(metas[0])
-        texts = [shaped.whole(text) for text in texts]
-        meta = metas[0] if call.n == 1 else {**metas[0], "samples": metas}
-        return Completion(tuple(texts), meta)
+        return shaped.completion(texts, metas)
 
     async def stream(self, call: Call) -> AsyncIterator[Delta]:
         if call.n != 1:
@@ -211,25 +215,23 @@ class OpenAI(Backend):
             async with aclosing(pieces_of(events, reply)) as deltas:  # type: ignore[type-var]
                 async for delta in deltas:
                     if delta.meta is None:
-                        if piece := shaped.piece(delta.text):
-                            yield Delta(piece)
+                        piece = shaped.piece(delta.text)
+                        if piece or delta.reasoning:
+                            yield Delta(piece, reasoning=delta.reasoning)
                         continue
                     self._charge(delta.meta)
-                    yield Delta(shaped.rest(), delta.meta)
+                    yield shaped.last(delta.meta)
 
     async def score(self, call: ChoiceCall) -> ChoiceScores:
-        text = None if self.is_chat_model else call.prompt.plain_text
+        text = self._text_of(call.prompt)
         if text is not None and "echo" in self._extensions:
             return await self._echoed(text, call)
+        # A name with a colon may be that of an adapter, which this interface names in another way.
+        if text is None and "choices" in self._extensions and ":" not in self.model_name:
+            return await self._measured(call)
         if text is not None:
             return await self._likeliest(text, call)
-        if call.unconditional:
-            raise Unsupported(
-                "a chat API returns no probabilities of texts without their prompt",
-                backend=self.name,
-                hint="use token_length_normalized, or a completion model",
-            )
-        return await self._chosen(call)
+        return await self._choices.scores(call, lambda room, words: self._chosen(call, room, words))
 
     async def info(self) -> dict[str, Any]:
         with faults(self.name):
@@ -256,14 +258,19 @@ class OpenAI(Backend):
         body: dict[str, Any] = {"model": self.model_name, **spoken(call.sampling, self._takes, self.name)}
         if call.n > 1:
             body["n"] = call.n
-        text = None if self.is_chat_model else call.prompt.plain_text
-        if text is not None:
-            return self._completion(call, text, body)
-        if self.is_chat_model is False:
+        text = self._text_of(call.prompt)
+        return self._chat(call, body) if text is None else self._completion(call, text, body)
+
+    def _text_of(self, prompt: Prompt) -> str | None:
+        """A prompt for text completions; None for chat completions. Raises Unsupported."""
+        text = None if self.is_chat_model else prompt.plain_text
+        if text is None and self.is_chat_model is False:
             raise Unsupported(
-                "a completion model takes text; this prompt has turns", hint="leave is_chat_model out"
+                "a completion model takes text; this prompt has turns or media",
+                backend=self.name,
+                hint="leave is_chat_model out",
             )
-        return self._chat(call, body)
+        return text
 
     def _completion(self, call: Call, text: str, body: dict[str, Any]) -> tuple[str, dict[str, Any], Shaped]:
         body |= {"prompt": text, "max_tokens": call.sampling.max_new_tokens}
@@ -345,6 +352,7 @@ class OpenAI(Backend):
                 hint='pass extensions=["echo"] if the server supports echo with logprobs',
             )
         room = min(_MOST_STEPS, 1 + max(map(len, call.choices)))
+        seed = {} if call.seed is None or not call.temperature else {"seed": call.seed}
 
         async def ask(said: str) -> Steps:
             body = {
@@ -352,7 +360,8 @@ class OpenAI(Backend):
                 "prompt": text + said,
                 "max_tokens": room,
                 "logprobs": _MOST_TOPS,
-                "temperature": 0,
+                "temperature": call.temperature,
+                **seed,
             }
             with faults(self.name):
                 data = json.dumps(body).encode()
@@ -363,7 +372,8 @@ class OpenAI(Backend):
             steps = [(token, {top: lp for lp, _, top in tops}) for (_, _, token), tops in told]
             return steps or [(texts[0], {})] * bool(texts[0])
 
-        index, path = await likeliest(ask, call.choices)
+        pick = drawn(call.temperature, random.Random(call.seed)) if call.temperature else None
+        index, path = await likeliest(ask, call.choices, pick)
         none = ChoiceScore((-math.inf,))
         scores = (ChoiceScore(path) if at == index else none for at in range(len(call.choices)))
         return ChoiceScores(tuple(scores), {"exact": False, "how": "likeliest tokens"})
@@ -391,13 +401,16 @@ class OpenAI(Backend):
             raise Unsupported(f"{self.name} sent no log-probabilities with echo", backend=self.name)
         return found
 
-    async def _chosen(self, call: ChoiceCall) -> ChoiceScores:
-        """One reply held to the options; see picked()."""
+    async def _chosen(
+        self, call: ChoiceCall, room: int, words: Mapping[str, Any]
+    ) -> tuple[str, dict[str, Any]]:
+        """One reply held to the options."""
         body: dict[str, Any] = {
             "model": self.model_name,
             **self._messages(call.prompt),
             **offered(call.prompt.tools),
-            self._limit_field: room_for(call.choices),
+            self._limit_field: room,
+            **words,
             "response_format": response_format("choice", options_schema(call.choices), strict=True),
         }
         with faults(self.name):
@@ -405,7 +418,19 @@ class OpenAI(Backend):
             answer = await self._transport.post(f"/chat/completions{self._query}", data, call.timeout)
         texts, metas = Reply(self.name, chat=True).whole(answer, 1)
         self._charge(metas[0])
-        return picked(call, texts[0], metas[0], self.name)
+        return texts[0], metas[0]
+
+    async def _measured(self, call: ChoiceCall) -> ChoiceScores:
+        """By the bundled server's own interface, at the same address."""
+        prompt = call.prompt
+        body = {"messages": msgspec.to_builtins(prompt.messages), **scoring(call)}
+        body |= {"tools": list(prompt.tools)} if prompt.tools else {}
+        path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
+        with faults(self.name):
+            answer = await self._transport.post(path, json.dumps(body).encode(), call.timeout)
+        found = scored(answer, call, self.name)
+        self._charge(found.meta)
+        return found
 
 
 def _first_after(answer: Mapping[str, Any], length: int) -> int:

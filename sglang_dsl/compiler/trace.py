@@ -18,11 +18,11 @@ from sglang_dsl.concurrency.streams import Signal
 from sglang_dsl.concurrency.waiting import Until
 from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.conversation.usage import Ledger
-from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.tracebacks import public
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.joins import taken_over
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.variables import Mark, Variable, missing
 from sglang_dsl.ir import (
     Fork,
     Gen,
@@ -67,6 +67,9 @@ class Placeholder(str):
 
     def __new__(cls, name: str) -> Placeholder:
         return super().__new__(cls, "{" + name + "}")
+
+    def __getnewargs__(self) -> tuple[str]:
+        return (str(self)[1:-1],)
 
     def __int__(self) -> int:
         return 0
@@ -324,10 +327,7 @@ class Tracer:
 
     def find(self, name: str) -> Variable:
         if (variable := self._variables.get(name)) is None:
-            known = ", ".join(map(repr, self._variables)) or "none"
-            raise MissingVariable(
-                f"no variable {name!r}; known: {known}", program=self.program, variable=name
-            )
+            raise missing(name, self._variables, self.program)
         return variable
 
     def set(self, name: str, value: Any) -> None:

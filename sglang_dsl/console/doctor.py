@@ -204,6 +204,8 @@ def _works(console: Console, *, quick: bool) -> Iterator[Finding]:
     with console.status("asking pocket ..."):
         found = _said("engine", "engine", ANSWER)
     yield found
+    if found.status == "ok":
+        yield Finding("ok", "products", importlib.import_module("runtime.kernels.native.tuning").summary())
 
 
 def _said(what: str, backend: str, answer: str = "") -> Finding:

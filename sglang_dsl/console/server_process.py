@@ -8,6 +8,7 @@ It starts `python -m runtime serve` and talks to it only by HTTP. It imports no 
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import json
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -36,8 +38,12 @@ _POLL_S = 0.05
 
 _TOKENIZERS: Registry[Any] = Registry(
     "tokenizer",
-    {"auto": "transformers:AutoTokenizer", "bundled": "runtime.config.checkpoints:BUNDLED"},
-    extras={"auto": "runtime", "bundled": "runtime"},
+    {
+        "auto": "transformers:AutoTokenizer",
+        "config": "transformers:AutoConfig",
+        "bundled": "runtime.config.checkpoints:BUNDLED",
+    },
+    extras=dict.fromkeys(("auto", "config", "bundled"), "runtime"),
 )
 
 
@@ -47,12 +53,57 @@ def get_tokenizer(model_path: str, **kwargs: Any) -> Any:
     return _TOKENIZERS.load("auto").from_pretrained(folder, **kwargs)
 
 
+def get_config(
+    model: str,
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    model_override_args: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """The configuration of a checkpoint's folder, of a bundled one or of a model's name, by transformers;
+    `model_override_args` go over its own values."""
+    folder = _TOKENIZERS.load("bundled").get(str(model), model)
+    config = _TOKENIZERS.load("config").from_pretrained(
+        folder, trust_remote_code=trust_remote_code, revision=revision, **kwargs
+    )
+    config.update(dict(model_override_args or {}))
+    return config
+
+
+class _Stop:
+    """Ends a server's process, once. Holds no Runtime."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+        self._process, self._folder = process, folder
+        self.called = False
+
+    def __call__(self) -> None:
+        if self.called:
+            return
+        self.called = True
+        process = self._process
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(STOP_S)
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        self._folder.cleanup()
+        atexit.unregister(self)
+
+
 class Runtime:
     """Starts a server for this program and stops it at the end. A Runtime can be passed wherever a backend is
     expected.
 
     The constructor returns when the server is ready. If it is not within `launch_timeout` seconds, it raises
-    BackendError with the end of the server's log.
+    BackendError with the end of the server's log. The server ends with shutdown(), with this process, and
+    when neither the Runtime nor its endpoint can be reached any more.
 
     model_path  a checkpoint's directory, or the name of a bundled checkpoint
     port        0: any free port
@@ -80,7 +131,6 @@ class Runtime:
     ) -> None:
         options = own_options(options, str(model_path))
         self._folder = tempfile.TemporaryDirectory(prefix="sglang-dsl-", ignore_cleanup_errors=True)
-        self._stopped = False
         self._used: RuntimeEndpoint | None = None
         folder = Path(self._folder.name)
         ready, self._log = folder / "ready.json", folder / "server.log"
@@ -102,13 +152,17 @@ class Runtime:
                 start_new_session=True,
                 env=environment,
             )
-        atexit.register(self.shutdown)
+        self._stop = _Stop(self._process, self._folder)
+        atexit.register(self._stop)
         try:
             self.url: str = self._wait(ready, launch_timeout)
         except BaseException:
             self.shutdown()
             raise
         self.endpoint = self._used = RuntimeEndpoint(self.url, api_key, timeout=timeout, lazy=True)
+        # Programs hold the endpoint, and so does this. That both are gone may be found out in code that holds
+        # any lock: nothing is waited for there.
+        weakref.finalize(self.endpoint, _thread.start_new_thread, self._stop, ()).atexit = False
 
     @property
     def pid(self) -> int:
@@ -117,24 +171,9 @@ class Runtime:
 
     def shutdown(self) -> None:
         """Stop the server. May be called again. Running requests have STOP_S seconds to finish."""
-        if self._stopped:
-            return
-        self._stopped = True
-        atexit.unregister(self.shutdown)
-        self._hang_up()
-        process = self._process
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(STOP_S)
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-        self._folder.cleanup()
+        if not self._stop.called:
+            self._hang_up()
+            self._stop()
 
     def _hang_up(self) -> None:
         """Close the connections that programs used. Connections of the caller's own event loops are closed

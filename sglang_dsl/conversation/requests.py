@@ -49,12 +49,16 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChoiceCall(msgspec.Struct, frozen=True, gc=False):
-    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt."""
+    """Score `choices` as continuations of the prompt. `unconditional`: also without the prompt. A backend
+    that measures no log-probabilities takes one of the choices: the best at `temperature` 0, else a draw, by
+    `seed` where its API takes one."""
 
     prompt: Prompt
     choices: tuple[str, ...]
     unconditional: bool = False
     timeout: float | None = None
+    temperature: float = 0.0
+    seed: int | None = None
 
 
 class Completion(msgspec.Struct, frozen=True, gc=False):
@@ -68,11 +72,14 @@ class Completion(msgspec.Struct, frozen=True, gc=False):
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
     """A piece of a streamed text; `meta` is set on the last one. `told`: what the backend said with this
-    piece: its counters so far, and of lists with an entry per token those of this piece."""
+    piece: its counters so far, and of lists with an entry per token those of this piece. `reasoning`: a piece
+    of the reasoning, where the backend separates it from the text; the last meta then has all of it as
+    reasoning_content."""
 
     text: str
     meta: dict[str, Any] | None = None
     told: dict[str, Any] | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

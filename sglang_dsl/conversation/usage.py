@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -33,28 +33,49 @@ class CallRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class Ledger:
-    """Records of all calls of one run."""
+    """Records of all calls of one run. `outer`: of the run that called its program, which counts them too."""
 
-    __slots__ = ("_records", "add")
+    __slots__ = ("_called", "_outer", "_records", "add")
 
-    def __init__(self) -> None:
+    def __init__(self, outer: Ledger | None = None) -> None:
         # Without a lock: adding one and copying all are atomic.
         self._records: list[CallRecord] = []
-        self.add = self._records.append
+        self._outer = outer
+        self._called = _NO_CALLS
+        self.add: Callable[[CallRecord], None] = self._records.append if outer is None else self._add
+
+    def _add(self, record: CallRecord) -> None:
+        """All calls are recorded on one event loop: there is one writer."""
+        self._records.append(record)
+        counts = totals((record,))
+        above = self._outer
+        while above is not None:
+            # Replaced, not changed: a reader has all of a call or nothing.
+            above._called = {key: count + counts[key] for key, count in above._called.items()}
+            above = above._outer
 
     def records(self) -> tuple[CallRecord, ...]:
         return tuple(self._records)
 
+    @property
+    def called(self) -> Mapping[str, int]:
+        """Sums over the calls of the programs that this run called, at any depth."""
+        return self._called
+
     def total(self) -> dict[str, int]:
-        """calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens."""
-        return totals(self.records())
+        """calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens; called programs included."""
+        return totals(self.records(), self._called)
 
 
-def totals(records: Sequence[CallRecord]) -> dict[str, int]:
-    """calls of the backend, and of each of COUNTED the sum."""
-    return {"calls": sum(one.kind != "tool" for one in records)} | {
+def totals(records: Sequence[CallRecord], called: Mapping[str, int] | None = None) -> dict[str, int]:
+    """calls of the backend, and of each of COUNTED the sum; `called`: sums to add to these."""
+    own = {"calls": sum(one.kind != "tool" for one in records)} | {
         key: sum(r.count(key) for r in records) for key in COUNTED
     }
+    return own if not called else {key: count + called[key] for key, count in own.items()}
+
+
+_NO_CALLS: Mapping[str, int] = totals(())
 
 
 class TokenUsage:

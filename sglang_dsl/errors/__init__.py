@@ -15,6 +15,8 @@
     |   +-- ProgramCancelled       the program, or the branch, was cancelled
     +-- NoBackend                  no backend was given and no default is set
     +-- BadProgram                 (also ValueError) a wrong argument: empty choices, bad regex, ...
+    |   +-- WrongAttribute         (also AttributeError) s.temperature = 0.2, s.answer, gen("x").strip()
+    |   +-- WrongAddition          (also TypeError) s + ... in place of s += ...
     +-- StateClosed                text was added to a state that cannot continue
 
 An error is raised where the value is read. It does not keep the state alive. Its traceback shows only the
@@ -23,8 +25,12 @@ user's own lines (sglang_dsl.errors.tracebacks); err.full_traceback() includes t
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import reprlib
 import traceback
 import warnings
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from sglang_dsl.errors.source import Source, caller
@@ -42,13 +48,18 @@ class SglError(Exception):
 
     stacks: tuple[Stack, ...] = ()
     """What it came of, the first cause first, and itself: as it was before its traceback was trimmed."""
+    item_index: int | None = None
+    """Of an error of a batch or of map(): the position of its item, from 0."""
+    item: Any = None
+    """And the item."""
 
     def full_traceback(self) -> str:
         """The error and its causes as text, with all frames, including those of the language."""
         parts = []
         *causes, own = self.stacks or stacks(self)
         shown = own.places if self.__traceback__ is None else (*_places(self), *own.places)
-        for stack in (*causes, Stack(headline(self), tuple(dict.fromkeys(shown)))):
+        notes = getattr(self, "__notes__", ())
+        for stack in (*causes, Stack("\n".join([headline(self), *notes]), tuple(dict.fromkeys(shown)))):
             frames = [
                 traceback.FrameSummary(file, line, name, lookup_line=False)
                 for file, line, name in stack.places
@@ -61,6 +72,14 @@ class SglError(Exception):
 class BadProgram(SglError, ValueError):
     """The language was used wrongly, for example with a wrong argument. Raised at once, where the program was
     written."""
+
+
+class WrongAttribute(BadProgram, AttributeError):
+    """A state, or a node, has no such attribute. hasattr() is False for it."""
+
+
+class WrongAddition(BadProgram, TypeError):
+    """`s + ...`, in place of `s += ...`."""
 
 
 class NoBackend(SglError):
@@ -104,7 +123,11 @@ class ProgramError(SglError):
 
     def fields(self) -> dict[str, Any]:
         """All known fields, for logs."""
-        known = {k: v for k, v in vars(self).items() if v not in (None, False) and k != "stacks"}
+        known = {
+            k: v
+            for k, v in vars(self).items()
+            if v is not None and v is not False and k not in ("stacks", "__notes__")
+        }
         return known | ({"source": str(self.source)} if self.source else {})
 
     def __str__(self) -> str:
@@ -170,6 +193,14 @@ class ProgramCancelled(ProgramError):
     """The program, or the branch, was cancelled before it was done."""
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is meant, if one is much like it."""
+    import difflib  # only for what is wrong
+
+    found = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
 E = TypeVar("E", bound=ProgramError)
 
 
@@ -190,16 +221,46 @@ def copied(error: E) -> E:
     fresh = type(error).__new__(type(error), *error.args)
     fresh.args = error.args
     vars(fresh).update(vars(error))
+    if notes := getattr(error, "__notes__", None):
+        fresh.__notes__ = list(notes)
     return fresh
+
+
+def of_item(error: BaseException, index: int, item: object, where: str) -> None:
+    """Say in `error` of which item of a batch (or of map) it is: as a note, which tracebacks show, and in the
+    attributes `item_index` and `item`. Its class and its message stay."""
+    note = f"item {index} of {where}: {_shown(item)}"
+    if note in getattr(error, "__notes__", ()):
+        return
+    with contextlib.suppress(Exception):  # a class of the user's may take no attributes
+        error.add_note(note)
+        vars(error).update(item_index=index, item=item)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
+_MOST_SHOWN = 8
+
+
+def _shown(item: object) -> str:
+    """An item's arguments, in one line of bounded length."""
+    if isinstance(item, Mapping):
+        pairs = list(itertools.islice(item.items(), _MOST_SHOWN))
+        shown = ", ".join(f"{name!s:.80}={_SHORT.repr(value)}" for name, value in pairs)
+        shown += ", ..." if len(item) > len(pairs) else ""
+    else:
+        shown = _SHORT.repr(item)
+    return " ".join(shown[:1000].split())
 
 
 # Which warnings were shown, by their text and line (the shape that the warnings module asks for).
 _SHOWN: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
-def warn(message: str) -> None:
-    """A UserWarning at the user's line; by Python's default filter each line shows it once."""
-    src = caller()
+def warn(message: str, src: Source | None = None) -> None:
+    """A UserWarning at a line of the user's, by default the one that is running; by Python's default filter
+    each line shows it once."""
+    src = src or caller()
     place = ("<unknown>", 1) if src is None else (src.file, src.line)
     warnings.warn_explicit(message, UserWarning, *place, registry=_SHOWN)
 

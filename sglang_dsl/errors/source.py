@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import opcode
 import os
 import sys
 from types import CodeType, FrameType
@@ -28,6 +29,20 @@ def cell_of(file: str) -> str | None:
     shell = None if ipython is None else ipython.get_ipython()
     named = None if shell is None else shell.compile.format_code_name(file)
     return None if named is None else " ".join(named)
+
+
+class Discarded(Source):
+    """A call that is a statement: what it returns is not kept."""
+
+    __slots__ = ()
+
+
+def _is_discarded(code: CodeType, at: int) -> bool:
+    """Whether the instruction behind the call at `at` drops its result."""
+    following, at = code.co_code, at + 2
+    while at < len(following) and following[at] == opcode.opmap["CACHE"]:
+        at += 2
+    return at < len(following) and following[at] == opcode.opmap["POP_TOP"]
 
 
 # Programs run the same lines again and again: of each code object, by its address, the places in it that were
@@ -59,7 +74,8 @@ def caller() -> Source | None:
         if places is not None:
             found = places.get(frame.f_lasti)
             if found is None:
-                found = Source(code.co_filename, frame.f_lineno, code.co_qualname)
+                kind = Discarded if _is_discarded(code, frame.f_lasti) else Source
+                found = kind(code.co_filename, frame.f_lineno, code.co_qualname)
                 places[frame.f_lasti] = found
             return found
         frame = frame.f_back

@@ -24,13 +24,13 @@ async def as_they_end(
     ordered: bool = True,
     total: int | None = None,
     progress: bool = False,
-) -> AsyncIterator[T | Exception]:
-    """Yield what `work(index, item)` returns for each item, or the exception it raised; at most `limit` run
+) -> AsyncIterator[tuple[int, Any, T | Exception]]:
+    """Yield each item's index, the item, and what `work(index, item)` returns or raises; at most `limit` run
     at once. The next item is taken only when there is room for it. With `ordered`, at most four times `limit`
     results wait for a slow one. Leaving early cancels what is running and waits for it."""
     most = limit or IN_FLIGHT
     source = _numbered(items)
-    begun: dict[asyncio.Task[T], None] = {}  # and not given out
+    begun: dict[asyncio.Task[T], tuple[int, Any]] = {}  # and not given out
     done: deque[asyncio.Task[T]] = deque()  # of these, where the order does not count: as they ended
     more = True
     running = 0
@@ -52,7 +52,7 @@ async def as_they_end(
                     more = False
                     break
                 task = asyncio.ensure_future(work(*taken))
-                begun[task] = None
+                begun[task] = taken
                 task.add_done_callback(ended)
                 running += 1
             if not begun:
@@ -63,10 +63,10 @@ async def as_they_end(
                 done.extend(itertools.takewhile(asyncio.Task.done, begun))
             while done:
                 task = done.popleft()
-                del begun[task]
+                index, item = begun.pop(task)
                 if bar is not None:
                     bar.update(1)
-                yield _outcome(task)
+                yield index, item, _outcome(task)
     finally:
         for task in begun:
             task.cancel()

@@ -11,6 +11,7 @@ import contextvars
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sglang_dsl.concurrency.loop import background
@@ -25,10 +26,20 @@ from sglang_dsl.state.program_state import ProgramState
 IN_FLIGHT = 256
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to do for one item of a batch. `make`: runs its function."""
+
+    make: Callable[[], Any]
+    index: int
+    item: Any
+
+
 class Job:
     """One item. `error` is the exception of its function, or the error of its generations."""
 
-    def __init__(self, signal: Signal, ended: deque[Job]) -> None:
+    def __init__(self, work: Work, signal: Signal, ended: deque[Job]) -> None:
+        self.work = work
         self.state: ProgramState | None = None
         self.error: BaseException | None = None
         self.done = False
@@ -100,7 +111,7 @@ class Job:
 
 
 def in_order(
-    work: Iterator[Callable[[], Any]],
+    work: Iterator[Work],
     *,
     limit: int | None,
     lazy: bool,
@@ -135,17 +146,17 @@ def in_order(
     try:
         while begun or more:
             while room():
-                make = next(work, None)
-                if make is None:
+                piece = next(work, None)
+                if piece is None:
                     more = False
                     break
-                job = Job(signal, ended)
+                job = Job(piece, signal, ended)
                 begun.append(job) if isinstance(begun, deque) else begun.add(job)
                 under_way += 1
                 if pool is None:
-                    background().start(functools.partial(job.run_async, make))
+                    background().start(functools.partial(job.run_async, piece.make))
                 else:
-                    pool.submit(functools.partial(contextvars.copy_context().run, job.run, make))
+                    pool.submit(functools.partial(contextvars.copy_context().run, job.run, piece.make))
             if not begun:
                 break
             signal.wait(progressed)

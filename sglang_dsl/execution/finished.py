@@ -6,6 +6,7 @@ entries, and what points into it (where branches began, where they were joined) 
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NoReturn
@@ -19,7 +20,6 @@ from sglang_dsl.conversation.transcript import Made, Transcript
 from sglang_dsl.conversation.usage import CallRecord
 from sglang_dsl.errors import (
     InvalidValue,
-    MissingVariable,
     ProgramError,
     StateClosed,
     again,
@@ -27,8 +27,8 @@ from sglang_dsl.errors import (
     stacks,
 )
 from sglang_dsl.interpreter.core import Checkpoint, Core
-from sglang_dsl.interpreter.variables import Mark, Variable
-from sglang_dsl.ir import Gen, Node, Select, Source, caller
+from sglang_dsl.interpreter.variables import Mark, Variable, missing
+from sglang_dsl.ir import Gen, Node, Select, Source
 from sglang_dsl.state.program_state import ProgramState
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot, VariableSnapshot
 
@@ -53,6 +53,7 @@ class PackedState(msgspec.Struct, frozen=True):
     forks: tuple[PackedFork, ...]
     calls: tuple[CallRecord, ...]
     branch: tuple[int, ...]
+    called: dict[str, int] = {}
 
 
 class PackedRun(msgspec.Struct, frozen=True):
@@ -72,11 +73,19 @@ def pack(state: ProgramState) -> PackedRun:
     return PackedRun(_packed(seen), raws, state.ret_value)
 
 
-def unpack(run: PackedRun, index: int) -> ProgramState:
+def unpack(run: PackedRun, index: int | None) -> ProgramState:
     """The state of the program that was packed: to be read, not to be added to."""
     state = ProgramState(Finished(_unpacked(run.state), run.raws))
     state.ret_value, state.index = run.ret_value, index
     return state
+
+
+def _pickled(state: ProgramState) -> tuple[Any, ...]:
+    """A state is pickled as its run is when it has ended. Waits for that."""
+    return unpack, (pack(state), state.index)
+
+
+copyreg.pickle(ProgramState, _pickled)
 
 
 def sendable(error: BaseException) -> BaseException:
@@ -113,7 +122,17 @@ def _packed(seen: Snapshot) -> PackedState:
     )
     error = None if seen.error is None else sendable(seen.error)
     since = len(seen.since.entries())
-    return PackedState(seen.program, _alone(said), since, error, variables, forks, seen.calls, seen.branch)
+    return PackedState(
+        seen.program,
+        _alone(said),
+        since,
+        error,
+        variables,
+        forks,
+        seen.calls,
+        seen.branch,
+        dict(seen.called),
+    )
 
 
 def _alone(entries: Sequence[Transcript]) -> tuple[Transcript, ...]:
@@ -170,6 +189,7 @@ def _unpacked(packed: PackedState) -> Snapshot:
         ),
         packed.calls,
         packed.branch,
+        called=packed.called,
     )
 
 
@@ -215,10 +235,7 @@ class Finished(Core):
 
     def find(self, name: str) -> Variable:
         if (variable := self._variables.get(name)) is None:
-            known = ", ".join(map(repr, self._variables)) or "none"
-            raise MissingVariable(
-                f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
-            )
+            raise missing(name, self._variables, self.program)
         return variable
 
     def set(self, name: str, value: Any) -> None:

@@ -28,18 +28,31 @@ from sglang_dsl.compiler.planning import Plan, planned
 from sglang_dsl.compiler.precompile import constraints_of, send
 from sglang_dsl.compiler.trace import Program
 from sglang_dsl.concurrency.loop import background, in_thread
-from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError
+from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled, ProgramError, of_item
 from sglang_dsl.errors.tracebacks import exposed, trim
+from sglang_dsl.execution import finished as finished  # how states are pickled
 from sglang_dsl.execution.async_batch import as_they_end
-from sglang_dsl.execution.batch import Job, in_order
+from sglang_dsl.execution.batch import Job, Work, in_order
 from sglang_dsl.execution.results import Batch, Items
-from sglang_dsl.execution.scope import SCOPE, Args, Kwargs, Scope, Startable, Wanted, scope_of
+from sglang_dsl.execution.scope import (
+    SCOPE,
+    Args,
+    Kwargs,
+    Scope,
+    Startable,
+    Wanted,
+    follow_into_threads,
+    scope_of,
+    with_batch_budget,
+)
 from sglang_dsl.interpreter.executor import Executor
 from sglang_dsl.interpreter.run import Body, RunInfo, Task, place_in, stop_here
 from sglang_dsl.interpreter.variables import Mark
 from sglang_dsl.settings import global_config
 from sglang_dsl.state.async_state import AsyncProgramState
 from sglang_dsl.state.program_state import ProgramState
+
+follow_into_threads()
 
 VERBOSE = 2
 """Of global_config.verbosity: from here on a run prints its text."""
@@ -62,10 +75,10 @@ def launch(
     state = ProgramState(Executor(run))
     state.index = index
     if program.is_async:
-        background().run(_written(program, scope, state, args, kwargs))
+        background().run(_written(program, scope.inside(run), state, args, kwargs))
         _print_text(state)
         return state
-    before = SCOPE.set(scope)
+    before = SCOPE.set(scope.inside(run))
     try:
         state.ret_value = program.write(state, args, kwargs)
     except BaseException:
@@ -106,7 +119,9 @@ async def launch_async(
     made = functools.partial(scope.run, program.name, index, stream=False, speculation=speculation)
     if not program.is_async:
         return await _beside_the_loop(program, scope, made, index, args, kwargs)
-    state = ProgramState(Executor(made()))
+    run = made()
+    scope = scope.inside(run)
+    state = ProgramState(Executor(run))
     state.index = index
     if own_task:
         await _written(program, scope, state, args, kwargs)
@@ -135,14 +150,15 @@ async def _beside_the_loop(
     """launch_async() of an ordinary function, which runs on a thread."""
     stop, context = stop_here(), contextvars.copy_context()
     context.run(stop.inside)
-    state = ProgramState(Executor(context.run(made)))
+    run = context.run(made)
+    state = ProgramState(Executor(run))
     state.index = index
     ended = Mark()
 
     def work() -> None:
         error: BaseException | None = None
         try:
-            context.run(SCOPE.set, scope)
+            context.run(SCOPE.set, scope.inside(run))
             state.ret_value = context.run(program.write, state, args, kwargs)
         except BaseException as raised:  # noqa: BLE001 - raised by whoever awaits
             error = raised
@@ -204,6 +220,7 @@ def _beside(
     speculation = wanted.num_api_spec_tokens
     made = functools.partial(scope.run, program.name, index, stream=True, speculation=speculation)
     executor = Executor(context.run(made))
+    scope = scope.inside(executor.run)
     body = executor.body = Body(Mark(executor.output), stop=stop)
     state, written = ProgramState(executor), ProgramState(executor)
     reader = weakref.ref(state)
@@ -264,12 +281,16 @@ def run_batch(
     """Run a program for each item; see SglFunction.run_batch. traced: the program as it was traced last."""
     if traced is not None:
         _tell_ahead(wanted, traced)
+    wanted = with_batch_budget(wanted)
     start = _item_async if program.is_async else _item
     total = len(items) if isinstance(items, Sized) else None
     taken = items if lazy else Items(program.signature, items)
-    jobs = (functools.partial(start, program, wanted, item, index) for index, item in enumerate(taken))
+    work = (
+        Work(functools.partial(start, program, wanted, item, index), index, item)
+        for index, item in enumerate(taken)
+    )
     begun = in_order(
-        jobs,
+        work,
         limit=limit,
         lazy=lazy,
         total=total,
@@ -277,7 +298,7 @@ def run_batch(
         on_loop=program.is_async,
         ordered=ordered,
     )
-    results = _settle(begun, on_error)
+    results = _settle(begun, on_error, program.name)
     if not isinstance(taken, Items):
         return results
     return Batch(results, program.name, taken.arguments, ordered=ordered)
@@ -289,11 +310,13 @@ def run_items(
     """Run a program for each item, a pair of its place in the batch and the item, in `scope`; the finished
     jobs in that order."""
     start = _item_async if program.is_async else _item
-    jobs = (functools.partial(start, program, wanted, item, index) for index, item in items)
+    work = (
+        Work(functools.partial(start, program, wanted, item, index), index, item) for index, item in items
+    )
     before = SCOPE.set(scope)
     try:
         return list(
-            in_order(jobs, limit=limit, lazy=False, total=None, progress=False, on_loop=program.is_async)
+            in_order(work, limit=limit, lazy=False, total=None, progress=False, on_loop=program.is_async)
         )
     finally:
         SCOPE.reset(before)
@@ -307,6 +330,11 @@ async def _item_async(program: Startable, wanted: Wanted, item: Any, index: int)
     return (await launch_async(program, wanted, *_arguments(item), index, own_task=True)).blocking
 
 
+def batch_of(program: str) -> str:
+    """Where an item is, for its error."""
+    return f"the batch of {program!r}"
+
+
 def _arguments(item: Any) -> tuple[Args, Kwargs]:
     match item:
         case dict() | Mapping():
@@ -314,7 +342,9 @@ def _arguments(item: Any) -> tuple[Args, Kwargs]:
         case tuple() | list():
             return tuple(item), {}
         case _:
-            raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {item!r:.80}")
+            shown = f"{item!r:.80}"
+            hint = f"; write ({shown},)" if isinstance(item, str | int | float) else ""
+            raise BadProgram(f"an item of a batch is a dict or a tuple of arguments, got {shown}{hint}")
 
 
 @exposed
@@ -329,6 +359,7 @@ async def run_batch_async(
     progress: bool = False,
 ) -> AsyncIterator[Any]:
     """run_batch on the caller's own event loop; see SglFunction.arun_batch."""
+    wanted = with_batch_budget(wanted)
 
     async def one(index: int, item: Any) -> AsyncProgramState:
         state = await launch_async(program, wanted, *_arguments(item), index, own_task=True)
@@ -342,8 +373,9 @@ async def run_batch_async(
     total = len(items) if isinstance(items, Sized) else None
     results = as_they_end(items, one, limit=limit, ordered=ordered, total=total, progress=progress)
     async with aclosing(results):  # type: ignore[type-var]
-        async for result in results:
+        async for index, item, result in results:
             if isinstance(result, BaseException):
+                of_item(result, index, item, batch_of(program.name))
                 trim(result)
                 if on_error != "return":
                     raise result
@@ -351,14 +383,17 @@ async def run_batch_async(
 
 
 @exposed
-def _settle(jobs: Generator[Job, None, None], on_error: str) -> Iterator[Any]:
-    """A finished job's state, or its error by policy; what is no Exception (SystemExit, ...) is raised."""
+def _settle(jobs: Generator[Job, None, None], on_error: str, program: str) -> Iterator[Any]:
+    """A finished job's state, or its error by policy, which says of which item it is; what is no Exception
+    (SystemExit, ...) is raised."""
     # Closed here and now: an exception keeps its frames, and with them a generator that nobody reads.
     with closing(jobs):
         for job in jobs:
             if job.error is None:
                 yield job.state
-            elif on_error == "return" and isinstance(job.error, Exception):
+                continue
+            of_item(job.error, job.work.index, job.work.item, batch_of(program))
+            if on_error == "return" and isinstance(job.error, Exception):
                 trim(job.error)
                 yield job.error
             else:

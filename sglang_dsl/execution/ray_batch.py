@@ -20,10 +20,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from runtime.protocol.ray_cluster import refuse_what_never_fits
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.errors import BadProgram, ProgramError, headline
+from sglang_dsl.budgets import Budget
+from sglang_dsl.errors import BadProgram, ProgramError, headline, of_item
 from sglang_dsl.errors.tracebacks import trim
 from sglang_dsl.execution.batch import bar_of
 from sglang_dsl.execution.finished import PackedRun, unpack
+from sglang_dsl.execution.launch import batch_of
 from sglang_dsl.execution.ray_data import RayData
 from sglang_dsl.execution.ray_worker import Keeper, Work, Worker
 from sglang_dsl.execution.scope import Startable, Wanted
@@ -58,16 +60,18 @@ def run_batch(
 ) -> Iterator[Any]:
     """RayData.run_batch, where Ray is connected."""
     refuse_what_never_fits(ray, {"CPU": how.cpus, "GPU": how.gpus}, "RayData")
-    waiting, refused = _packed(items)
+    waiting, refused = _packed(items, program.name)
     backend = global_config.default_backend if wanted.backend is None else wanted.backend
     mode = None if wanted.cache == "off" else cast(Mode, wanted.cache)
     if mode is not None and wanted.cache_dir is not None:
         Record(wanted.cache_dir, mode).close()  # a folder that cannot be used is told here
     shape = _shape(how, limit, len(waiting))
-    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None)
-    settings = (global_config.sampling, global_config.timeout_s)
-    work = _sendable(Work(program, bare, backend, *settings, shape.limit, mode), program.name, backend)
-    keeper = _keeper(wanted.cache_dir, mode, how.attempts)
+    bare = replace(cast(Any, wanted), backend=None, cache="off", cache_dir=None, batch_budget=None)
+    settings, budget = (global_config.sampling, global_config.timeout_s), wanted.batch_budget
+    work = _sendable(
+        Work(program, bare, backend, *settings, shape.limit, mode, budget), program.name, backend
+    )
+    keeper = _keeper(wanted.cache_dir, mode, how.attempts, budget)
     outcomes = _outcomes(how, work, keeper, waiting, refused, shape, program.name)
     results = _in_order(outcomes) if ordered else outcomes
     return _settled(results, on_error, bar_of(len(waiting) + len(refused)) if progress else None)
@@ -102,11 +106,12 @@ def _outcomes(
             if not waiting:
                 return
             for index, outcome in _pass(how, work, keeper, waiting, size):
-                if waiting.pop(index, None) is not None:  # else a block that was run twice
-                    yield index, _read(outcome, index, program)
+                if (item := waiting.pop(index, None)) is not None:  # else a block that was run twice
+                    yield index, _read(outcome, index, item, program)
         said, hint = "the worker process ended each time that it ran item", "it was killed, or out of memory"
         for index in sorted(waiting):
-            yield index, ProgramError(f"{said} {index}", program=program, hint=hint)
+            lost = ProgramError(f"{said} {index}", program=program, hint=hint)
+            yield index, _named(lost, index, waiting[index], program)
     finally:
         ray.kill(keeper)  # when Ray would collect it is not told
 
@@ -137,7 +142,7 @@ def _pass(
         yield from zip(block["index"].to_pylist(), block["outcome"].to_pylist())
 
 
-def _packed(items: Iterable[Any]) -> tuple[dict[int, bytes], dict[int, Exception]]:
+def _packed(items: Iterable[Any], program: str) -> tuple[dict[int, bytes], dict[int, Exception]]:
     """The items as bytes by their place, and why some cannot be sent."""
     packed: dict[int, bytes] = {}
     refused: dict[int, Exception] = {}
@@ -146,6 +151,7 @@ def _packed(items: Iterable[Any]) -> tuple[dict[int, bytes], dict[int, Exception
             packed[index] = cloudpickle.dumps(item)
         except Exception as error:  # noqa: BLE001 - the outcome of this item
             refused[index] = BadProgram(f"item {index} cannot be sent to a worker: {headline(error)}")
+            of_item(refused[index], index, item, batch_of(program))
     return packed, refused
 
 
@@ -161,21 +167,34 @@ def _sendable(work: Work, program: str, backend: Any) -> bytes:
         ) from error
 
 
-def _keeper(folder: str | None, mode: Mode | None, attempts: int) -> Any:
+def _keeper(folder: str | None, mode: Mode | None, attempts: int, budget: Budget | None) -> Any:
     """On this machine, where the folder is; it ends with this process."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(Keeper)
-    return actor.options(scheduling_strategy=here).remote(folder, mode, attempts)
+    return actor.options(scheduling_strategy=here).remote(folder, mode, attempts, budget)
 
 
-def _read(outcome: bytes, index: int, program: str) -> Any:
+def _read(outcome: bytes, index: int, item: bytes, program: str) -> Any:
     try:
         found: PackedRun | BaseException = cloudpickle.loads(outcome)
     except Exception as error:  # noqa: BLE001 - the outcome of this item
-        return BadProgram(
+        found = BadProgram(
             f"the result of {program!r} for item {index} cannot be read here: {headline(error)}"
         )
-    return found if isinstance(found, BaseException) else unpack(found, index)
+    if not isinstance(found, BaseException):
+        return unpack(found, index)
+    return _named(found, index, item, program)
+
+
+def _named(error: BaseException, index: int, item: bytes, program: str) -> BaseException:
+    """The error of an item, which says of which. The item is read from what was sent, so that items are not
+    held twice."""
+    try:
+        given = cloudpickle.loads(item)
+    except Exception as fault:  # noqa: BLE001 - its class cannot be read back
+        given = f"an item that cannot be read: {headline(fault)}"
+    of_item(error, index, given, batch_of(program))
+    return error
 
 
 def _in_order(outcomes: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:

@@ -5,7 +5,10 @@ Ray moves everything between processes as pickles; a cluster trusts whoever may 
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pickle import PicklingError
@@ -18,23 +21,28 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
-from sglang_dsl.errors import BackendError, BadProgram, headline
+from sglang_dsl.budgets import Budget
+from sglang_dsl.errors import BackendError, BadProgram, BudgetExceeded, headline
 from sglang_dsl.execution.batch import Job
 from sglang_dsl.execution.finished import PackedRun, instead_of, pack, sendable
 from sglang_dsl.execution.launch import run_items
 from sglang_dsl.execution.scope import Scope, Startable, Wanted
+from sglang_dsl.interpreter.metering import Ask, Hold, Meter
 from sglang_dsl.interpreter.record import Mode, Record
 from sglang_dsl.ir import Sampling
 
 OUTCOMES = pyarrow.schema([("index", pyarrow.int64()), ("outcome", pyarrow.binary())])
 LOG_S = 60.0
 """How long the log may take to answer."""
+LONGEST_CALL_S = 3600.0
+"""Of a call without a deadline: how long its part of the budget stays reserved if its worker dies."""
+POLL_S = 0.05
 
 
 class Work(NamedTuple):
     """What every worker of a batch is given. `backend`: what `backend=` takes, or a function that makes it;
     `sampling`, `timeout`: the sender's settings; `limit`: items of one block under way at once; `mode`: of
-    the record, None without one."""
+    the record, None without one; `budget`: of the whole batch."""
 
     program: Startable
     wanted: Wanted
@@ -43,14 +51,20 @@ class Work(NamedTuple):
     timeout: float | None
     limit: int
     mode: Mode | None
+    budget: Budget | None = None
 
 
 class Keeper:
-    """An actor beside the sender of a batch: the one process that writes its record, and the one that sees
-    how often each block of it was begun."""
+    """An actor beside the sender of a batch: the one process that writes its record, counts its budget, and
+    sees how often each block of it was begun."""
 
-    def __init__(self, folder: str | None, mode: Mode | None, attempts: int) -> None:
+    def __init__(
+        self, folder: str | None, mode: Mode | None, attempts: int, budget: Budget | None = None
+    ) -> None:
         self._record = None if folder is None or mode is None else Record(folder, mode)
+        self._meter = Meter(budget or Budget())
+        self._holds: dict[int, tuple[Hold, float]] = {}
+        self._numbers = itertools.count()
         self._attempts = attempts
         self._begun: Counter[tuple[int, int]] = Counter()
 
@@ -68,6 +82,78 @@ class Keeper:
         """As Record.keep."""
         assert self._record is not None
         self._record.keep(key, identity, request, reply)
+
+    def left_s(self) -> float | None:
+        """Seconds that the budget has left."""
+        return self._meter.left_s
+
+    def reserve(self, ask: Ask, limit_s: float) -> tuple[int, int] | str | None:
+        """Room for a call of at most so many seconds: its number, and the tokens it may have. None: not yet;
+        a text: never again, and why."""
+        now = time.monotonic()
+        for number, (_, until) in list(self._holds.items()):
+            if until < now:  # its worker has died
+                self.release(number, True)
+        try:
+            hold = self._meter.reserve_now(ask)
+        except BudgetExceeded as error:
+            return error.message
+        if hold is None:
+            return None
+        number = next(self._numbers)
+        self._holds[number] = hold, now + limit_s
+        return number, hold.most
+
+    def release(self, number: int, made: bool) -> None:
+        """As Meter.release."""
+        if (held := self._holds.pop(number, None)) is not None:
+            self._meter.release(held[0], made=made)
+
+    def charge(self, meta: Mapping[str, Any]) -> None:
+        """As Meter.charge."""
+        self._meter.charge(meta)
+
+
+class SharedHold(Hold, frozen=True, gc=False):
+    """Room that a Keeper reserved under `number`."""
+
+    number: int = 0
+
+
+class SharedMeter(Meter):
+    """A Meter that a Keeper counts, for all workers of a batch. Raises BackendError where that does not
+    answer."""
+
+    def __init__(self, keeper: Any, budget: Budget, call_s: float | None) -> None:
+        super().__init__(budget)
+        self._keeper, self._call_s = keeper, call_s or LONGEST_CALL_S
+        left: float | None = _answer(keeper.left_s.remote())
+        self._until = None if left is None else self._clock() + left
+
+    @property
+    def left_s(self) -> float | None:
+        return None if self._until is None else self._until - self._clock()
+
+    async def reserve(self, ask: Ask) -> Hold:
+        while True:
+            asked = self._keeper.reserve.remote(ask, self._call_s + LOG_S)
+            try:
+                found = await asyncio.wait_for(asyncio.wrap_future(asked.future()), LOG_S)
+            except (TimeoutError, RayError) as error:
+                raise BackendError(f"the batch's budget cannot be counted: {headline(error)}") from error
+            if isinstance(found, str):
+                raise BudgetExceeded(found, hint="pass a larger Budget(...)")
+            if found is not None:
+                return SharedHold(self, found[1], number=found[0])
+            await asyncio.sleep(POLL_S)
+
+    def release(self, hold: Hold, *, made: bool = True) -> None:
+        if isinstance(hold, SharedHold):
+            self._keeper.release.remote(hold.number, made)
+
+    def charge(self, meta: Mapping[str, Any]) -> None:
+        # Calls of one worker reach the keeper in order: this one is counted before its room is given back.
+        self._keeper.charge.remote(dict(meta))
 
 
 class KeptElsewhere:
@@ -135,7 +221,9 @@ class Worker:
                 try:
                     work: Work = cloudpickle.loads(self._work)
                     log = None if work.mode is None else KeptElsewhere(self._keeper, work.mode)
-                    scope = Scope(_backend_of(work.backend), work.sampling, work.timeout, record=log)
+                    budget, timeout = work.budget, work.timeout
+                    meters = () if budget is None else (SharedMeter(self._keeper, budget, timeout),)
+                    scope = Scope(_backend_of(work.backend), work.sampling, timeout, meters, log)
                     self._made = work, scope
                 except Exception as error:  # noqa: BLE001 - the outcome of every item
                     self._made = error

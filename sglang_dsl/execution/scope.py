@@ -6,19 +6,27 @@ from __future__ import annotations
 
 import contextvars
 import dataclasses
+import functools
 import inspect
-from typing import Any, Protocol
+import sys
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
+from typing import Any, Protocol, cast
 
 import msgspec
 
 from sglang_dsl.backends import as_backend
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.budgets import Budget
+from sglang_dsl.compiler.follow import following
 from sglang_dsl.errors import BadProgram
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
 from sglang_dsl.ir import Sampling
+from sglang_dsl.ir.mistakes import INSIDE
 from sglang_dsl.settings import global_config
 
 Args = tuple[Any, ...]
@@ -38,6 +46,10 @@ class Wanted(Protocol):
     def sampling(self) -> Sampling: ...
     @property
     def budget(self) -> Budget | None: ...
+    @property
+    def batch_budget(self) -> Budget | None: ...
+    @property
+    def meters(self) -> tuple[Any, ...]: ...
     @property
     def cache(self) -> str: ...
     @property
@@ -63,7 +75,7 @@ class Startable(Protocol):
 
 
 class Scope(msgspec.Struct, frozen=True, eq=False):
-    """What a program hands to the programs that it calls."""
+    """What a program hands to the programs that it calls. `caller`: the run that calls."""
 
     backend: Backend | None
     sampling: Sampling
@@ -71,6 +83,11 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
     meters: tuple[Meter, ...] = ()
     record: CallLog | None = None
     inline: bool = False
+    caller: RunInfo | None = None
+
+    def inside(self, run: RunInfo) -> Scope:
+        """This scope for the function of `run`: the programs that it calls are part of what it costs."""
+        return msgspec.structs.replace(self, caller=run)
 
     def run(
         self, program: str, index: int | None, *, stream: bool, speculation: int | None = None
@@ -94,10 +111,37 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
             index,
             self.inline,
             None if stream else speculation,
+            self.caller,
         )
 
 
-SCOPE: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("sglang_dsl_scope", default=None)
+_Handed = tuple[Scope, "weakref.ref[Backend] | None"]
+
+
+class _Current:
+    """The scope of the code that runs. Its backend is not kept alive by it: timers and connections hold the
+    context they were made in, and outlive the run."""
+
+    def __init__(self) -> None:
+        self._handed: contextvars.ContextVar[_Handed | None] = contextvars.ContextVar(
+            "sglang_dsl_scope", default=None
+        )
+
+    def set(self, scope: Scope) -> contextvars.Token[_Handed | None]:
+        held = None if scope.backend is None else weakref.ref(scope.backend)
+        return self._handed.set((msgspec.structs.replace(scope, backend=None), held))
+
+    def reset(self, before: contextvars.Token[_Handed | None]) -> None:
+        self._handed.reset(before)
+
+    def get(self) -> Scope | None:
+        handed = self._handed.get()
+        if handed is None or handed[1] is None:
+            return None if handed is None else handed[0]
+        return msgspec.structs.replace(handed[0], backend=handed[1]())
+
+
+SCOPE = _Current()
 
 
 def scope_of(wanted: Wanted) -> Scope:
@@ -111,11 +155,63 @@ def scope_of(wanted: Wanted) -> Scope:
     record = outer.record
     if wanted.cache != "off" and wanted.cache_dir is not None:
         record = records.at(wanted.cache_dir, wanted.cache)  # type: ignore[arg-type]
+    meters = (*outer.meters, *wanted.meters)
     return Scope(
         None if backend is None else as_backend(backend),
         wanted.sampling.over(outer.sampling),
         outer.timeout if wanted.timeout is None else wanted.timeout,
-        outer.meters if wanted.budget is None else (*outer.meters, Meter(wanted.budget)),
+        meters if wanted.budget is None else (*meters, Meter(wanted.budget)),
         record,
         not wanted.use_thread,
+        outer.caller,
     )
+
+
+def with_batch_budget(wanted: Wanted) -> Wanted:
+    """How the items of a batch are to run that has a budget for all of them, which counts from now on."""
+    if wanted.batch_budget is None:
+        return wanted
+    meters = (*wanted.meters, Meter(wanted.batch_budget))
+    return cast(Wanted, dataclasses.replace(cast(Any, wanted), batch_budget=None, meters=meters))
+
+
+# A thread gets no context variables of the one that starts it, nor does a pool's work: programs that are
+# called there would know no budget, no backend of their caller, and would not stop with it.
+_NOT_A_USERS = frozenset({"asyncio", "concurrent", "runtime", "sglang_dsl", "tqdm"})
+
+
+def inside_a_program() -> bool:
+    """Whether the function of a program calls this, or what it called."""
+    return SCOPE.get() is not None or following()
+
+
+INSIDE.append(inside_a_program)
+
+
+def _started(start: Callable[[Thread], None]) -> Callable[[Thread], None]:
+    @functools.wraps(start)
+    def begin(self: Thread) -> None:
+        starter = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        if inside_a_program() and starter not in _NOT_A_USERS:
+            self.run = functools.partial(contextvars.copy_context().run, self.run)  # type: ignore[method-assign]
+        start(self)
+
+    return begin
+
+
+def _submitted(submit: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(submit)
+    def begin(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        if inside_a_program():
+            return submit(self, contextvars.copy_context().run, fn, *args, **kwargs)
+        return submit(self, fn, *args, **kwargs)
+
+    return begin
+
+
+def follow_into_threads() -> None:
+    """From now on, threads that a program's function starts, and what it gives to a ThreadPoolExecutor, run
+    in the program's context. Elsewhere they run as ever."""
+    if not hasattr(Thread.start, "__wrapped__"):
+        Thread.start = _started(Thread.start)  # type: ignore[method-assign, assignment]
+        ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]

@@ -4,6 +4,8 @@ streams, and is put back to an earlier moment, or to one of another process.
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -84,12 +86,15 @@ class Standing:
         run_here(made.mark().reached(blocking))
         self.state._core = made
 
-    def rest(self) -> BaseException | None:
-        """Wait until the state and its forks are at rest; what stopped the state itself, or None."""
-        self.state.usage()
+    def rest(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait until the state and its forks are at rest, for at most `timeout_s` seconds (None: however
+        long); what stopped the state itself, or None. TimeoutError, not raised: they are not at rest."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
         mark = self.core.mark()
-        run_here(mark.reached(blocking))
-        return mark.error
+        for one in (*(member.mark() for member in self._run.live()), mark):
+            left = None if until is None else max(0.0, until - time.monotonic())
+            run_here(one.reached(functools.partial(blocking, timeout_s=left)))
+        return mark.error if mark.done else TimeoutError(f"not at rest within {timeout_s} s")
 
     def partial(self) -> str:
         """What came of the generation that is under way, or was stopped."""

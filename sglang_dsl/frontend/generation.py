@@ -7,15 +7,18 @@ once.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, cast, overload
 
 from runtime.protocol.registry import Registry
 from sglang_dsl.choices import METHODS, ChoicesDecision, as_method
-from sglang_dsl.errors import BadProgram, warn
+from sglang_dsl.errors import BadProgram, near, warn
+from sglang_dsl.errors.source import Discarded
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.interpreter import lower
 from sglang_dsl.ir import Gen, Select, caller
+from sglang_dsl.ir.mistakes import added
 from sglang_dsl.ir.typed import is_type
 
 if TYPE_CHECKING:
@@ -91,7 +94,8 @@ def _gen(
     timeout              seconds that each call may take
     retries              with a type: how often the model is shown why its text is invalid, and asked again.
                          The state's text and s.raw(name) hold only the last text; the others are in the
-                         metadata's `rejected`
+                         metadata's `rejected`. A reply of an API that is one JSON value in a fence or in
+                         prose is read without; the metadata's `reply` is all of it
     whitespace           between the tokens of JSON: "compact" (nothing), "single" (at most one space) or
                          "flexible" (also bounded indentation)
     schema_format        the effect of `format` in a schema: "assertion" (checked) or "annotation" (none)
@@ -244,8 +248,11 @@ def gen(
 def gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
     # Programs pass the same arguments at the same place again and again; nodes are frozen, so one will do.
     try:
+        src = caller()
+        if type(src) is Discarded:
+            added(src, "gen")
         if _PLAIN.issuperset(map(type, args)) and _PLAIN.issuperset(map(type, kwargs.values())):
-            return _known_gen(caller(), *args, **kwargs)
+            return _known_gen(src, *args, **kwargs)
         return _any_gen(*args, **kwargs)
     except BaseException as error:
         trim(error)
@@ -263,6 +270,9 @@ def _known_gen(src: object, /, *args: Any, **kwargs: Any) -> Gen[Any] | Select:
 
 
 def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
+    if unknown := kwargs.keys() - _WORDS:
+        word = min(unknown)
+        raise TypeError(f"gen() got an unexpected keyword argument {word!r}{near(word, _WORDS)}")
     second = args[1] if len(args) > 1 else None
     if second is None or isinstance(second, bool) or lower.whole(second) is not None:
         return _gen(*args, **kwargs)
@@ -273,11 +283,18 @@ def _any_gen(*args: Any, **kwargs: Any) -> Gen[Any] | Select:
             raise BadProgram(f"gen takes only one of {', '.join(both)} and a type of outlines")
         return _gen(name, *others, **form | kwargs)
     if not is_type(typed):
-        shown = f"{typed!r:.80}"
-        raise BadProgram(f"gen's second argument must be a type, or a whole number (max_tokens); got {shown}")
+        shown, hint = f"{typed!r:.80}", ""
+        if isinstance(typed, list | tuple):
+            hint = "; options are passed as choices=[...]"
+        elif isinstance(typed, str):
+            hint = "; text before it is joined with +: s += text + gen(name)"
+        raise BadProgram(
+            f"gen's second argument must be a type, or a whole number (max_tokens); got {shown}{hint}"
+        )
     return _gen(name, *others, typed=typed, **kwargs)
 
 
+_WORDS = frozenset(inspect.signature(_gen).parameters)
 functools.update_wrapper(gen, _gen, ("__doc__",), ())
 _gen.__name__ = _gen.__qualname__ = "gen"  # for errors about unknown arguments
 
@@ -295,8 +312,10 @@ def gen_string(name: str | None = None, max_tokens: int | None = None, **kwargs:
 
 
 def _typed(called: str, dtype: type, name: str | None, max_tokens: int | None, kwargs: dict[str, Any]) -> Gen:
+    added(caller(), called)
     if unknown := sorted(set(kwargs) - set(lower.WORDS)):
-        raise TypeError(f"{called} got unexpected keyword arguments: {', '.join(unknown)}")
+        hint = near(unknown[0], lower.WORDS)
+        raise TypeError(f"{called} got unexpected keyword arguments: {', '.join(unknown)}{hint}")
     return cast("Gen[str]", gen(name, max_tokens, dtype=dtype, **kwargs))
 
 
@@ -310,7 +329,9 @@ def select(
     seed: int | None = None,
     timeout: float | None = None,
 ) -> Select:
-    """Choose one of `choices`, by their log-probabilities.
+    """Choose one of `choices`, by their log-probabilities. A chat API does not return those of given texts:
+    it is asked for one of the options at this temperature, and s.choice(name).measured is False. A model that
+    takes no temperature (a reasoning model) then makes a draw of its own, with a warning.
 
     temperature     0 picks the best option; above 0 one is drawn by its probability
     choices_method  how options of several tokens are compared; token_length_normalized by default
@@ -318,8 +339,10 @@ def select(
 
     Raises BadProgram.
     """
+    src = caller()
+    added(src, "select")
     if choices is None:
-        raise BadProgram("select needs choices")
+        raise BadProgram('select needs choices: select("name", ["yes", "no"])')
     said = lower.sampling({"temperature": temperature, "seed": seed})
     try:
         found = as_method(choices_method)
@@ -335,5 +358,5 @@ def select(
         seed=said.seed,
         timeout=lower.timeout(timeout),
         own=None if METHODS.get(found.name) is found else found,
-        src=caller(),
+        src=src,
     )

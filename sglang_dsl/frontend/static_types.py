@@ -16,6 +16,7 @@ from typing import (
     Literal,
     ParamSpec,
     Protocol,
+    Self,
     TypedDict,
     TypeVar,
     Unpack,
@@ -26,7 +27,7 @@ from sglang_dsl.budgets import Budget
 
 if TYPE_CHECKING:
     from sglang_dsl.execution.results import Batch
-    from sglang_dsl.state.async_state import AsyncProgramState, Starting
+    from sglang_dsl.state.async_state import AsyncProgramState
     from sglang_dsl.state.program_state import ProgramState
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
@@ -47,6 +48,14 @@ if TYPE_CHECKING:
         @property
         def ret_value(self) -> S:
             raise NotImplementedError
+
+        async def __aenter__(self) -> Self: ...
+
+    class StartingState(Coroutine[Any, Any, AsyncState[S]], Generic[S]):
+        """What its astream() gives: to be awaited, or for `async with`."""
+
+        async def __aenter__(self) -> AsyncState[S]: ...
+        async def __aexit__(self, *error: object) -> None: ...
 
 
 class Words(TypedDict, total=False):
@@ -204,7 +213,12 @@ class Running(Protocol):
 class StreamingAsync(Protocol):
     """astream."""
 
-    def __get__(self, program: Signature[P, Any], owner: object = None) -> Runs[P, Starting]: ...
+    @overload
+    def __get__(
+        self, program: Signature[P, Coroutine[Any, Any, R]], owner: object = None
+    ) -> Runs[P, StartingState[R]]: ...
+    @overload
+    def __get__(self, program: Signature[P, R], owner: object = None) -> Runs[P, StartingState[R]]: ...
 
 
 class RunningAsync(Protocol):
@@ -292,7 +306,7 @@ class Batches(Protocol[S]):
         generator_style: Literal[False] = False,
         on_error: Literal["raise"] = "raise",
         **kwargs: Unpack[BlockingBatchWords],
-    ) -> Batch[ProgramState]: ...
+    ) -> Batch[State[S]]: ...
     @overload
     def __call__(
         self,
@@ -301,7 +315,7 @@ class Batches(Protocol[S]):
         generator_style: Literal[False] = False,
         on_error: Literal["return"],
         **kwargs: Unpack[BlockingBatchWords],
-    ) -> Batch[ProgramState | Exception]: ...
+    ) -> Batch[State[S] | Exception]: ...
     @overload
     def __call__(
         self,
@@ -328,7 +342,9 @@ class Batches(Protocol[S]):
         generator_style: bool = False,
         on_error: Literal["raise", "return"] = "raise",
         **kwargs: Unpack[BlockingBatchWords],
-    ) -> Batch[Any] | Iterator[Any]: ...
+    ) -> (
+        Batch[State[S]] | Batch[State[S] | Exception] | Iterator[State[S]] | Iterator[State[S] | Exception]
+    ): ...
 
 
 class AsyncBatches(Protocol[S]):

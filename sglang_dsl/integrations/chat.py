@@ -19,7 +19,7 @@ from sglang_dsl.concurrency.loop import background
 from sglang_dsl.concurrency.streams import Piece
 from sglang_dsl.concurrency.waiting import Until, awaiting, blocking, iterate_here, run_here
 from sglang_dsl.conversation.usage import Ledger
-from sglang_dsl.errors import BadProgram, NoBackend, ProgramCancelled
+from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, ProgramCancelled
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.calls import Calls, Where
 from sglang_dsl.interpreter.variables import Variable
@@ -106,7 +106,7 @@ class Chat:
     async def answer(self, call: Call) -> Completion:
         """Send it, on the language's own event loop."""
         where = Where("gen", None, (), 0, timeout=call.timeout)
-        return await Calls(self.name, self.backend, Ledger()).generate(where, call)
+        return _fitting(await Calls(self.name, self.backend, Ledger()).generate(where, call))
 
     @property
     def _limit(self) -> float | None:
@@ -136,7 +136,7 @@ class Reply:
         try:
             if self._dropped:
                 raise asyncio.CancelledError
-            done = await calls.generate(where, call, piece=piece)
+            done = _fitting(await calls.generate(where, call, piece=piece))
         except asyncio.CancelledError:
             self._answer.fail(ProgramCancelled(f"the request of {name} was cancelled"))
         except BaseException as error:  # noqa: BLE001 - raised where the answer is read
@@ -187,6 +187,13 @@ class Reply:
         async with aclosing(self._pieces(awaiting)) as pieces:
             async for piece in pieces:
                 yield piece.text
+
+
+def _fitting(done: Completion) -> Completion:
+    """A reply, if it is what its constraint requires. Raises InvalidValue."""
+    if (fault := done.meta.get("invalid")) is not None:
+        raise InvalidValue(f"the reply is not what was asked for: {fault}; it is {done.texts[0]!r:.200}")
+    return done
 
 
 def message_of(said: Mapping[str, Any]) -> Message:
@@ -260,10 +267,9 @@ def arguments_of(call: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def finish_of(meta: Mapping[str, Any]) -> str:
     """Why a reply ended, in the words of chat APIs."""
-    if meta.get("tool_calls"):
-        return "tool_calls"
     reason = meta.get("finish_reason")
-    return str(reason.get("type", "stop") if isinstance(reason, Mapping) else reason or "stop")
+    kind = str(reason.get("type", "stop") if isinstance(reason, Mapping) else reason or "stop")
+    return "tool_calls" if meta.get("tool_calls") and kind != "length" else kind
 
 
 def usage_of(meta: Mapping[str, Any]) -> tuple[int, int, int]:

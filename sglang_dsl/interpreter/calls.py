@@ -354,7 +354,8 @@ class _Generation(msgspec.Struct, frozen=True, eq=False):
     def read(self, reply: dict[str, Any], *, told: bool) -> Completion:
         done = Completion(tuple(reply["texts"]), reply["meta"])
         if self.piece is not None and not told:
-            self.piece(Delta(done.texts[0], done.meta))
+            thought = done.meta.get("reasoning_content") or ""
+            self.piece(Delta(done.texts[0], done.meta, reasoning=thought))
         return done
 
 
@@ -449,7 +450,9 @@ def _plain(call: Call | ChoiceCall) -> dict[str, Any]:
         "messages": msgspec.to_builtins(call.prompt.messages),
     }
     tools = call.prompt.tools
-    left = ("prompt", "timeout") if tools else ("prompt", "timeout", "tool_choice", "parallel_tools")
+    left = ["prompt", "timeout"]
+    left += [] if tools else ["tool_choice", "parallel_tools"]
+    left += [] if isinstance(call, Call) or call.temperature else ["temperature", "seed"]
     for name in (name for name in call.__struct_fields__ if name not in left):
         made[name] = msgspec.to_builtins(getattr(call, name))
     return made | ({"tools": msgspec.to_builtins(tools)} if tools else {})

@@ -16,16 +16,25 @@ from runtime.protocol.messages import ToolCall
 from sglang_dsl.backends.base import Backend
 from sglang_dsl.choices import METHODS, report
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import ChoiceCall, Completion
+from sglang_dsl.conversation.requests import ChoiceCall, ChoiceScores, Completion
 from sglang_dsl.conversation.transcript import Made, Transcript
-from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported
+from sglang_dsl.errors import BackendError, BadProgram, InvalidValue, ProgramError, Unsupported, warn
 from sglang_dsl.interpreter.calls import Before, Where, about
 from sglang_dsl.interpreter.lower import Lowered
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.replies.reasoning import ReasoningStream, Split
 from sglang_dsl.interpreter.replies.retries import corrected
 from sglang_dsl.interpreter.replies.tool_loop import answer, may_call
-from sglang_dsl.interpreter.run import Item, Prefix, RunInfo, forget_frames, placed, typed_value
+from sglang_dsl.interpreter.run import (
+    Item,
+    Prefix,
+    RunInfo,
+    forget_frames,
+    of_sample,
+    placed,
+    typed_value,
+    was_cut,
+)
 from sglang_dsl.interpreter.speculation import Speculation
 from sglang_dsl.ir import (
     Calls,
@@ -198,22 +207,23 @@ class Evaluator:
             return
         if ahead is not None and not ready.peeks and ahead.goes_on(self.transcript):
             done = await ahead.answer(ready.call(self.transcript.prompt(), None), node, item, self)
-            self.settle(node, item, done, ReasoningStream.splits(node, done.texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, done))
             return
         where = self.where("gen", node.name, item, node.timeout)
         call = ready.call(self.transcript.prompt(), where.timeout)
         if not run.stream or ready.n != 1 or ready.peeks:
             done = await run.calls.generate(where, call, self.before)
-            texts = ("",) * len(done.texts) if ready.peeks else done.texts
-            if len(texts) == 1 and node.reasoning is None:
-                self._settle_one(node, item, texts[0], done.meta)
+            if ready.peeks:
+                done = Completion(("",) * len(done.texts), done.meta)
+            if len(done.texts) == 1 and node.reasoning is None:
+                self._settle_one(node, item, done.texts[0], done.meta)
                 return
-            self.settle(node, item, done, ReasoningStream.splits(node, texts))
+            self.settle(node, item, done, ReasoningStream.splits(node, done))
             return
         split = ReasoningStream(node, item.variable, item.reasoning, self.output)
         done = await run.calls.generate(where, call, self.before, split.piece)
         split.end()
-        self.settle(node, item, done, ReasoningStream.splits(node, done.texts), streamed=True)
+        self.settle(node, item, done, ReasoningStream.splits(node, done), streamed=True)
 
     async def _until_it_fits(self, node: Gen, item: Item, ready: Lowered) -> None:
         """A generation with retries: asked for again, the error shown, until its text is read as a value. Of
@@ -225,14 +235,14 @@ class Evaluator:
         for left in range(node.retries or 0, -1, -1):
             where = self.where("gen", node.name, item, node.timeout)
             done = await self.run.calls.generate(where, ready.call(prompt, where.timeout), self.before)
-            splits = ReasoningStream.splits(node, done.texts)
+            splits = ReasoningStream.splits(node, done)
             try:
-                for split in splits:
-                    at = split.answer
-                    typed_value(node, at, done.meta)
+                for index, split in enumerate(splits):
+                    at, told = split.answer, of_sample(done.meta, index)
+                    typed_value(node, at, told)
             except InvalidValue as error:
                 if left:
-                    prompt = corrected(prompt, at, node.typed.name, str(error.__cause__), error.hint)
+                    prompt = corrected(prompt, at, node.typed.name, str(error.__cause__), was_cut(told))
                     rejected.append({"text": at, "error": str(error.__cause__)})
                     continue
             meta = dict(done.meta) | {"rejected": rejected}
@@ -263,7 +273,7 @@ class Evaluator:
         texts = [split.answer for split in splits]
         variable.raw = first.answer if one else texts
         try:
-            values = [typed_value(node, text, done.meta) for text in texts]
+            values = [typed_value(node, text, of_sample(done.meta, at)) for at, text in enumerate(texts)]
         except InvalidValue as error:
             self._unfit(error, item)
             return
@@ -279,7 +289,7 @@ class Evaluator:
             self.output.put(text)
         variable.raw, variable.meta = text, meta
         try:
-            value = text if node.typed is None else typed_value(node, text, meta)
+            value = typed_value(node, text, meta)
         except InvalidValue as error:
             self._unfit(error, item)
             return
@@ -295,25 +305,32 @@ class Evaluator:
         assert item.variable is not None
         variable, where = item.variable, self.where("select", node.name, item, node.timeout)
         method = node.own or METHODS[node.method]
-        call = ChoiceCall(self.transcript.prompt(), node.choices, method.unconditional, where.timeout)
         seed = node.seed if node.seed is not None else self.run.calls.derived(where)
+        call = ChoiceCall(
+            self.transcript.prompt(),
+            node.choices,
+            method.unconditional,
+            where.timeout,
+            node.temperature,
+            seed if node.temperature else None,
+        )
         drawn = node.temperature > 0 and seed is None
         found = await self.run.calls.score(where, call, self.before, drawn)
-        try:
-            seed = found.meta["draw"] if drawn else seed
-            pairs = zip(found.scores, node.choices, strict=True)
-            scores = [dataclasses.replace(score, text=option) for score, option in pairs]
-            decision = method.decide(scores, node.temperature, seed)
-        except BadProgram:
-            raise  # the program's own method
-        except ValueError as error:
-            raise BackendError(f"the choices cannot be compared: {error}") from error
-        text = node.choices[decision.index]
-        meta = dict(found.meta) | dict(decision.meta) | report(method, scores, decision)
+        fault = found.meta.get("invalid")
+        if fault is None:
+            text, meta = _decided(node, found, found.meta["draw"] if drawn else seed)
+        else:
+            text, meta = found.meta["reply"], found.meta
         self.transcript = self.transcript.say(text, chosen=node.name or "", made=Made(node, meta))
         self._sent = self.transcript.length
         if self.run.stream:
             self.output.put(text)
+        if fault is not None:
+            variable.raw, variable.meta = text, meta
+            self._unfit(InvalidValue(f"the reply is none of the choices: it is {text!r:.200}"), item)
+            return
+        if meta.get("temperature", 0.0) is None:
+            warn("the model takes no temperature: select is a draw of its own, not its best option", item.src)
         variable.settle(text, meta)
 
     def where(self, kind: str, name: str | None, item: Item, timeout: float | None) -> Where:
@@ -362,3 +379,18 @@ class Evaluator:
         }
         timeout = getattr(item.node, "timeout", None)
         return placed(cause, place, self.run.timeout if timeout is None else timeout)
+
+
+def _decided(node: Select, found: ChoiceScores, seed: int | None) -> tuple[str, dict[str, Any]]:
+    """The option taken, and its metadata. Raises BackendError; BadProgram where the program's own method
+    failed."""
+    method = node.own or METHODS[node.method]
+    try:
+        pairs = zip(found.scores, node.choices, strict=True)
+        scores = [dataclasses.replace(score, text=option) for score, option in pairs]
+        decision = method.decide(scores, node.temperature, seed)
+    except BadProgram:
+        raise
+    except ValueError as error:
+        raise BackendError(f"the choices cannot be compared: {error}") from error
+    return node.choices[decision.index], {**found.meta, **decision.meta, **report(method, scores, decision)}

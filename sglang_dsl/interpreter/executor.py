@@ -6,7 +6,7 @@ Knows no `s`, no threads of user code and no backends.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -16,7 +16,7 @@ from sglang_dsl.concurrency.streams import Signal, Stream
 from sglang_dsl.concurrency.waiting import Until, blocking, run_here
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import CallRecord
-from sglang_dsl.errors import BadProgram, InvalidValue, MissingVariable, NoBackend, StateClosed, again
+from sglang_dsl.errors import BadProgram, InvalidValue, NoBackend, StateClosed, again
 from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.evaluator import Evaluator
@@ -24,7 +24,7 @@ from sglang_dsl.interpreter.joins import CONCATENATE, replayed, taken_over
 from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.queue import Queue
 from sglang_dsl.interpreter.run import Body, Item, Prefix, RunInfo, WeakRefs
-from sglang_dsl.interpreter.variables import Mark, Variable
+from sglang_dsl.interpreter.variables import Mark, Variable, missing
 from sglang_dsl.ir import Gen, LoopBegin, LoopEnd, Node, ScopeEnd, Select, Seq, Source, Tools, caller, flatten
 from sglang_dsl.ir.passes import merge_text, role_after, sets, simple
 from sglang_dsl.tool_use.offers import NOTHING, Offer, offer_after
@@ -218,10 +218,7 @@ class Executor(Queue):
             raise again(self.body.error)
         if self._evaluator.error is not None:
             raise again(self._evaluator.error)
-        known = ", ".join(map(repr, list(self.variables))) or "none"
-        raise MissingVariable(
-            f"no variable {name!r}; known: {known}", program=self.program, variable=name, source=caller()
-        )
+        raise missing(name, list(self.variables), self.program)
 
     async def settled(self, until: Until) -> Transcript:
         """What was said by all that was queued so far; waits. In a stream, waits for the body too."""
@@ -240,9 +237,13 @@ class Executor(Queue):
         end = body.end if body is not None and body.elsewhere else self.mark()
         if timeout_s != 0 and not background().here:
             end.signal.wait_for(lambda: end.done, timeout_s)
-        return self._seen(self.run.ledger.records)
+        return self._seen(self.run.ledger.records, lambda: self.run.ledger.called)
 
-    def _seen(self, calls: Callable[[], tuple[CallRecord, ...]] = tuple) -> Snapshot:
+    def _seen(
+        self,
+        calls: Callable[[], tuple[CallRecord, ...]] = tuple,
+        called: Callable[[], Mapping[str, int]] = dict,
+    ) -> Snapshot:
         with self._lock:
             running = self._active or (self.body is not None and not self.body.done)
             variables, joined = list(self.variables.items()), list(self._joined)
@@ -273,6 +274,7 @@ class Executor(Queue):
             calls(),
             self.branch,
             heard[said.length :],
+            called(),
         )
 
     async def pieces(self, until: Until) -> AsyncGenerator[str, None]:

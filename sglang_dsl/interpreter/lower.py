@@ -446,7 +446,8 @@ _IDLE_DEFAULTS = {"n": 1, "min_tokens": 0, "top_logprobs_num": 0, "logprob_start
 def choices(value: object) -> tuple[str, ...]:
     """Options of a select, copied. Raises BadProgram."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise BadProgram(f"choices takes a list of strings, got {value!r}")
+        hint = f"; write choices=[{value!r:.80}, ...]" if isinstance(value, str) else ""
+        raise BadProgram(f"choices takes a list of strings, got {value!r:.200}{hint}")
     options = tuple(value)
     if not options:
         raise BadProgram("choices is empty: there is nothing to choose from")
@@ -461,7 +462,8 @@ def name(value: object) -> str | None:
     """A variable's name. Raises BadProgram."""
     no_nodes("a variable's name", value)
     if value is not None and not isinstance(value, str):
-        raise BadProgram(f"a variable's name must be a string, got {value!r}")
+        hint = '; the name comes first: gen("name", ...)'
+        raise BadProgram(f"a variable's name must be a string, got {value!r:.80}{hint}")
     return value if value is None else str(value)
 
 

@@ -74,20 +74,23 @@ class Meter:
             self.calls += 1
             return Hold(self, ask.most)
         async with self._turn:
-            while True:
-                self.check()
-                most = ask.most
-                if self._fits(ask, most):
-                    break
-                if not self._held:
-                    most = most if ask.fixed else self._clamped(ask)
-                    break
+            while (hold := self.reserve_now(ask)) is None:
                 self._freed.clear()
                 await self._freed.wait()
-            self.calls += 1
-            hold = Hold(self, most, ask.fresh + most * ask.n, self._price(ask, most))
-            self._held.append(hold)
             return hold
+
+    def reserve_now(self, ask: Ask) -> Hold | None:
+        """The same without waiting: None where there is no room yet. Raises BudgetExceeded."""
+        self.check()
+        most = ask.most
+        if not self._fits(ask, most):
+            if self._held:
+                return None
+            most = most if ask.fixed else self._clamped(ask)
+        self.calls += 1
+        hold = Hold(self, most, ask.fresh + most * ask.n, self._price(ask, most))
+        self._held.append(hold)
+        return hold
 
     def release(self, hold: Hold, *, made: bool = True) -> None:
         """The call is over; `made`: and counts as one."""

@@ -95,17 +95,24 @@ class Stop:
             part.cancel()
 
     def cancel(self) -> None:
-        if self.stopped:
-            return
-        self.stopped = True
+        if not self.stopped:
+            self.stopped = True
+            self.interrupt()
+
+    def interrupt(self) -> None:
+        """Cancel what runs by now, and nothing that begins later."""
         with self._lock:
             parts = self._parts.live()
         for part in parts:
             part.cancel()
 
-    def inside(self) -> None:
-        """From here on, in this context, programs belong to it."""
-        _STOP.set(self)
+    def inside(self) -> contextvars.Token[Stop]:
+        """From here on, in this context, programs belong to it; until outside()."""
+        return _STOP.set(self)
+
+    def outside(self, before: contextvars.Token[Stop]) -> None:
+        """From here on they belong to what they belonged to before."""
+        _STOP.reset(before)
 
 
 @dataclass(eq=False)
@@ -142,12 +149,12 @@ def stop_here() -> Stop:
 
 class RunInfo:
     """What all forks of one run share. `timeout`: seconds per call. `index`: the item's place in a batch.
-    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `stop`: what
-    stops it from outside."""
+    `inline`: whether each addition waits until it is done. `speculation`: num_api_spec_tokens. `caller`: the
+    run that called this program. `stop`: what stops it from outside."""
 
     __slots__ = (
-        "_calls", "_lock", "_members", "backend", "defaults", "failure", "index", "inline", "ledger",
-        "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index", "inline",
+        "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -163,11 +170,13 @@ class RunInfo:
         index: int | None = None,
         inline: bool = False,
         speculation: int | None = None,
+        caller: RunInfo | None = None,
     ) -> None:
         self.program, self.backend, self.defaults, self.timeout = program, backend, defaults, timeout
         self.stream, self.seed, self.meters, self.record = stream, seed, meters, record
         self.index, self.inline, self.speculation = index, inline, speculation
-        self.ledger = Ledger()
+        self.caller = caller
+        self.ledger: Ledger = Ledger(None if caller is None else caller.ledger)
         self.stop = _STOP.get()
         # What its function raised, where that runs beside the reader: why the rest is not done.
         self.failure: BaseException | None = None
@@ -186,18 +195,21 @@ class RunInfo:
         return self._calls
 
     def enter(self, member: Member) -> None:
-        with self._lock:
-            self._members.add(member)
+        run: RunInfo | None = self
+        while run is not None:
+            with run._lock:
+                run._members.add(member)
+            run = run.caller
         self.stop.enter(member)
 
     def live(self) -> list[Member]:
-        """The run's executors that still live."""
+        """The executors that still live, of the run and of the programs it called."""
         with self._lock:
             return self._members.live()
 
     async def usage(self, until: Until) -> dict[str, int]:
-        """Totals over the run, its forks included; waits for what they have queued. Failures do not stop
-        it."""
+        """Totals over the run, its forks and the programs it called; waits for what they have queued.
+        Failures do not stop it."""
         for member in self.live():
             await member.mark().reached(until)
         return self.ledger.total()
@@ -281,20 +293,46 @@ class Item(msgspec.Struct, eq=False, gc=False):
 
 
 def typed_value(node: Gen, text: str, meta: dict[str, Any]) -> Any:
-    """What a generated text is read as. Raises InvalidValue."""
-    if node.typed is None:
+    """What a generated text is read as. `meta`: of this text (see of_sample). Raises InvalidValue: it is no
+    value of its type, or the backend says that it is not what its constraint requires."""
+    fault = meta.get("invalid")
+    if node.typed is None and fault is None:
         return text
     start = meta.get("answer_start")
     if node.reasoning is None and isinstance(start, int):
         text = text[start:]  # the rest is reasoning before it (require_reasoning)
     try:
-        return node.typed.read(text)
+        value = text
+        if node.typed is not None and (fault is None or node.typed.kind == "json"):
+            value = node.typed.read(text)
+        if fault is not None:
+            raise ValueError(fault)
+        return value
     except ValueError as error:
-        cut = (meta.get("finish_reason") or {}).get("type") == "length"
+        wanted = f"a valid {node.typed.name}" if node.typed else f"what its {_form(node)} requires"
+        hint = None if fault is None or node.retries else "gen(name, type, retries=2) asks again"
         raise InvalidValue(
-            f"the text is not a valid {node.typed.name}: {error}; it is {text!r:.200}",
-            hint="it was cut off: increase max_tokens" if cut else None,
+            f"the text is not {wanted}: {error}; it is {text!r:.200}",
+            retryable=fault is not None,
+            hint="it was cut off: increase max_tokens" if was_cut(meta) else hint,
         ) from error
+
+
+def _form(node: Gen) -> str:
+    """The parameter of gen that says what the text must match."""
+    forms = ("dtype", "regex", "json_schema", "ebnf", "structural_tag", "choices")
+    return next((form for form in forms if getattr(node, form) is not None), "constraint")
+
+
+def of_sample(meta: dict[str, Any], index: int) -> dict[str, Any]:
+    """What was said of one text of a generation."""
+    samples = meta.get("samples")
+    return samples[index] if samples else meta
+
+
+def was_cut(meta: dict[str, Any]) -> bool:
+    """Whether a text ended at its token limit."""
+    return bool((meta.get("finish_reason") or {}).get("type") == "length")
 
 
 def placed(cause: BaseException, place: dict[str, Any], timeout: float | None) -> ProgramError:

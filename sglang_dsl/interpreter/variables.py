@@ -8,17 +8,31 @@ Knows no nodes and no backends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sglang_dsl.concurrency.streams import Piece, Signal, Stream
 from sglang_dsl.concurrency.waiting import Until
 from sglang_dsl.conversation.transcript import Transcript
-from sglang_dsl.errors import again
+from sglang_dsl.errors import MissingVariable, again, near
+from sglang_dsl.errors.source import caller
 from sglang_dsl.ir.typed import Typed
 from sglang_dsl.views.snapshot import VariableSnapshot
 
 _NOTHING: dict[str, Any] = {}  # what was said of a variable before it is there
+
+
+def missing(name: str, known: Iterable[str], program: str) -> MissingVariable:
+    """The error of a variable that nothing sets."""
+    names = list(known)
+    shown = ", ".join(map(repr, names)) or "none"
+    return MissingVariable(
+        f"no variable {name!r}; known: {shown}{near(name, names)}",
+        program=program,
+        variable=name,
+        source=caller(),
+        hint=None if names else f"it is set by what is added to the state: s += gen({name!r})",
+    )
 
 
 class Variable(Stream):

@@ -29,6 +29,7 @@ from sglang_dsl.errors import BadProgram
 from sglang_dsl.errors.source import Source as Source
 from sglang_dsl.errors.source import caller as caller
 from sglang_dsl.ir.interpolation import KEPT, mark, marked, parts
+from sglang_dsl.ir.mistakes import Unread, not_a_node, opens_no_block, refuse_text
 from sglang_dsl.ir.typed import Typed
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class Node:
             what = f"{self!r:.80} cannot be formatted with {spec!r}"
             raise BadProgram(f"{what}: its text is not known yet, at {caller()}")
         return mark(self)
+
+    if not TYPE_CHECKING:
+        __enter__ = opens_no_block
+        __exit__ = opens_no_block
 
     def children(self) -> tuple[Node, ...]:
         return ()
@@ -209,7 +214,7 @@ _words = operator.attrgetter(*_WORDS)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gen(Node, Generic[V]):
+class Gen(Unread, Node, Generic[V]):
     """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
     structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
     others then follows from it. `retries`: how often it is asked for again where its text is no such value.
@@ -245,7 +250,7 @@ class Gen(Node, Generic[V]):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Select(Node):
+class Select(Unread, Node):
     """A choice among `choices` by log-probability; `method` is a name in choices.METHODS. A temperature above
     0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
     brought, which the table does not have; it is not written down."""
@@ -366,10 +371,7 @@ def as_node(value: object, src: Source | None = None) -> Node:
         return interpolated(value, src) if KEPT and marked(value) else Text(value, src=src)
     if isinstance(value, Node):
         return value
-    if value is None:
-        raise ValueError("expected text or a node (gen, select, user(...), ...), got None")
-    shown = f"{type(value).__name__}: {value!r:.80}"
-    raise TypeError(f"expected text or a node (gen, select, user(...), ...), got {shown}")
+    raise not_a_node(value)
 
 
 def interpolated(text: str, src: Source | None = None) -> Seq:
@@ -424,6 +426,8 @@ KINDS: dict[str, type[Node]] = {
         Seq, Fork, Join,
     )
 }  # fmt: skip
+for _kind in KINDS.values():
+    refuse_text(_kind)
 
 
 def to_dict(node: Node) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""Python types as forms of text: what a generation must match so that its text is a value of the type, how
-that is read, and how it looks while it is still being written. Knows no nodes and no backends.
+"""Python types as forms of text: what a generation must match so that its text is a value of the type, and
+how that is read. Knows no nodes and no backends.
 
     int float bool          as with dtype=, and the value is converted
     str                     any text
     Literal, Enum of texts  one of the options, written bare
     anything else           JSON by the type's own schema, read and validated by pydantic's TypeAdapter:
                             models, dataclasses, TypedDict, Annotated, unions, lists, ...
+
+A NewType is read as its supertype.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import json
@@ -76,21 +77,51 @@ class Typed:
         try:
             return self.adapter.validate_json(text)
         except pydantic.ValidationError as error:
+            found = json_in(text)
+            if found is not None and found != text.strip():
+                return self._validated(found)
             faults = error.errors(include_url=False, include_input=False)
             raise ValueError(
                 "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the whole'}: {one['msg']}" for one in faults)
             ) from error
 
-    def partial(self, data: Any) -> Any:
-        """A value of the type that is not whole yet: `data` is the JSON read so far. Models and dataclasses
-        are made without validation, with None where nothing was written; unions of them stay plain data."""
-        return _partial(self.annotation, data) if self.adapter is not None else data
+
+def json_in(text: str) -> str | None:
+    """The only JSON value in a text: all of it, what stands in its only fence (```), or an object or array
+    within prose. None where there is none, or where the prose has braces or brackets of its own, which may be
+    another one or a part of it."""
+    whole = text.strip()
+    if _is_json(whole):
+        return whole
+    begin = re.search(r"[\[{]", text)
+    if begin is None:
+        inner = unfenced(text)
+        return inner if _is_json(inner) else None
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, begin.start())
+    except (ValueError, RecursionError):
+        return None
+    return None if re.search(r"[\[{}\]]", text[end:]) else text[begin.start() : end]
+
+
+def unfenced(text: str) -> str:
+    """What stands in the only fence of a text, without blanks around it; the text where it has no fence."""
+    parts = text.split("```")
+    return re.sub(r"\A\w*[ \t]*\n", "", parts[1]).strip() if len(parts) == 3 else text.strip()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def is_type(value: object) -> bool:
     """Whether `value` is a type as annotations have them."""
     return (
-        isinstance(value, type | types.UnionType | typing.TypeVar)
+        isinstance(value, type | types.UnionType | typing.TypeVar | typing.NewType)
         or get_origin(value) is not None
         or value is Any
         or type(value).__name__ == "TypeAliasType"
@@ -100,8 +131,9 @@ def is_type(value: object) -> bool:
 def must_be(value: Any, annotation: Any) -> None:
     """Raises ValueError where `value` is not of a type, without converting it (True is no int), or where the
     type is none; MissingExtra as describe()."""
-    name = _name(annotation)
-    if isinstance(annotation, type) and get_origin(annotation) is None:
+    name, annotation = _name(annotation), supertype(annotation)
+    plain = isinstance(annotation, type) and get_origin(annotation) is None
+    if plain and not typing.is_typeddict(annotation):
         right = isinstance(value, annotation) and (annotation is not int or type(value) is not bool)
     elif options := _options(annotation):
         right = value in options.values()
@@ -114,6 +146,13 @@ def must_be(value: Any, annotation: Any) -> None:
             right = False
     if not right:
         raise ValueError(f"{value!r:.80} is not of the type {name}")
+
+
+def supertype(annotation: Any) -> Any:
+    """What a NewType is made of; other types as they are."""
+    while isinstance(annotation, typing.NewType):
+        annotation = annotation.__supertype__
+    return annotation
 
 
 def describe(annotation: Any) -> Typed:
@@ -139,22 +178,26 @@ def _kept(made: Callable[[Any], T], annotation: Any) -> T:
 
 @functools.lru_cache(maxsize=256)
 def _describe(annotation: Any) -> Typed:
-    name = _name(annotation)
-    plain = _PLAIN.get(annotation) if isinstance(annotation, type) else None
+    name, base = _name(annotation), supertype(annotation)
+    plain = _PLAIN.get(base) if isinstance(base, type) else None
     if plain is not None:
         return Typed(name, plain, annotation)
-    options = _options(annotation)
+    options = _options(base)
     if options:
         return Typed(name, "choices", annotation, options=options)
     if not is_type(annotation):
         raise ValueError(f"expected a type, got {annotation!r:.80}")
-    return Typed(name, "json", annotation, adapter=_adapter(annotation, name))
+    return Typed(name, "json", annotation, adapter=adapter_of(annotation))
+
+
+def adapter_of(annotation: Any) -> Any:
+    """pydantic's TypeAdapter of a type. Raises ValueError, MissingExtra."""
+    return _kept(_adapter, annotation)
 
 
 @functools.lru_cache(maxsize=256)
 def _schema(annotation: Any) -> dict[str, Any]:
-    name = _name(annotation)
-    adapter = _adapter(annotation, name)
+    name, adapter = _name(annotation), adapter_of(annotation)
     try:
         made: dict[str, Any] = adapter.json_schema()
     except Exception as error:
@@ -163,7 +206,9 @@ def _schema(annotation: Any) -> dict[str, Any]:
     return made
 
 
-def _adapter(annotation: Any, name: str) -> Any:
+@functools.lru_cache(maxsize=256)
+def _adapter(annotation: Any) -> Any:
+    name = _name(annotation)
     try:
         make = _TYPES.load("JSON")
     except MissingExtra as error:
@@ -183,6 +228,7 @@ def _readable(annotation: Any) -> Any:
     """The same with typing's TypedDicts, which pydantic refuses before Python 3.12, as typing_extensions'."""
     if sys.version_info >= (3, 12):
         return annotation
+    annotation = supertype(annotation)
     if typing.is_typeddict(annotation):
         fields: dict[str, Any] = {}
         for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
@@ -205,8 +251,8 @@ def _name(annotation: Any) -> str:
     addresses, which differ from one process to the next."""
     if get_origin(annotation) is Annotated:
         return _name(get_args(annotation)[0])
-    if isinstance(annotation, type) and get_origin(annotation) is None:
-        return annotation.__name__
+    if isinstance(annotation, type | typing.NewType) and get_origin(annotation) is None:
+        return str(annotation.__name__)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(annotation)).replace("typing.", "")
 
 
@@ -239,54 +285,3 @@ def _below(node: dict[str, Any]) -> Iterator[Any]:
     for word in _INNER:
         inner = node.get(word)
         yield from inner if isinstance(inner, list) else (inner,)
-
-
-def _partial(annotation: Any, data: Any) -> Any:
-    origin, given = get_origin(annotation), get_args(annotation)
-    match data:
-        case list() if origin is list and given:
-            return [_partial(given[0], item) for item in data]
-        case dict() if origin is dict and len(given) == 2:
-            return {name: _partial(given[1], item) for name, item in data.items()}
-    if origin is typing.Annotated:
-        return _partial(given[0], data)
-    if origin in (typing.Union, types.UnionType):
-        others = [one for one in given if one is not types.NoneType]
-        return _partial(others[0], data) if len(others) == 1 and data is not None else data
-    if isinstance(annotation, type) and origin is None:
-        return _instance(annotation, data)
-    return data
-
-
-def _instance(kind: type, data: Any) -> Any:
-    import pydantic  # installed: an adapter was made
-
-    if issubclass(kind, pydantic.RootModel):
-        return kind.model_construct(_partial(kind.model_fields["root"].annotation, data))
-    if not isinstance(data, dict):
-        return data
-    if issubclass(kind, pydantic.BaseModel):
-        said = {name: one.validation_alias or one.alias or name for name, one in kind.model_fields.items()}
-        return kind.model_construct(
-            **{
-                name: _partial(kind.model_fields[name].annotation, data[key])
-                if isinstance(key, str) and key in data
-                else None
-                for name, key in said.items()
-            }
-        )
-    if dataclasses.is_dataclass(kind):
-        made = object.__new__(kind)
-        hints = _hints(kind)
-        for one in dataclasses.fields(kind):
-            value = _partial(hints.get(one.name), data[one.name]) if one.name in data else None
-            object.__setattr__(made, one.name, value)
-        return made
-    return data
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(kind, include_extras=True)
-    except NameError:  # names of a function's own scope: what is inside stays plain data
-        return {}

@@ -14,13 +14,13 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, overload
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.waiting import awaiting
 from sglang_dsl.conversation.tool_calls import ToolCall
-from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors import BadProgram, MissingVariable, WrongAttribute, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
@@ -32,11 +32,11 @@ from sglang_dsl.state.program_state import ProgramState, ProgramStateGroup, Turn
 from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import AsyncToolLoop, Steps, begun, calls_of, opened, running_loop
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
 T = TypeVar("T")
-
-
-class _Unawaited(BadProgram, AttributeError):
-    """For attributes: hasattr() then answers False."""
+I = TypeVar("I")  # noqa: E741
 
 
 class Pending(Awaitable[T], Generic[T]):
@@ -74,7 +74,7 @@ class Pending(Awaitable[T], Generic[T]):
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise _Unawaited(self._message())
+        raise WrongAttribute(self._message())
 
     __str__ = __format__ = _unawaited
     __eq__ = __ne__ = _unawaited
@@ -199,7 +199,7 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         said = name if isinstance(name, str) else name_of(name)
         return Pending(f"s[{said!r}]", lambda: self._value(said))
 
-    async def value(self, name: str, kind: type[T]) -> T:
+    async def value(self, name: str, kind: TypeForm[T]) -> T:
         """s[name], checked to be of the type `kind`; see ProgramState.value()."""
         variable = await self._done(name)
         return checked(variable, variable.result(), kind)
@@ -274,18 +274,11 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
 
     def text_iter(self, var_name: str | None = None) -> AsyncIterator[str]:
         """Pieces of one variable's text, or of the whole text, as they are generated."""
-        return self._sync.text_async_iter(var_name)
-
-    def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        """The same as text_iter(). With `return_meta_data`, yields pairs (piece, the backend's metadata
-        for it)."""
-        return self._sync.text_async_iter(var_name, return_meta_data)
+        return self.text_async_iter(var_name)
 
     def object_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
         """The variable's value while its JSON is generated; see ProgramState.object_iter()."""
-        return self._sync.object_async_iter(var_name, strings=strings)
+        return self.object_async_iter(var_name, strings=strings)
 
     def __repr__(self) -> str:
         """The text so far; see ProgramState.__repr__. Does not wait."""
@@ -298,6 +291,16 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
         cancels them if an exception leaves the block. Without it, use `await forks.join()`."""
         return AsyncProgramStateGroup(self, self._sync.fork(size, budget=budget))
 
+    @overload
+    async def map(
+        self, fn: Callable[[AsyncProgramState, I], Awaitable[None]], items: Iterable[I]
+    ) -> list[AsyncProgramState]: ...
+
+    @overload
+    async def map(
+        self, fn: Callable[[AsyncProgramState, I], Awaitable[T]], items: Iterable[I]
+    ) -> list[T]: ...
+
     async def map(
         self, fn: Callable[[AsyncProgramState, Any], Awaitable[Any]], items: Iterable[Any]
     ) -> list[Any]:
@@ -307,13 +310,17 @@ class AsyncProgramState(StateBase["AsyncTurn"]):
             return []
         group = self.fork(len(given))
 
-        async def work(state: AsyncProgramState, item: Any) -> Any:
-            made = await fn(state, item)
-            return state if made is None else made
+        async def work(index: int) -> Any:
+            try:
+                made = await fn(group[index], given[index])
+            except BaseException as error:
+                of_item(error, index, given[index], "map")
+                raise
+            return group[index] if made is None else made
 
         try:
             async with asyncio.TaskGroup() as tasks:
-                begun = [tasks.create_task(work(*pair)) for pair in zip(group, given, strict=True)]
+                begun = [tasks.create_task(work(index)) for index in range(len(given))]
         except BaseExceptionGroup as errors:
             group.cancel()
             raise errors.exceptions[0] from None

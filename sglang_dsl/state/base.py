@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn, TypeVar, overload
 
 from sglang_dsl.concurrency.streams import Piece
-from sglang_dsl.concurrency.waiting import Until, value_of
-from sglang_dsl.errors import BadProgram, ProgramError
+from sglang_dsl.concurrency.waiting import Until, awaiting, value_of
+from sglang_dsl.errors import BadProgram, ProgramError, WrongAddition, WrongAttribute
 from sglang_dsl.errors.tracebacks import public
+from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Node
+from sglang_dsl.ir.interpolation import KEPT, marked
 from sglang_dsl.state import branches
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.partial import Reading
@@ -24,12 +26,75 @@ from sglang_dsl.views.notebook import Displayed, Page
 from sglang_dsl.views.snapshot import Snapshot, calls_within
 
 T = TypeVar("T", covariant=True)
+# What a run takes as keyword arguments besides the options of a generation.
+_OF_A_RUN = frozenset(
+    {"backend", "stream", "budget", "cache", "cache_dir", "use_thread", "num_api_spec_tokens"}
+)
+_OF_A_GEN = frozenset({*lower.WORDS, "timeout"})
+
+
+class _Checked:
+    """Its attributes are those of its class: what is set, or read, by another name is an error that says what
+    to write. Type checkers see none of it, and refuse the same."""
+
+    _FIELDS: ClassVar[frozenset[str]] = frozenset()
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name not in self._FIELDS:
+                raise WrongAttribute(self._cannot_set(name, value))
+            object.__setattr__(self, name, value)
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise WrongAttribute(self._cannot_get(name))
+
+        def __add__(self, other: object) -> NoReturn:
+            kind = type(self).__name__
+            raise WrongAddition(f"{kind} is added to in place: write s += ..., not s = s + ...")
+
+        __radd__ = __add__
+
+    def _cannot_set(self, name: str, value: object) -> str:
+        kind = type(self).__name__
+        if name in _OF_A_GEN:
+            said = f"{name}={value!r:.60}"
+            return (
+                f"{name!r} set on {kind} would have no effect: write gen(..., {said}), or @function({said}) "
+                "for all generations of a program"
+            )
+        if name in _OF_A_RUN:
+            return f"{name!r} set on {kind} would have no effect: pass it to program.run(..., {name}=...)"
+        if hasattr(type(self), name):
+            return f"{name!r} is a part of {kind} and cannot be set"
+        return f"{kind} has no attribute {name!r}" + self._variable(name, " = ...")
+
+    def _cannot_get(self, name: str) -> str:
+        kind = type(self).__name__
+        if name in _OF_A_GEN or name in _OF_A_RUN:
+            return f"{kind} does not keep options such as {name!r}; the metadata of a call tells what it used"
+        if name in _ADDED:
+            return f"{kind} has no {name!r}: write s += {name}(...)"
+        if name in ("add", "append", "extend", "generate", "write"):
+            return f"{kind} has no {name!r}: write s += ..."
+        return f"{kind} has no attribute {name!r}" + self._variable(name, "")
+
+    def _variable(self, name: str, end: str) -> str:
+        return f"; a variable is s[{name!r}]{end}"
+
+
+_ADDED = frozenset(
+    {"gen", "gen_int", "gen_string", "select", "image", "video", "audio", "tools", "separate_reasoning"}
+)
 
 
 @public
-class StateBase(Displayed, Generic[T]):
+class StateBase(_Checked, Displayed, Generic[T]):
     """Base of both kinds of state. T is the type of their turns."""
 
+    _FIELDS = frozenset({"_core", "_sync", "_forked_from", "ret_value", "index"})
     _core: Core
 
     def _page(self, timeout_s: float | None) -> Page:
@@ -46,7 +111,13 @@ class StateBase(Displayed, Generic[T]):
     # -- variables -------------------------------------------------------------------------------------------
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Set a variable. Later reads of `name` return `value`."""
+        """Set a variable. Later reads of `name` return `value`. Raises BadProgram for a node, which has none
+        yet."""
+        if isinstance(value, Node) or (KEPT and isinstance(value, str) and marked(value)):
+            raise BadProgram(
+                f"the variable {name!r} cannot be set to a node, whose value is not known yet; "
+                f"where a node is added it sets its variable: s += gen({name!r})"
+            )
         self._core.set(name, value)
 
     def set_var(self, name: str, value: Any) -> None:
@@ -109,9 +180,11 @@ class StateBase(Displayed, Generic[T]):
             return error
         return self._core.fault()
 
-    async def _pieces(self, name: str | None, until: Until) -> AsyncGenerator[Piece, None]:
-        """Pieces of one variable's text, or of the whole text, as they are generated. Raises ProgramError
-        if it breaks off."""
+    async def _pieces(
+        self, name: str | None, until: Until, reasoning: bool = False
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of one variable's text, or of the whole text, as they are generated. `reasoning`: and of its
+        reasoning, as metadata of empty pieces. Raises ProgramError if it breaks off."""
         if name is None:
             async with aclosing(self._core.pieces(until)) as texts:
                 async for text in texts:
@@ -121,7 +194,7 @@ class StateBase(Displayed, Generic[T]):
         # Closed here and now when a reader leaves early, not when the loop comes round to it.
         async with aclosing(variable.read(variable.ended, until)) as pieces:
             async for piece in pieces:
-                if piece.text:
+                if piece.text or (reasoning and piece.meta and "reasoning_content" in piece.meta):
                     yield piece
         variable.result()
 
@@ -135,6 +208,35 @@ class StateBase(Displayed, Generic[T]):
                     yield value
         for value in reading.end():
             yield value
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: Literal[False] = False
+    ) -> AsyncIterator[str]: ...
+
+    @overload
+    def text_async_iter(
+        self, var_name: str | None = None, *, return_meta_data: Literal[True]
+    ) -> AsyncIterator[tuple[str, dict[str, Any]]]: ...
+
+    async def text_async_iter(
+        self, var_name: str | None = None, return_meta_data: bool = False
+    ) -> AsyncIterator[Any]:
+        """Pieces of one variable's text, or of the whole text, as they are generated, on any event loop.
+
+        With `return_meta_data`, yields pairs (piece, metadata): the backend's counters so far, and the
+        log-probabilities of this piece's tokens. A piece of the reasoning is metadata of an empty piece,
+        {"reasoning_content": ...}. get_meta_info() has what was reported after the last piece.
+        """
+        async with aclosing(self._pieces(var_name, awaiting, return_meta_data)) as pieces:
+            async for piece in pieces:
+                yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
+
+    async def object_async_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
+        """object_iter() for any event loop."""
+        async with aclosing(self._objects(var_name, strings, awaiting)) as values:
+            async for value in values:
+                yield value
 
     # -- going back, stopping --------------------------------------------------------------------------------
 
@@ -160,10 +262,14 @@ S = TypeVar("S", bound=StateBase[Any])
 
 
 @public
-class Group(Displayed, Generic[S]):
+class Group(_Checked, Displayed, Generic[S]):
     """The forks of one state, in order."""
 
+    _FIELDS = frozenset({"_parent", "_states", "_group", "_joined"})
     _states: Sequence[S]
+
+    def _variable(self, name: str, end: str) -> str:
+        return f"; its forks have: forks[0].{name}, or the variable forks[0][{name!r}]{end}"
 
     def _page(self, timeout_s: float | None) -> Page:
         from sglang_dsl.views import html  # for notebooks alone
@@ -186,7 +292,13 @@ class Group(Displayed, Generic[S]):
         return len(self._states)
 
     def __getitem__(self, index: int) -> S:
-        return self._states[index]
+        try:
+            return self._states[index]
+        except TypeError as error:
+            raise BadProgram(
+                f"forks are numbered, got {index!r:.80}; [fork[name] for fork in forks] has a variable of "
+                "each, and after forks.join() s[name] is their list"
+            ) from error
 
     def __setitem__(self, index: int, state: S) -> None:
         # `forks[i] += x` ends with this assignment.

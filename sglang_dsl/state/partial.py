@@ -8,6 +8,7 @@ from typing import Any
 from runtime.formats.json_stream import JsonStream, JsonStreamError
 from sglang_dsl.errors import InvalidValue
 from sglang_dsl.interpreter.variables import Variable
+from sglang_dsl.ir.growing import NOTHING, Growing
 
 
 class Reading:
@@ -17,6 +18,9 @@ class Reading:
         self._variable = variable
         self._typed = variable.typed
         self._stream = JsonStream(strings=strings)
+        # A node that was read back from JSON has no type any more: it shows plain data.
+        read = self._typed is not None and self._typed.adapter is not None
+        self._growing = Growing(self._typed.annotation) if self._typed is not None and read else None
         # Where the text is no JSON there is nothing to show before its end.
         self._is_json = self._typed is None or self._typed.kind == "json"
 
@@ -29,8 +33,8 @@ class Reading:
         except JsonStreamError:
             self._is_json = False  # told at the end, where it is known what else went wrong
             return
-        if grown:
-            yield self._shown()
+        if grown and (shown := self._shown()) is not NOTHING:
+            yield shown
 
     def end(self) -> Iterator[Any]:
         """The complete value. Raises ProgramError: the variable's own error, or the text is not JSON."""
@@ -46,8 +50,8 @@ class Reading:
             yield self._shown()
 
     def _shown(self) -> Any:
-        value = self._stream.value
-        return value if self._typed is None else self._typed.partial(value)
+        value, growing = self._stream.value, self._growing
+        return value if growing is None else growing.value(value, self._stream.writing)
 
     def _broken(self, error: JsonStreamError) -> InvalidValue:
         cut = (self._variable.meta.get("finish_reason") or {}).get("type") == "length"

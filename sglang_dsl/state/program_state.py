@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 from sglang_dsl.budgets import Budget
 from sglang_dsl.choices import Choice
 from sglang_dsl.concurrency.loop import in_thread
-from sglang_dsl.concurrency.waiting import awaiting, blocking, iterate_here, run_here
+from sglang_dsl.concurrency.waiting import blocking, iterate_here, run_here
 from sglang_dsl.conversation.tool_calls import ToolCall
-from sglang_dsl.errors import BadProgram, MissingVariable
+from sglang_dsl.errors import BadProgram, MissingVariable, of_item
 from sglang_dsl.errors.tracebacks import public, trim
 from sglang_dsl.interpreter.core import Core
 from sglang_dsl.interpreter.joins import GATHER, join_mode
@@ -45,7 +45,11 @@ from sglang_dsl.state.reads import checked, choice_of, name_of
 from sglang_dsl.state.tool_loop import Steps, ToolLoop, begun, calls_of, opened
 from sglang_dsl.views.notebook import REPR_WAIT_S
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
 T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741
 
 
 @public
@@ -109,7 +113,7 @@ class ProgramState(StateBase["Turn"]):
             trim(error)
             raise
 
-    def value(self, name: str, kind: type[T]) -> T:
+    def value(self, name: str, kind: TypeForm[T]) -> T:
         """s[name], checked to be of the type `kind`, which type checkers then know. Raises InvalidValue if
         it is not, and otherwise the same errors as s[name]."""
         variable = self._done(name)
@@ -187,8 +191,8 @@ class ProgramState(StateBase["Turn"]):
         return run_here(self._error(blocking))
 
     def usage(self) -> dict[str, int]:
-        """What this run and its forks used: calls, prompt_tokens, completion_tokens, cached_tokens,
-        jumped_tokens. Waits."""
+        """What this run used, with its forks and the programs it called: calls, prompt_tokens,
+        completion_tokens, cached_tokens, jumped_tokens. Waits."""
         return run_here(self._core.usage(blocking))
 
     def show(self, form: str = "tree") -> None:
@@ -216,38 +220,19 @@ class ProgramState(StateBase["Turn"]):
         for piece in iterate_here(self._pieces(var_name, blocking)):
             yield piece.text
 
-    async def text_async_iter(
-        self, var_name: str | None = None, return_meta_data: bool = False
-    ) -> AsyncIterator[Any]:
-        """text_iter() for any event loop.
-
-        With `return_meta_data`, yields pairs (piece, metadata): the backend's counters so far, and the
-        log-probabilities of this piece's tokens. get_meta_info() has what was reported after the last
-        piece.
-        """
-        async with aclosing(self._pieces(var_name, awaiting)) as pieces:
-            async for piece in pieces:
-                yield (piece.text, dict(piece.meta or {})) if return_meta_data else piece.text
-
     def object_iter(self, var_name: str, *, strings: bool = True) -> Iterator[Any]:
         """The variable's value while its JSON is generated: what is known so far, each time there is more.
         The last item is the complete value.
 
-        If the generation has a type, each item is an instance of it that has not been validated, with None
-        for what is not there yet; the last item is s[var_name]. Otherwise the items are plain data.
+        If the generation has a type, each item is an instance of it; its fields are of their types, or None
+        for what is not there yet. The last item is s[var_name]. Otherwise the items are plain data.
 
-        Nothing is taken back. Numbers, true, false and null appear when they are complete; strings grow.
-        With `strings=False`, strings too appear when they are complete. Items share their finished parts,
-        so do not change them. Text that is not JSON (a number, an option of an Enum) appears when it is
-        complete. Raises ProgramError if the text breaks off.
+        Nothing is taken back. Strings grow where the type is str, unless `strings` is False; other values (a
+        number, an option, a date) appear when they are complete, a union as soon as only one of its types is
+        left, text that is not JSON at its end. Items share their finished parts, so do not change them.
+        Raises ProgramError if the text breaks off.
         """
         yield from iterate_here(self._objects(var_name, strings, blocking))
-
-    async def object_async_iter(self, var_name: str, *, strings: bool = True) -> AsyncIterator[Any]:
-        """object_iter() for any event loop."""
-        async with aclosing(self._objects(var_name, strings, awaiting)) as values:
-            async for value in values:
-                yield value
 
     # -- turns -----------------------------------------------------------------------------------------------
 
@@ -336,17 +321,28 @@ class ProgramState(StateBase["Turn"]):
             fork._forked_from = self
         return ProgramStateGroup(self, forks)
 
+    @overload
+    def map(self, fn: Callable[[ProgramState, I], None], items: Iterable[I]) -> list[ProgramState]: ...
+
+    @overload
+    def map(self, fn: Callable[[ProgramState, I], T], items: Iterable[I]) -> list[T]: ...
+
     def map(self, fn: Callable[[ProgramState, Any], Any], items: Iterable[Any]) -> list[Any]:
         """Call `fn(fork, item)` for each item, each on its own fork, in parallel on a limited number of
         threads. Returns the results in order; if a call returns None, its fork is the result. If calls
-        raise, the forks are cancelled, and the first error in order is raised."""
+        raise, the forks are cancelled, and the first error in order is raised, which says of which item it
+        is."""
         given = list(items)
         if not given:
             return []
         group = self.fork(len(given))
 
         def work(index: int) -> Any:
-            made = fn(group[index], given[index])
+            try:
+                made = fn(group[index], given[index])
+            except BaseException as error:
+                of_item(error, index, given[index], "map")
+                raise
             return group[index] if made is None else made
 
         try:

@@ -3,13 +3,16 @@ select. Knows variables and nodes, no states."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sglang_dsl.choices import Choice
 from sglang_dsl.errors import BadProgram, InvalidValue
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Gen, Select
 from sglang_dsl.ir.typed import must_be
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 
@@ -26,7 +29,7 @@ def name_of(node: object) -> str:
     return node.name
 
 
-def checked(variable: Variable, value: Any, kind: type[T]) -> T:
+def checked(variable: Variable, value: Any, kind: TypeForm[T]) -> T:
     """`value`, if it is of the type `kind`. Raises InvalidValue. While a program is traced, a placeholder
     passes for a value of any type."""
     if variable.typed is None or variable.typed.name != "placeholder":

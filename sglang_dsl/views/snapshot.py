@@ -51,6 +51,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     variables   by name, in the order in which they were first set
     forks       joined ones in order, then those that are still in use
     calls       the finished calls of the whole run; empty in the snapshot of a fork
+    called      sums over the calls of the programs that it called, as in `usage`
     branch      () for the program itself, (2,) for its third fork, ...
     partial     in a stream, what the running generation has so far
     """
@@ -65,6 +66,7 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
     calls: tuple[CallRecord, ...] = ()
     branch: tuple[int, ...] = ()
     partial: str = ""
+    called: Mapping[str, int] = {}
 
     @property
     def text(self) -> str:
@@ -78,8 +80,9 @@ class Snapshot(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def usage(self) -> dict[str, int]:
-        """Sums over `calls`: calls, prompt_tokens, completion_tokens, cached_tokens, jumped_tokens."""
-        return totals(self.calls)
+        """Sums over `calls`, and over those of the programs it called: calls, prompt_tokens,
+        completion_tokens, cached_tokens, jumped_tokens."""
+        return totals(self.calls, self.called)
 
     def label(self, kind: str) -> str:
         """One line for repr(): the status and the text."""

@@ -27,6 +27,8 @@ def check_network(text: str) -> None:
         ) from error
 
 
+LEAST_HEARTBEAT_S = 2.0
+"""Several heartbeats, which come twice a second."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -219,6 +221,11 @@ class ServerConfig:
         False,
         "restart the processes when one dies, instead of exiting. HTTP workers are always replaced",
     )
+    heartbeat_timeout_s: float = option(
+        30.0,
+        "seconds without a sign of life after which a process of the server counts as hung: an HTTP worker "
+        "is replaced, another fails the group. A forward pass has a limit of its own, step_timeout_s",
+    )
     restart_limit: int = option(10, "number of failures in a row after which the server no longer restarts")
     ready_file: str | None = option(
         None, "write a JSON object with the server's url, port and pid to this file when the server is ready"
@@ -288,6 +295,11 @@ class ServerConfig:
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise BadRequest(f"must be a positive number, got {value}", where=name)
+        if not LEAST_HEARTBEAT_S <= self.heartbeat_timeout_s < float("inf"):
+            raise BadRequest(
+                f"must be a number of at least {LEAST_HEARTBEAT_S:g}, got {self.heartbeat_timeout_s}",
+                where="heartbeat_timeout_s",
+            )
         for name in ("drain_timeout_s", "lame_duck_s", "stream_comment_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise BadRequest(f"must be a number of at least 0, got {getattr(self, name)}", where=name)

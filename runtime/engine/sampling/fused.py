@@ -17,6 +17,7 @@ from runtime.engine.sampling.logprobs import NOT_FINITE, Logits
 from runtime.engine.sampling.penalties import Columns, adjusted, every, penalised
 from runtime.engine.sampling.sampler import NOTHING_ALLOWED, Sampler, Then
 from runtime.kernels.device import to_host
+from runtime.kernels.gumbel import halves
 from runtime.kernels.logprobs import gather_logprobs
 from runtime.kernels.sampling import Changes, Draws, change, sample
 from runtime.plan import Row, Sample, TokenMask
@@ -30,11 +31,11 @@ class FusedSampler(Sampler):
     own_logsumexp = True
 
     def sample(
-        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
     ) -> list[int | str]:
         if any(row.sampling.custom_logit_processor is not None for row in rows):
-            return super().sample(logits, rows, masks, draws)
-        tokens = self._drawn(logits, rows, draws, masks).tolist()
+            return super().sample(logits, rows, masks, keys)
+        tokens = self._drawn(logits, rows, keys, masks).tolist()
         return [token if token >= 0 else NOTHING_ALLOWED for token in tokens]
 
     def at_once(
@@ -42,7 +43,7 @@ class FusedSampler(Sampler):
         given: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
-        draws: Sequence[float],
+        keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sample | str] | None:
         if any(
@@ -50,7 +51,7 @@ class FusedSampler(Sampler):
             for row in rows
         ):
             return None
-        tokens = self._drawn(given.logits, rows, draws, masks)
+        tokens = self._drawn(given.logits, rows, keys, masks)
         facts = [tokens.double()]
         if any(row.logprob for row in rows):
             logprobs, _ = gather_logprobs(given.scaled, tokens.clamp(min=0).long()[:, None])
@@ -68,7 +69,7 @@ class FusedSampler(Sampler):
         self,
         scores: Tensor,
         rows: Sequence[Row],
-        draws: Sequence[float],
+        keys: Sequence[int],
         masks: Mapping[int, TokenMask],
     ) -> Tensor:
         """[rows] int32: columns of the scores, -1 where none is allowed, -2 where not all are finite."""
@@ -83,7 +84,7 @@ class FusedSampler(Sampler):
                 mask_of[index] = number
         changes = self._changes(rows, every(scores.shape[1]))
         arrays = [
-            np.array(draws),
+            halves(keys).ravel(),
             np.array([0.0 if one.greedy else one.temperature for one in params], dtype=np.float32),
             np.array([one.top_k for one in params], dtype=np.int32),
             np.array([one.top_p for one in params], dtype=np.float32),
@@ -93,12 +94,12 @@ class FusedSampler(Sampler):
             *(array for one in changes for array in one),
         ]
         there = _copied(arrays, scores.device)
-        uniform, temperatures, top_k, top_p, min_p, of, words, *rest = there
+        given_keys, temperatures, top_k, top_p, min_p, of, words, *rest = there
         if changes:
             scores = scores.clone()
             for first in range(0, len(rest), 4):
                 change(scores, Changes(*rest[first : first + 4]))
-        given = Draws(temperatures, top_k, top_p, min_p, uniform, of, words.view(bits.shape))
+        given = Draws(temperatures, top_k, top_p, min_p, given_keys.view(-1, 2), of, words.view(bits.shape))
         return sample(scores if scores.stride(1) == 1 else scores.contiguous(), given, check=True)
 
     def _changes(self, rows: Sequence[Row], columns: Columns) -> list[list[Array]]:
@@ -150,4 +151,4 @@ def _copied(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
     ]
 
 
-_TYPES = {"d": torch.float64, "f": torch.float32, "i": torch.int32}
+_TYPES = {"f": torch.float32, "i": torch.int32}

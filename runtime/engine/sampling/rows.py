@@ -15,7 +15,7 @@ from torch import Tensor
 from runtime.engine.drafts import closed, masks_of_asked, taken
 from runtime.engine.sampling.few import few_logits
 from runtime.engine.sampling.logprobs import NOT_FINITE, Logits, finite, ids_of, temperatures_of, top_of
-from runtime.engine.sampling.sampler import Sampler, Then, uniform
+from runtime.engine.sampling.sampler import Sampler, Then, key_of
 from runtime.plan import Row, Sample, TokenMask
 
 LOGITS_AT_ONCE = 1 << 26
@@ -117,23 +117,23 @@ class RowSampler:
                     None,
                 )
             ]
-        draws = [self._draw(row) for row in rows]
+        keys = [self._key(row) for row in rows]
         if known is not None or then is not None or not self._lists:
-            return self._from_logits(known or self.logits(last, rows), rows, mine, draws, then)
+            return self._from_logits(known or self.logits(last, rows), rows, mine, keys, then)
         few = few_logits(rows, mine, self._vocab_size)
         rest = [place for place in range(len(rows)) if place not in few]
         found: dict[int, Sampled] = {}
         if few:
             places = list(few)
             sampled = self._from_lists(
-                last[places], [rows[at] for at in places], list(few.values()), [draws[at] for at in places]
+                last[places], [rows[at] for at in places], list(few.values()), [keys[at] for at in places]
             )
             found |= zip(places, sampled)
         if rest:
             others = [rows[at] for at in rest]
             logits = self.logits(last[rest] if few else last, others)
             theirs = {place: mine[at] for place, at in enumerate(rest) if at in mine}
-            found |= zip(rest, self._from_logits(logits, others, theirs, [draws[at] for at in rest]))
+            found |= zip(rest, self._from_logits(logits, others, theirs, [keys[at] for at in rest]))
         return [found[place] for place in range(len(rows))]
 
     def _from_lists(
@@ -141,7 +141,7 @@ class RowSampler:
         last: Tensor,
         rows: Sequence[Row],
         lists: Sequence[npt.NDArray[np.int64]],
-        draws: Sequence[float],
+        keys: Sequence[int],
     ) -> list[Sampled]:
         """Of the logits of `lists` alone; rows with the same list share a product."""
         healthy = finite(last).tolist()
@@ -160,7 +160,7 @@ class RowSampler:
             values[place] if well else values[place].new_zeros(len(lists[place]))
             for place, well in enumerate(healthy)
         ]
-        tokens = self.sampler.sample_listed(known, lists, rows, draws)
+        tokens = self.sampler.sample_listed(known, lists, rows, keys)
         return [
             NOT_FINITE if not well else token if isinstance(token, str) else Sample(token)
             for token, well in zip(tokens, healthy)
@@ -171,10 +171,10 @@ class RowSampler:
         given: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
-        draws: Sequence[float],
+        keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sampled]:
-        if (found := self.sampler.at_once(given, rows, masks, draws, then)) is not None:
+        if (found := self.sampler.at_once(given, rows, masks, keys, then)) is not None:
             return found
         # A row that is not finite is drawn from zeros and reported as an error: it must not disturb the
         # others.
@@ -183,7 +183,7 @@ class RowSampler:
         healthy = sound.tolist()
         if not all(healthy):
             logits = logits.masked_fill(~sound[:, None], 0.0)
-        tokens = self.sampler.sample(logits, rows, masks, draws)
+        tokens = self.sampler.sample(logits, rows, masks, keys)
         errors = [
             NOT_FINITE if not well else token if isinstance(token, str) else None
             for token, well in zip(tokens, healthy)
@@ -202,12 +202,12 @@ class RowSampler:
             for row, token, logprob, top, own, error in zip(rows, ids, logprobs, tops, known, errors)
         ]
 
-    def _draw(self, row: Row) -> float:
+    def _key(self, row: Row) -> int:
         if row.sampling.greedy:
-            return 0.0
+            return 0
         seed = row.sampling.seed
         if seed is None:
             seed = self._seeds.get(row.seq)
             if seed is None:
                 seed = self._seeds[row.seq] = self._random.getrandbits(63)
-        return uniform(seed, row.step)
+        return key_of(seed, row.step)

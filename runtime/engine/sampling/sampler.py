@@ -1,9 +1,8 @@
 """Sampling: logits -> the next token of each row. Greedy, temperature, top-k, top-p, min-p, penalties,
 biases, logit processors, masks.
 
-A row's draw depends on its logits, its seed and its step only, never on the batch it is in: one uniform
-number per (seed, step), looked up in the cumulative distribution in order of ids. It knows no requests and no
-grammar.
+A row's draw depends on its logits, its seed and its step only, never on the batch it is in: noise by (seed,
+step, id) is added to each score, and the greatest wins (draw). It knows no requests and no grammar.
 
 Order: repetition, frequency and presence penalty; logit_bias; logit processor; mask; temperature; top-k;
 top-p; min-p. Ties at a cut-off are kept.
@@ -37,10 +36,10 @@ NOTHING_ALLOWED = "the mask allows no token"
 NOTHING_LEFT = "the mask and the logit processor {name!r} together allow no token"
 
 
-def uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) with 53 random bits, a pure function of (seed, step)."""
+def key_of(seed: int, step: int) -> int:
+    """64 random bits, a pure function of (seed, step)."""
     digest = hashlib.blake2b(struct.pack("<QQ", seed, step), digest_size=8).digest()
-    return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
+    return int.from_bytes(digest, "little")
 
 
 class Sampler:
@@ -59,11 +58,11 @@ class Sampler:
         self._histograms.release(handles)
 
     def sample(
-        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
     ) -> list[int | str]:
         """logits [len(rows), vocab] float32, finite -> one id per row, or what went wrong with that row.
 
-        masks: index into rows -> mask. draws: one number in [0, 1) per row; greedy rows ignore theirs. Each
+        masks: index into rows -> mask. keys: 64 bits per row, see key_of(); greedy rows ignore theirs. Each
         row has a `seq` of its own.
         """
         answers: list[int | str] = [NOTHING_ALLOWED] * len(rows)
@@ -83,7 +82,7 @@ class Sampler:
                 faults: dict[int, str] = {}
                 scores, ids = candidates(logits, rows, masks, some, faults)
                 params = [rows[index].sampling for index in some]
-                picked = pick(scores, params, [draws[index] for index in some])
+                picked = pick(scores, params, [keys[index] for index in some], ids)
                 for place, (index, column) in enumerate(zip(some, picked)):
                     if index in faults:
                         answers[index] = faults[index]
@@ -98,7 +97,7 @@ class Sampler:
         given: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
-        draws: Sequence[float],
+        keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sample | str] | None:
         """sample() with the log-probabilities of what was sampled, where both are made in one: here, of rows
@@ -127,7 +126,7 @@ class Sampler:
         return NOTHING_ALLOWED if scores[best] == -math.inf else Sample(best)
 
     def sample_listed(
-        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
+        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], keys: Sequence[int]
     ) -> list[int | str]:
         """sample() where only the logits of the allowed ids are known: per row its ascending ids, and their
         logits [ids] float32, finite. No row has a logit processor."""
@@ -137,7 +136,8 @@ class Sampler:
             scores = pad_sequence(list(values[some]), batch_first=True, padding_value=-math.inf)
             if any(adjusted(row.sampling) for row in rows[some]):
                 adjust(scores, rows[some], self._histograms, listed(lists[some]))
-            picked = pick(scores, [row.sampling for row in rows[some]], draws[some])
+            own = pad_sequence([torch.tensor(ids) for ids in lists[some]], batch_first=True)
+            picked = pick(scores, [row.sampling for row in rows[some]], keys[some], own)
             answers += [
                 NOTHING_ALLOWED if column is None else int(ids[column])
                 for ids, column in zip(lists[some], picked)
@@ -238,7 +238,7 @@ class Unsampled(Sampler):
     """In the place of a sampler where what another rank draws counts: every row gets token 0."""
 
     def sample(
-        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], draws: Sequence[float]
+        self, logits: Tensor, rows: Sequence[Row], masks: Mapping[int, TokenMask], keys: Sequence[int]
     ) -> list[int | str]:
         return [0] * len(rows)
 
@@ -247,13 +247,13 @@ class Unsampled(Sampler):
         given: Logits,
         rows: Sequence[Row],
         masks: Mapping[int, TokenMask],
-        draws: Sequence[float],
+        keys: Sequence[int],
         then: Then | None = None,
     ) -> list[Sample | str] | None:
         return None
 
     def sample_listed(
-        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], draws: Sequence[float]
+        self, values: Sequence[Tensor], lists: Sequence[Ids], rows: Sequence[Row], keys: Sequence[int]
     ) -> list[int | str]:
         return [0] * len(rows)
 

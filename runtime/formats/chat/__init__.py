@@ -21,9 +21,9 @@ if TYPE_CHECKING:
         register_completion_template,
     )
     from runtime.formats.chat.content import process_content_for_template_format
-    from runtime.formats.chat.content_format import detect_jinja_template_content_format
     from runtime.formats.chat.derive import derive_chat_template
     from runtime.formats.chat.files import load_chat_template
+    from runtime.formats.chat.jinja import detect_jinja_template_content_format
     from runtime.formats.chat.matching import (
         UnknownChatTemplate,
         get_chat_template_by_model_path,
@@ -49,7 +49,7 @@ _HOMES = {
     "completion_template_registry": "completion",
     "conversation": "render",
     "derive_chat_template": "derive",
-    "detect_jinja_template_content_format": "content_format",
+    "detect_jinja_template_content_format": "jinja",
     "get_chat_template": "registry",
     "get_chat_template_by_model_path": "matching",
     "get_completion_template": "completion",

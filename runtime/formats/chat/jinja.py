@@ -19,7 +19,7 @@ from jinja2 import meta
 
 from runtime.formats.chat.budget import TIME_LIMIT_S, Budget, Limit
 from runtime.formats.chat.content import process_content_for_template_format
-from runtime.formats.chat.content_format import ContentFormat, detect_jinja_template_content_format
+from runtime.formats.chat.content_format import ContentFormat, ContentFormats, Messages
 from runtime.formats.chat.render import TemplateLimit
 from runtime.formats.chat.sandbox import Sandbox, run
 from runtime.formats.chat.sandbox_filters import strftime_at
@@ -28,8 +28,11 @@ from runtime.protocol.errors import ModelLoadError, TemplateError
 _THINKING = ("enable_thinking", "thinking")
 _OWN = ("messages", "tools", "add_generation_prompt")
 """Variables that a request says in fields of its own."""
-_PROBE = "Is this printed?"
 _PROBE_TIME_S = 0.2
+_A_TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "f", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 class JinjaChatTemplate:
@@ -52,8 +55,7 @@ class JinjaChatTemplate:
         self._variables = dict(variables or {})
         self._now, self._strftime_now = now, strftime_at(now)
         self._compiled: dict[str, jinja2.Template | TemplateError] = {}
-        self._walking: dict[str, bool] = {}
-        self._formats: dict[str, ContentFormat] = {}
+        self._formats: dict[str, ContentFormats] = {}
 
     def stopped(self) -> JinjaChatTemplate:
         """The same template, its clock standing still from now on."""
@@ -77,13 +79,13 @@ class JinjaChatTemplate:
 
     @property
     def content_format(self) -> ContentFormat:
-        """The format of the template that serves requests without tools."""
+        """Of the user's messages, in the template that serves requests without tools."""
         return self.content_format_for(tools=False)
 
     def content_format_for(self, *, tools: bool) -> ContentFormat:
-        """ "openai" where the template that is rendered walks over the parts of a content, else "string".
+        """ "openai" where the template that is rendered prints the parts of a user's content, else "string".
         `tools`: whether there are some, which may choose another of the named templates."""
-        return self._format(self._pick(with_tools=tools))
+        return self._formats_of(self._pick(with_tools=tools)).of("user").format
 
     @cached_property
     def reads(self) -> frozenset[str]:
@@ -161,41 +163,30 @@ class JinjaChatTemplate:
             self._template(name)
 
     def _shaped(self, message: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """The message with its content as the text `name` reads it: parts, or their texts joined."""
-        content = message.get("content")
-        if isinstance(content, list) and self._format(name) == "string":
-            return {**message, **process_content_for_template_format(message, "string", [], [], [], [])}
-        if isinstance(content, str) and self._walks_only(name):
+        """The message with its content as the text `name` reads it from its role: parts, or their texts
+        joined."""
+        content, role = message.get("content"), str(message.get("role"))
+        if isinstance(content, str):
+            if not content or "text" not in self._sources[name] or self._formats_of(name).of(role).text:
+                return message
             return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list):
+            media = frozenset(str(part.get("type")) for part in content) - {"text"}
+            if self._formats_of(name).of(role, media).format == "string":
+                return {**message, **process_content_for_template_format(message, "string", [], [], [], [])}
         return message
 
-    def _format(self, name: str) -> ContentFormat:
+    def _formats_of(self, name: str) -> ContentFormats:
         found = self._formats.get(name)
         if found is None:
-            found = self._formats[name] = detect_jinja_template_content_format(self._sources[name])
+            tools = [_A_TOOL] if name == "tool_use" else None
+
+            def render(messages: Messages) -> str:
+                context = {"messages": messages, "tools": tools, "documents": []}
+                return self._run(name, context, _PROBE_TIME_S)
+
+            found = self._formats[name] = ContentFormats(self._sources[name], render)
         return found
-
-    def _walks_only(self, name: str) -> bool:
-        """Whether the text prints a content as parts only, and loses one that is a text."""
-        if self._format(name) == "string":
-            return False
-        found = self._walking.get(name)
-        if found is None:
-            found = self._walking[name] = self._loses_text(name)
-        return found
-
-    def _loses_text(self, name: str) -> bool:
-        """Raises TemplateLimit: what is slow over one short turn is answered here."""
-        return not self._prints(name, _PROBE) and self._prints(name, [{"type": "text", "text": _PROBE}])
-
-    def _prints(self, name: str, content: Any) -> bool:
-        asked = {"messages": [{"role": "user", "content": content}]}
-        try:
-            return _PROBE in self._run(name, asked, _PROBE_TIME_S)
-        except TemplateLimit:
-            raise
-        except TemplateError:
-            return False
 
     def _thinking(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Families name the switch differently; it is said by the name that the template reads, too."""
@@ -226,6 +217,16 @@ class JinjaChatTemplate:
                 f"the chat template cannot be parsed: {_said(error)}", where=_place(name, error),
                 hint='pass chat_template="chatml", another built-in name, or the path of a .jinja file',
             )  # fmt: skip
+
+
+def detect_jinja_template_content_format(template: str | None) -> ContentFormat:
+    """What a user's content is to be for this template: "openai" (a list of parts) or "string". "string" for
+    None and for what is no Jinja. Raises TypeError for anything but a str or None; nothing else."""
+    if template is None:
+        return "string"
+    if not isinstance(template, str):
+        raise TypeError(f"a chat template is a str, got {type(template).__name__}")
+    return JinjaChatTemplate({"default": template}).content_format
 
 
 def find_chat_template(folder: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

@@ -80,7 +80,7 @@ def render(
 ) -> Rendered:
     """The prompt. Only raw messages of text: their text, and no template is asked.
 
-    A content of parts is given to a Jinja template as parts where it walks over them, else as its text parts
+    A content of parts is given to a Jinja template as parts where it prints them, else as its text parts
     joined with one space. A ChatTemplate has its image_token where an image or a video stands, and its
     audio_token where audio does, with nothing around them; texts that follow one another are joined with one
     space. image_token: what stands for an image outside of turns, where the template does not say it.

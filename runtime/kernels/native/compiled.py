@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 SOURCES = (
-    "native.c", "kind.h", "vectors.h", "tasks.h", "panels.h", "layers.h", "tiles.h", "token_mask.h",
-    "decoder.h",
+    "native.c", "kind.h", "vectors.h", "tasks.h", "panels.h", "layers.h", "gumbel.h", "tiles.h",
+    "token_mask.h", "decoder.h",
 )  # fmt: skip
 """The first one includes the others."""
 FLAGS = ("-O3", "-fPIC", "-shared")  # for all processors of a kind: the source has a copy for each
-VERSION = 5  # as in the source
+VERSION = 6  # as in the source
 _COMPILE_S = 180.0  # some 20 s of one processor
 _UNPACKING_S = 60.0  # between files that are installed together
 
@@ -80,7 +80,8 @@ def _compiled(compiler: str) -> Path:
     what = [(FOLDER / name).read_bytes() for name in SOURCES]
     what += [word.encode() for word in (compiler, *FLAGS, platform.machine())]
     name = hashlib.sha256(b"\0".join(what)).hexdigest()[:24] + ".so"
-    folder = _folder()
+    # Where nobody else can put a library: the user's own cache folder, or a new one.
+    folder = cache_folder() or Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
     kept = folder / name
     if kept.exists():
         return kept
@@ -96,15 +97,14 @@ def _compiled(compiler: str) -> Path:
     return kept
 
 
-def _folder() -> Path:
-    """Where nobody else can put a library: the user's own cache folder, or a new one."""
+def cache_folder() -> Path | None:
+    """The user's own. None: others can write there too, or this user cannot."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = Path(base) / "sglang-dsl" / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
-        if about.st_uid == os.getuid() and not about.st_mode & 0o022 and os.access(folder, os.W_OK):
-            return folder
     except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="sglang-dsl-native-"))
+        return None
+    own = about.st_uid == os.getuid() and not about.st_mode & 0o022
+    return folder if own and os.access(folder, os.W_OK) else None

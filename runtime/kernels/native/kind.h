@@ -5,6 +5,7 @@
 #include "tasks.h"
 #include "panels.h"
 #include "layers.h"
+#include "gumbel.h"
 #if W == 16 && TILES
 #include "tiles.h"
 #endif

@@ -70,8 +70,9 @@ class DecoderShape(ctypes.Structure):
 
 
 class Library:
-    """attend, decode, product, reads_rows, rms_norm, rotate, silu_mul: see the source. path: where it lies.
-    lanes: how many floats its vectors have on this processor. tiles: whether it uses AMX. parallel: the
+    """attend, decode, draw, product, set_product, reads_rows, rms_norm, rotate, silu_mul: see the source.
+    path: where it lies. lanes: how many floats its vectors have on this processor. tiles: if it uses AMX.
+    tuned: the bytes of those numbers for whose products the settings are chosen (tuning.py). parallel: the
     address of what starts torch's own OpenMP threads (others beside them would wait for the same cores);
     None: it has none, or they go by another name, and there is one thread."""
 
@@ -85,11 +86,15 @@ class Library:
         self.attend.argtypes = (ctypes.POINTER(Pass), c_void_p, c_void_p, c_void_p, c_void_p)
         self.path = path
         self.product = _function(loaded.product, "pppppiiibpi")
+        self.set_product = _function(loaded.set_product, "bbbbbb")
+        self.tuned: set[int] = set()
         self.reads_rows = _function(loaded.reads_rows, "iib")
         self.rms_norm = _function(loaded.rms_norm, "ppppiiiiifbbbbpi")
         self.rotate = _function(loaded.rotate, "pppiiiiibpi")
         self.silu_mul = _function(loaded.silu_mul, "ppiiibpi")
         self.decode = _function(loaded.decode, "pppppppppp")
+        self.draw = _function(loaded.draw, "pppfiifii")
+        loaded.draw.restype = c_int64
         loaded.product.restype = loaded.reads_rows.restype = loaded.decode.restype = c_int
         loaded.decode_work.restype, loaded.decode_work.argtypes = c_int64, (ctypes.POINTER(DecoderShape),)
         self._loaded = loaded

@@ -1,5 +1,5 @@
 /* What a decoder computes on CPUs, and what its grammars allow. token_mask.h: tokens that may follow. panels.h:
- * products with matrices. tiles.h: those with AMX. layers.h: norms, rotary embedding, SiLU. decoder.h: all layers of a decoder. tasks.h:
+ * products with matrices. tiles.h: those with AMX. layers.h: norms, rotary embedding, SiLU. gumbel.h: draws. decoder.h: all layers of a decoder. tasks.h:
  * attention of one layer over runs of a pool of keys and values: new keys and values are written to their slots, then each
  * task takes up to ROWS query rows of a piece through the keys in blocks, with a running maximum and sum (online softmax,
  * arXiv 1805.02867); results of tokens in several pieces are merged by their sums (log-sum-exp). All in float32, whatever
@@ -114,14 +114,30 @@ INLINE int64_t next_of(Share *share) {
 /* Outputs that lie side by side in a panel; rows that are computed together, and inputs of a panel that fit into the first
  * cache. */
 enum { PANEL = 32, CHUNK = 96, DEPTH = 256 };
-/* Rows, and vectors of outputs, whose sums are kept in registers. Where there are few of these, float32 weights are read
- * in whole lines all the same, and fewer rows are computed at once. */
-enum { ROWS_AT_ONCE = 6, MOST_COLUMNS = 4, FETCHING_ROWS = 16, LINE = 64 };
-/* Panels that few rows go through at once, some bytes of each in turn: memory that is read in several places at once gives
- * a third more than in one. Rows whose products take less time than the memory, for each byte of a number. */
-enum { STREAMS = 4, VISIT = 1024, STREAM_ROWS = 2 };
+/* Rows, and vectors of outputs, whose sums are kept in registers: of 32 where there are vectors of 16, else of 16. Where
+ * there are few of these, float32 weights are read in whole lines all the same, and fewer rows are computed at once. */
+enum { MOST_ROWS = 8, MOST_COLUMNS = 4, FETCHING_ROWS = 16, LINE = 64 };
 #define COLUMNS(rows) (W == 16 ? 2 : (rows) <= 3 ? 4 : 2)
-#define PLAIN_ROWS_AT_ONCE (W == 16 ? 6 : 3)
+#define ROWS_AT_ONCE(bytes) (W == 16 ? 8 : (bytes) < 4 ? 6 : 3)
+
+/* How rows go through panels: through so many panels at once, `visit` bytes of each in turn, and so many rows at once. Some
+ * processors read memory a third faster in several places at once, others at half the speed, so it is measured
+ * (tuning.py). No sum depends on it. */
+typedef struct {
+    int32_t streams, visit, rows;
+} Setting;
+
+/* Of numbers of 1, 2 and 4 bytes, by the rows; the last one is of all larger numbers of rows. streams 0: not measured. */
+enum { SETTINGS = 17, LEAST_VISIT = 256 };
+static Setting settings[3][SETTINGS + 1];
+
+/* Of `rows` rows that are computed together, CHUNK at most. */
+INLINE Setting setting_of(int64_t bytes, int64_t rows) {
+    Setting found = settings[bytes / 2][rows < SETTINGS ? rows : SETTINGS];
+    if (!found.streams) return (Setting){1, LEAST_VISIT, MOST_ROWS};
+    if (found.streams * rows > CHUNK) found.streams = CHUNK / rows;
+    return found;
+}
 
 /* out [rows, outputs] = x [rows, inputs] weight^T + bias, which are bfloat16 where `is_short`. Where there is a scale,
  * weight and x are integers: then a number of x stands for row_scale, one of the weights for its output's scale, and bias
@@ -164,6 +180,16 @@ typedef struct {
     int is_short;
     Share share;
 } Gate;
+
+/* ids: which token each column is, ascending; none: its own number. weights: columns of less than `least` are left out.
+ * best: the first column of the greatest score, which is finite. lower, upper: the halves of the key. */
+typedef struct {
+    const float *scores, *weights;
+    const int64_t *ids;
+    int64_t count, best;
+    float least, temperature;
+    uint32_t lower, upper;
+} Draw;
 
 #if defined(__x86_64__)
 #define WIDE_KINDS 1
@@ -243,10 +269,17 @@ static int lanes_here(int most) {
 static int chosen = 0; /* 0: not chosen yet */
 
 /* Goes up with every change of a function that is called from outside, or of a struct that it is given. */
-int native_version(void) { return 5; }
+int native_version(void) { return 6; }
 
 /* Use vectors of at most so many floats; gives how many are used. */
 int attend_lanes(int most) { return chosen = lanes_here(most); }
+
+/* From now on products of first_row to last_row rows, with numbers of so many bytes, go so through their panels. */
+void set_product(int bytes, int first_row, int last_row, int streams, int visit, int rows) {
+    if (visit < LEAST_VISIT) visit = LEAST_VISIT;
+    const Setting made = {clip(streams, CHUNK), visit / LEAST_VISIT * LEAST_VISIT, rows < 1 ? 1 : rows};
+    for (int row = clip(first_row, SETTINGS); row <= clip(last_row, SETTINGS); row++) settings[bytes / 2][row] = made;
+}
 
 /* Floats of working memory for each thread. */
 int64_t attend_work(int64_t dim) {
@@ -455,6 +488,13 @@ void silu_mul(const void *both, void *out, int64_t rows, int64_t size, int64_t s
               int64_t threads) {
     Gate job = {both, out, rows, size, stride, is_short, shared(rows, threads, 1)};
     share_out(BY_KIND(gates), &job, parallel, threads);
+}
+
+/* The column whose score / temperature + noise is greatest. */
+int64_t draw(const float *scores, const int64_t *ids, const float *weights, float least, int64_t count, int64_t best,
+             float temperature, int64_t lower, int64_t upper) {
+    const Draw job = {scores, weights, ids, count, best, least, temperature, (uint32_t)lower, (uint32_t)upper};
+    return BY_KIND(drawn)(&job);
 }
 
 #include "decoder.h"

@@ -17,13 +17,13 @@ INLINE VF NAME(column)(const char *numbers, int column, int is_short) {
     return column < half ? (VF)(words << 16) : (VF)(words & 0xffff0000u);
 }
 
-/* sums [rows, PANEL]: of `rows`, ROWS_AT_ONCE at most, over `inputs` of a panel; fresh: they begin here. With each input
+/* sums [rows, PANEL]: of `rows`, ROWS_AT_ONCE() at most, over `inputs` of a panel; fresh: they begin here. With each input
  * the memory is asked for `ahead` bytes of what is at `next`, where that is a line at most. */
 INLINE void NAME(add_floats)(int rows, const float *x, int64_t stride, const char *panel, int64_t inputs, float *sums,
                              int fresh, int is_short, const char *next, int64_t ahead) {
     const int width = PANEL * (is_short ? 2 : 4), columns = COLUMNS(rows);
     for (int first = 0; first < PANEL / W; first += columns) {
-        VF sum[ROWS_AT_ONCE][MOST_COLUMNS];
+        VF sum[MOST_ROWS][MOST_COLUMNS];
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < columns; c++) sum[r][c] = fresh ? (VF){0} : LOAD(sums + r * PANEL + (first + c) * W);
         for (int64_t i = 0; i < inputs; i++) {
@@ -68,7 +68,7 @@ INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const
                                int fresh, const char *next, int64_t ahead) {
     const int columns = COLUMNS(rows);
     for (int first = 0; first < PANEL / W; first += columns) {
-        VI sum[ROWS_AT_ONCE][MOST_COLUMNS];
+        VI sum[MOST_ROWS][MOST_COLUMNS];
         for (int r = 0; r < rows; r++)
             for (int c = 0; c < columns; c++)
                 sum[r][c] = fresh ? (VI){0} : *(VI *)(sums + r * PANEL + (first + c) * W);
@@ -89,10 +89,11 @@ INLINE void NAME(add_integers)(int rows, const int16_t *x, int64_t stride, const
     }
 }
 
-/* As many rows at once as there are registers for, in groups of nearly the same size. bytes: of a number of the panel. */
+/* So many rows at once, or as many as there are registers for, in groups of nearly the same size. bytes: of a number of the
+ * panel. */
 INLINE void NAME(add_panels)(const Product *job, int64_t rows, int64_t row, int64_t input, const char *panel, int64_t inputs,
-                             float *sums, int bytes, const char *next, int64_t ahead) {
-    const int64_t most = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE, stride = job->inputs;
+                             float *sums, int64_t at_once, int bytes, const char *next, int64_t ahead) {
+    const int64_t most = at_once < ROWS_AT_ONCE(bytes) ? at_once : ROWS_AT_ONCE(bytes), stride = job->inputs;
 #define ADD(rows)                                                                                                        \
     case rows:                                                                                                           \
         if (bytes == 1) NAME(add_integers)(rows, whole, stride, panel, inputs, (int32_t *)sums, !input, next, ahead);    \
@@ -103,8 +104,8 @@ INLINE void NAME(add_panels)(const Product *job, int64_t rows, int64_t row, int6
         count = (left + groups - 1) / groups;
         const int16_t *whole = (const int16_t *)job->x + at;
         const float *x = (const float *)job->x + at;
-        if (count > most) __builtin_unreachable();
-        switch (count) { ADD(1) ADD(2) ADD(3) ADD(4) ADD(5) ADD(6) }
+        if (count > ROWS_AT_ONCE(bytes)) __builtin_unreachable();
+        switch (count) { ADD(1) ADD(2) ADD(3) ADD(4) ADD(5) ADD(6) ADD(7) ADD(8) }
     }
 #undef ADD
 }
@@ -137,11 +138,14 @@ INLINE int64_t NAME(bytes_of)(const Product *job) { return job->scale ? 1 : job-
 
 /* `rows` rows from `row` on, CHUNK at most, by `count` panels, some inputs of each in turn. wide: room for DEPTH inputs of
  * a panel in float32. */
-INLINE void NAME(rows_of_panels)(const Product *job, int64_t panel, int64_t count, int64_t row, int64_t rows, float *wide) {
-    const int is_short = job->is_short && !job->scale, is_wide = is_short && rows > 2 * ROWS_AT_ONCE;
+INLINE void NAME(rows_of_panels)(const Product *job, const Setting *how, int64_t panel, int64_t count, int64_t row,
+                                 int64_t rows, float *wide) {
+    const int is_short = job->is_short && !job->scale;
     const int64_t inputs = job->inputs, bytes = NAME(bytes_of)(job), width = PANEL * bytes;
-    const int64_t at_once = bytes < 4 ? ROWS_AT_ONCE : PLAIN_ROWS_AT_ONCE, groups = (rows + at_once - 1) / at_once;
-    const int64_t depth = count > 1 ? VISIT / width : groups > 1 ? DEPTH : inputs;
+    const int64_t at_once = how->rows < ROWS_AT_ONCE(bytes) ? how->rows : ROWS_AT_ONCE(bytes);
+    const int64_t groups = (rows + at_once - 1) / at_once, visit = how->visit / width;
+    const int64_t depth = count > 1 ? (visit < DEPTH ? visit : DEPTH) : groups > 1 ? DEPTH : inputs;
+    const int is_wide = is_short && groups > 2;
     /* Few rows leave the memory time: what comes next is asked of it while they are computed. */
     const int few = count == 1 && width / groups <= LINE && rows <= FETCHING_ROWS;
     const int64_t ahead = few ? width / groups : 0;
@@ -158,9 +162,9 @@ INLINE void NAME(rows_of_panels)(const Product *job, int64_t panel, int64_t coun
                         STORE(wide + i * PANEL + c * W, NAME(column)(numbers + i * PANEL * 2, c, 1));
                 numbers = (const char *)wide;
             }
-            if (job->scale) NAME(add_panels)(job, rows, row, input, numbers, some, to, 1, next, ahead);
-            else if (is_short && !is_wide) NAME(add_panels)(job, rows, row, input, numbers, some, to, 2, next, ahead);
-            else NAME(add_panels)(job, rows, row, input, numbers, some, to, 4, next, ahead);
+            if (job->scale) NAME(add_panels)(job, rows, row, input, numbers, some, to, at_once, 1, next, ahead);
+            else if (is_short && !is_wide) NAME(add_panels)(job, rows, row, input, numbers, some, to, at_once, 2, next, ahead);
+            else NAME(add_panels)(job, rows, row, input, numbers, some, to, at_once, 4, next, ahead);
         }
     for (int64_t p = 0; p < count; p++) {
         const int64_t output = (panel + p) * PANEL, left = job->outputs - output;
@@ -173,14 +177,14 @@ static void NAME(panels)(void *given) {
     Product *job = given;
     /* Rows that are computed together, so that they stay in the second cache: chunks of nearly the same size. */
     const int64_t chunks = (job->rows + CHUNK - 1) / CHUNK, chunk = (job->rows + chunks - 1) / (chunks ? chunks : 1);
-    const int64_t most = chunk <= STREAM_ROWS * NAME(bytes_of)(job) ? STREAMS : 1;
+    const Setting how = setting_of(NAME(bytes_of)(job), chunk);
     float wide[DEPTH * PANEL] __attribute__((aligned(64)));
     for (int64_t from; (from = next_of(&job->share)) >= 0;) {
         const int64_t to = from + job->share.step < job->share.total ? from + job->share.step : job->share.total;
         for (int64_t row = 0; row < job->rows; row += chunk)
             for (int64_t panel = from, count; panel < to; panel += count) {
-                count = to - panel < most ? to - panel : most;
-                NAME(rows_of_panels)(job, panel, count, row, job->rows - row < chunk ? job->rows - row : chunk, wide);
+                count = to - panel < how.streams ? to - panel : how.streams;
+                NAME(rows_of_panels)(job, &how, panel, count, row, job->rows - row < chunk ? job->rows - row : chunk, wide);
             }
     }
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 from runtime.kernels.native import layers
 from runtime.kernels.native.library import TYPES, Library, library
 from runtime.kernels.native.panels import from_panels, to_panels
+from runtime.kernels.native.tuning import tune
 
 FEW_ROWS = 64
 """Passes of up to so many tokens compute all layers in one call of the library: in larger ones the calls do
@@ -40,6 +41,8 @@ class Product:
     def __init__(self, native: Library, weight: Tensor, scale: Tensor | None) -> None:
         self.outputs, self.inputs = weight.shape
         self.in_panels = not native.reads_rows(self.outputs, self.inputs, weight.dtype.itemsize)
+        if self.in_panels:
+            tune(native, weight.dtype.itemsize)
         self._held = to_panels(weight) if self.in_panels else weight.contiguous()
         self._scale = None if scale is None else scale.float().contiguous()
         self._call, self._parallel = native.product, native.parallel

@@ -208,6 +208,7 @@ class BatchRequest:
         self._commits.clear()
         self._to_send.clear()
         self._waiting.clear()
+        self._notify = lambda: None  # no circle by way of the waiter: what this holds is freed at once
 
     # -- steps -----------------------------------------------------------------------------------------------
 

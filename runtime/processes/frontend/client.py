@@ -3,16 +3,20 @@ keys and no addresses, tells it what the request costs."""
 
 from __future__ import annotations
 
+import hashlib
 from contextvars import ContextVar
 
 
 class Client:
     """name: whose shares are counted together. is_tenant: it is one of several that must not learn of one
     another: not by what the cache they share holds, nor may it end what others began. sees_all: it may be
-    shown what others asked."""
+    shown what others asked. flow: whose turn its requests take in the scheduler, as a label that says nothing
+    else; None: that of all who have none."""
 
-    def __init__(self, name: str = "", *, is_tenant: bool = False, sees_all: bool = False) -> None:
-        self.name, self.is_tenant, self.sees_all = name, is_tenant, sees_all
+    def __init__(
+        self, name: str = "", *, is_tenant: bool = False, sees_all: bool = False, flow: str | None = None
+    ) -> None:
+        self.name, self.is_tenant, self.sees_all, self.flow = name, is_tenant, sees_all, flow
 
     @property
     def owner(self) -> str:
@@ -35,3 +39,31 @@ class Client:
 
 CLIENT: ContextVar[Client] = ContextVar("client", default=Client())  # noqa: B039 - it has no state
 """Of the current task."""
+
+
+def flow_label(identity: str) -> str:
+    """The label of whoever `identity` names."""
+    return hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
+
+
+class ClientRequest:
+    """One request of a client, which counts as in hand until everybody who works on it is done: the task that
+    answers it, and what it leaves to be done in the background."""
+
+    def __init__(self, client: Client) -> None:
+        """Raises RateLimited."""
+        client.begin()
+        self._client, self._workers = client, 1
+
+    def work_on(self) -> None:
+        """One more works on it, and calls done()."""
+        self._workers += 1
+
+    def done(self) -> None:
+        self._workers -= 1
+        if not self._workers:
+            self._client.end()
+
+
+IN_HAND: ContextVar[ClientRequest | None] = ContextVar("in_hand", default=None)
+"""Of the current task; None where it counts for nobody."""

@@ -166,13 +166,14 @@ class Embeddings:
 
     def start(self) -> None:
         """They are on their way."""
-        now = time.monotonic()
+        now, client = time.monotonic(), CLIENT.get()
         for one in self.sent:
+            one.flow = client.flow
             if one.rid in self._deadlines:
                 one.time_left_s = max(0.0, self._deadlines[one.rid] - now)
         for observer, begun in self._observed.values():
             observer.on_begin(begun)
-        CLIENT.get().spend(sum(len(one.input_ids) for one in self.sent))
+        client.spend(sum(len(one.input_ids) for one in self.sent))
 
     def leave(self) -> list[str]:
         """Nobody waits any more: the ids behind the frontend of those that did not come."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import aclosing, closing, contextmanager
 from functools import lru_cache
@@ -84,12 +85,13 @@ class TokenizerManager:
         self._controls: dict[str, Answer] = {}
         self._observers = Observers(observers)
         self.encoding = EncodingPool(max_encode_chars)
+        own = weakref.proxy(self)  # no circle: an engine that is dropped ends at once, not with a collection
         self._embeddings = EmbeddingFrontend(
             preparer,
             self.encoding,
-            post=self._post,
-            abort=self._abort_all,
-            check=self._check_alive,
+            post=lambda item: own._post(item),
+            abort=lambda rids: own._abort_all(rids),
+            check=lambda: own._check_alive(),
             name=name,
             max_live=max_live,
             observer=self._observers,
@@ -402,6 +404,8 @@ class TokenizerManager:
 
     def _send(self, state: RequestState) -> None:
         requests, deadline = state.job.requests, state.job.deadline
+        for part in requests:
+            part.flow = state.client.flow
         if deadline is not None:
             left = max(0.0, deadline - time.monotonic())
             for part in requests:

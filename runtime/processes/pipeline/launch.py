@@ -9,10 +9,13 @@ The model is loaded by the thread that will run it; what goes wrong there is rai
 from __future__ import annotations
 
 import atexit
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 from runtime.config.engine import EngineConfig
 from runtime.ipc.address import Address
@@ -33,7 +36,7 @@ WATCH_S = 1.0
 
 
 class Pipeline:
-    """A running pipeline. `close` ends it; nothing else does, save a defect."""
+    """A running pipeline. It ends with `close`, or when nobody holds its manager any more."""
 
     def __init__(
         self, config: EngineConfig, model: Model, manager: TokenizerManager, stop: Callable[[], None]
@@ -43,6 +46,8 @@ class Pipeline:
 
     def close(self) -> None:
         self._stop()
+        # Whoever still waits (a thread that hangs gave no answer) gets this.
+        self.manager.fail_all(EngineDead("the engine was closed"))
 
 
 def launch(config: EngineConfig) -> Pipeline:
@@ -64,8 +69,7 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
     slots = worker.wait_ready(config.load_timeout_s)
     manager = build_tokenizer_manager(config, model, slots, requests.outbox())
     detokenizer = DetokenizerManager(model.tokenizer.text_table)
-    reader = _Reader(detokenizer, manager, worker, outputs.inbox(), config.step_timeout_s)
-    reader.start()
+    reader = _Reader(detokenizer, weakref.ref(manager), worker, outputs.inbox(), config.step_timeout_s)
 
     def stop() -> None:
         atexit.unregister(stop)
@@ -73,11 +77,13 @@ def start(config: EngineConfig, model: Model, load_runner: Callable[[], Loaded])
         deadline = time.monotonic() + config.close_timeout_s
         for thread in (worker.thread, reader.thread):
             thread.join(max(0.0, deadline - time.monotonic()))
-        # Whoever still waits (a thread that hangs gave no answer) gets this.
-        manager.fail_all(EngineDead("the engine was closed"))
 
     # An interpreter that ends while a thread is inside the tensor library ends with a crash.
     atexit.register(stop)
+    reader.start(stop)
+    # The threads hold no manager: an engine that nobody can reach ends, and its memory is given back. It may
+    # be found out in code that holds any lock, so this takes none and waits for nothing.
+    weakref.finalize(manager, worker.stop).atexit = False
     return Pipeline(config, model, manager, stop)
 
 
@@ -121,7 +127,8 @@ class _Worker:
 
     @property
     def stalled_s(self) -> float:
-        return 0.0 if self._process is None else self._process.stalled_s
+        process = self._process
+        return 0.0 if process is None else process.stalled_s
 
     def _run(self) -> None:
         try:
@@ -141,6 +148,7 @@ class _Worker:
             if not isinstance(error, Exception):
                 raise
         finally:
+            self._process = None
             self._outbox.close()
 
 
@@ -152,7 +160,7 @@ class _Reader:
     def __init__(
         self,
         detokenizer: DetokenizerManager,
-        manager: TokenizerManager,
+        manager: weakref.ref[TokenizerManager],
         worker: _Worker,
         inbox: Inbox,
         step_timeout_s: float,
@@ -161,33 +169,50 @@ class _Reader:
         self._step_timeout_s = step_timeout_s
         self.thread = threading.Thread(target=self._run, name="sglang-dsl-detokenizer", daemon=True)
 
-    def start(self) -> None:
+    def start(self, at_exit: Callable[[], None]) -> None:
+        """`at_exit`: registered with atexit until both threads have ended."""
+        self._at_exit = at_exit
         self.thread.start()
 
     def _run(self) -> None:
         try:
-            while True:
-                items = self._inbox.receive(WATCH_S)
-                batches: list[BatchTokenIDOutput] = []
-                for item in items:
-                    if isinstance(item, BatchTokenIDOutput):
-                        batches.append(item)
-                    else:
-                        self._manager.handle(item)
-                made = self._detokenizer.handle(batches)
-                if made is not None:
-                    self._manager.handle(made)
-                if not items and self._worker.stalled_s > self._step_timeout_s:
-                    raise EngineDead(
-                        f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s"
-                    )
+            while self._handle(self._inbox.receive(WATCH_S)):
+                pass
         except MailboxClosed:
             cause = self._worker.cause
-            self._manager.fail_all(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
+            self._fail(EngineDead("the engine was closed") if cause is None else _dead_of(cause))
         except Exception as error:  # noqa: BLE001 - sent to all who wait; without this thread nothing goes on
-            self._manager.fail_all(_dead_of(error))
+            self._fail(_dead_of(error))
         finally:
             self._worker.stop()
+        self._worker.thread.join()
+        if self._manager() is None:
+            # What the scheduler's thread left refers to one another, and the collector may not come for long.
+            gc.collect()
+        atexit.unregister(self._at_exit)
+
+    def _handle(self, items: list[Any]) -> bool:
+        """Whether somebody waits for more."""
+        manager = self._manager()
+        if manager is None:
+            return False
+        batches: list[BatchTokenIDOutput] = []
+        for item in items:
+            if isinstance(item, BatchTokenIDOutput):
+                batches.append(item)
+            else:
+                manager.handle(item)
+        made = self._detokenizer.handle(batches)
+        if made is not None:
+            manager.handle(made)
+        if not items and self._worker.stalled_s > self._step_timeout_s:
+            raise EngineDead(f"one step took longer than {self._step_timeout_s:g} s", hint="step_timeout_s")
+        return True
+
+    def _fail(self, fault: RuntimeFault) -> None:
+        manager = self._manager()
+        if manager is not None:
+            manager.fail_all(fault)
 
 
 def _dead_of(cause: BaseException) -> RuntimeFault:

@@ -78,6 +78,7 @@ class Vectors:
             embedding=True,
             priority=request.priority,
             extra_key=request.extra_key,
+            flow=request.flow,
             lora_path=request.lora_path,
             time_left_s=request.time_left_s,
         )

@@ -50,6 +50,8 @@ NOTIFY_S = 8.0
 STOP_S = 5.0
 """How long a child may take to end when nothing is left to do."""
 READ_BYTES = 1 << 16
+LONGEST_LOOK_S = 1.0
+"""How much one look at the children may add to their silence."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Before an HTTP worker is replaced that was itself a replacement a short while ago."""
 STABLE_S = 60.0
@@ -57,15 +59,16 @@ STABLE_S = 60.0
 
 
 class Child:
-    """One process. `fault`: why it ended, as it reported."""
+    """One process. `fault`: why it ended, as it reported. `stalled_s`: how long its current work has taken;
+    `silent_s`: how long nothing came from it."""
 
     def __init__(self, spec: ChildSpec, environment: Mapping[str, str]) -> None:
         self.spec, self.name = spec, spec.name
         self.ready = False
         self.facts: dict[str, Any] = {}
         self.fault: RuntimeFault | None = None
-        self.stalled_s = 0.0
-        self.began = self.reported_at = time.monotonic()
+        self.stalled_s = self.silent_s = 0.0
+        self.began = time.monotonic()
         self._frames = Frames(FROM_CHILD.max_bytes)
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "runtime.processes.supervise.child"],
@@ -99,7 +102,7 @@ class Child:
                 return
             if not data:
                 return
-            self.reported_at = time.monotonic()
+            self.silent_s = 0.0
             try:
                 for one in self._frames.feed(data):
                     self._take(FROM_CHILD.decode(one))
@@ -320,14 +323,17 @@ class Group:
         return [child for child in self.children if child.spec.role == "http"]
 
     def _read_reports(self, timeout: float) -> None:
-        # Before it looks: however long this process is suspended from here on, they are not to blame for it.
-        self._looked = time.monotonic()
+        # A time in which this process did not look either is no silence of theirs: all may have stood still.
+        now = time.monotonic()
+        passed, self._looked = min(now - self._looked, LONGEST_LOOK_S), now
+        for child in self.children:
+            child.silent_s += passed
         for key, _ in self._selector.select(timeout):
-            child: Child = key.data
-            child.read_reports()
-            if not child.alive:
+            reported: Child = key.data
+            reported.read_reports()
+            if not reported.alive:
                 with contextlib.suppress(KeyError, ValueError):
-                    self._selector.unregister(child.stdout)
+                    self._selector.unregister(reported.stdout)
 
     def _until_gone(self, children: list[Child], seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -336,14 +342,20 @@ class Group:
 
     def _check_progress(self) -> None:
         """Raise EngineDead for a child that does not get on; where another can take its place, kill it."""
-        limit, patience = self.engine.step_timeout_s, self.engine.load_timeout_s
+        patience, steps = self.engine.load_timeout_s, self.engine.step_timeout_s
+        beats = self._server.heartbeat_timeout_s
         for child in self.children:
             if not child.alive:
                 continue
+            # Only the scheduler's work is forward passes.
+            passes = child.spec.role == "scheduler"
+            hung_s = max(child.silent_s, 0.0 if passes else child.stalled_s)
             if not child.ready and time.monotonic() - child.began > patience:
                 what, option = f"was not ready within {patience:g} s", "load_timeout_s"
-            elif self._served and max(self._looked - child.reported_at, child.stalled_s) > limit:
-                what, option = f"made no progress for {limit:g} s", "step_timeout_s"
+            elif self._served and passes and max(child.silent_s, child.stalled_s) > steps:
+                what, option = f"made no progress for {steps:g} s", "step_timeout_s"
+            elif self._served and hung_s > beats:
+                what, option = f"gave no sign of life for {beats:g} s", "heartbeat_timeout_s"
             else:
                 continue
             fault = EngineDead(f"the {child.name} process {what}", where=child.name, hint=option)

@@ -115,8 +115,11 @@ class Lifecycle:
                     return
 
     def _send_heartbeats(self) -> None:
+        stalled_s = 0.0
         while True:
-            self._end.report(Heartbeat(self.stalled_s()))
+            # It grows with the beats: a time in which the whole process stood still is not the work's.
+            stalled_s = min(self.stalled_s(), stalled_s + 2 * HEARTBEAT_S)
+            self._end.report(Heartbeat(stalled_s))
             if self._spec.parent and os.getppid() != self._spec.parent:
                 self._orphan()
                 return

@@ -18,9 +18,10 @@ before the last place with a known completion are sent; where none is found the 
 PATIENCE tokens. If in the end it is closed from there, the output may differ from that of a request which
 does not stream.
 
-The generation then ends, with "stop", even where min_new_tokens is not reached: the constraint goes before
-it, as everywhere. A stop string or stop id within the completion ends the output there, as it would end the
-model's own. Completions hold no eos, so an eos needs no room.
+The generation then ends, even where min_new_tokens is not reached: the constraint goes before it, as
+everywhere. It ends with "length", since the model did not write the completion. A stop string or stop id
+within the completion ends the output there, and is cut from the text as usual. Completions hold no eos, so an
+eos needs no room.
 
 Searches come in pieces: whoever asks may let other things happen between two of them, as long as these leave
 the request as it is.
@@ -30,6 +31,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from typing import NamedTuple
+
+import msgspec
 
 from runtime.cache.manager import CacheManager
 from runtime.config.scheduler import SchedulerConfig
@@ -41,7 +44,7 @@ from runtime.protocol.io_struct import FinishReason
 from runtime.scheduler.admission import shrink
 from runtime.scheduler.guided.steps import cut, guide_of, mark
 from runtime.scheduler.requests.request import Request
-from runtime.scheduler.requests.stop import STOP
+from runtime.scheduler.requests.stop import LENGTH
 
 SMALL = 48  # max_new_tokens below which a completion is wanted from the start
 SPARE = 4  # the share of the tokens to spare after which is asked again
@@ -276,8 +279,8 @@ class Liveness:
             request.append(token, None, later=True, forced=True)
             reason = request.stopped(token)
             if reason is not None and reason.type == "stop":
-                return reason
-        return STOP
+                return msgspec.structs.replace(reason, type="length")  # `matched` is still cut from the text
+        return LENGTH
 
     @staticmethod
     def _hold_later(request: Request, matcher: Matcher) -> Steps[None]:

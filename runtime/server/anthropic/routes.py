@@ -361,7 +361,8 @@ class _Job:
             case {"matched": str(matched)} if matched in (self._body.stop_sequences or ()):
                 return "stop_sequence", matched
             case _:
-                return ("tool_use" if self._reply.calls else "end_turn"), None
+                called = self._reply.calls and not self._reply.was_cut
+                return ("tool_use" if called else "end_turn"), None
 
     def _usage(self) -> Usage:
         meta = self._reply.meta

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.config.serving.server import ServerConfig
-from runtime.processes.frontend.client import CLIENT, Client
+from runtime.processes.frontend.client import CLIENT, IN_HAND, Client, ClientRequest, flow_label
 from runtime.processes.frontend.encoding import Shares
 from runtime.processes.supervise.logs import REQUEST_ID
 from runtime.protocol.errors import InternalFault, RuntimeFault
@@ -43,6 +43,9 @@ ErrorShape = Callable[[RuntimeFault], Mapping[str, Any]]
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 WORK = frozenset({"POST", "PUT"})
 """Methods of requests that count against a key's limits."""
+FLOW_HEADER = "x-sglang-dsl-flow"
+"""Which of its own clients a request is for: sent by a router or gateway. Who has a key of its own is one
+client, whatever it sends."""
 UNLIMITED = OPEN_PATHS | {"/metrics"}
 """Paths that are answered however busy the server is."""
 
@@ -120,7 +123,10 @@ class Gate:
             self._origins.check(scope["method"], headers)
             self._keys.check_order(scope["method"], path, headers, key)
             if key is None or key.client is None:
-                client = Client(_peer(scope), sees_all=self._keys.sees_all(key))
+                flow = headers.get(FLOW_HEADER)
+                client = Client(
+                    _peer(scope), sees_all=self._keys.sees_all(key), flow=flow_label(flow) if flow else None
+                )
             else:
                 client = key.client
             CLIENT.set(client)
@@ -129,16 +135,17 @@ class Gate:
                     f"too many concurrent requests; at most {self._limit} are allowed",
                     hint="try again; max_concurrent_requests",
                 )
-            if path in self._orders or scope["method"] not in WORK:
+            if path in self._orders or scope["method"] not in WORK or _ends_work(path):
                 await self._app(scope, receive, sent)
                 return
             sent.headers = client.headers
-            client.begin()
+            in_hand = ClientRequest(client)
+            IN_HAND.set(in_hand)
             body = _Body(receive, self._bodies, client.name)
             try:
                 await self._app(scope, body, sent)
             finally:
-                client.end()
+                in_hand.done()
                 body.give_back()
         except HTTPException as error:
             await self._refuse(from_http(error), scope, receive, sent, dict(error.headers or {}))
@@ -221,6 +228,11 @@ class _Sent:
 def _peer(scope: Scope) -> str:
     """The address of whoever is connected: a client without a key of its own."""
     return scope["client"][0] if scope.get("client") else ""
+
+
+def _ends_work(path: str) -> bool:
+    """Whether it is asked to stop something. Who has as many requests as are allowed must be able to."""
+    return path == "/abort_request" or path.endswith("/cancel")
 
 
 def _method(scope: Scope) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.processes.frontend.client import Client
+from runtime.processes.frontend.client import Client, flow_label
 from runtime.protocol.errors import RateLimited
 
 MINUTE_S = 60.0
@@ -67,7 +67,7 @@ class Quota(Client):
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str, int], None] = lambda what, count: None,
     ) -> None:
-        super().__init__(f"key:{name}", is_tenant=True)
+        super().__init__(f"key:{name}", is_tenant=True, flow=flow_label(f"key:{name}"))
         self.key_name = name
         self._clock, self._tell, self._lock = clock, tell, threading.Lock()
         self.requests = self.tokens = self.refused = self.running = 0

@@ -27,9 +27,13 @@ OTHER_FILES = 256
 that are accepted at once before one of them is closed."""
 MAX_HEADER_BYTES = 32 << 10
 MAX_PIPELINED = 32
-"""Requests that a client may send on one connection before the one in hand is answered."""
+"""Requests that may wait on one connection behind the one in hand; what follows them is refused."""
 _TOO_MANY = (
     b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n"
+)
+_BAD_REQUEST = (
+    b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain; charset=utf-8\r\n"
+    b"content-length: %d\r\n\r\n%b"
 )
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -87,6 +91,8 @@ class PatientProtocol(HttpToolsProtocol):
         """Whether the client is in the middle of headers, or of a body."""
         self._in_headers, self._header_bytes = False, 0
         self._advanced, self._unparsed_bytes = False, 0
+        self._refusal: bytes | None = None
+        """What the connection ends with, once all before it is answered. Nothing is parsed any more."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -94,7 +100,7 @@ class PatientProtocol(HttpToolsProtocol):
         self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._refusal is not None:
             return  # what came before it was refused
         self._connections.used(self)
         self._advanced = False
@@ -124,15 +130,26 @@ class PatientProtocol(HttpToolsProtocol):
         self._expect_reading()
 
     def send_400_response(self, msg: str) -> None:
+        """Refuse what was read last, and all behind it. Those before it are answered first."""
+        if self._refusal is None:
+            self._refusal = _BAD_REQUEST % (len(msg), msg.encode("ascii"))
         asked = self._in_hand
-        if asked is None or asked.response_complete:
-            super().send_400_response(msg)
-        elif asked.more_body and not asked.response_started:
+        if asked is not None and not asked.response_complete:
+            if not asked.more_body:
+                if self.pipeline and self.pipeline[0][0].more_body:
+                    self.pipeline.popleft()  # the rest of its body was wrong
+                return
+            if asked.response_started:
+                self.transport.close()  # its own answer is no place to say so
+                return
             asked.disconnected = True  # its body was wrong, and this is the answer
             asked.message_event.set()
-            super().send_400_response(msg)
-        else:
-            self.transport.close()  # another's answer is no place to say so
+        self._end()
+
+    def _end(self) -> None:
+        assert self._refusal is not None
+        self.transport.write(self._refusal)
+        self.transport.close()
         self._expect_reading()
 
     def _parse(self, data: bytes) -> None:
@@ -188,6 +205,7 @@ class PatientProtocol(HttpToolsProtocol):
         if hosts != 1 and (hosts or version == "1.1"):
             raise Unacceptable("the request must name one host")
         if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = _TOO_MANY
             raise Unacceptable("too many requests wait on this connection")
         super().on_headers_complete()
         if self.answering:
@@ -208,6 +226,9 @@ class PatientProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._in_hand = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        if self._in_hand is None and self._refusal is not None and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._end()
 
     def _count(self, size: int) -> None:
         self._header_bytes += size

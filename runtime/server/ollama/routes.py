@@ -337,7 +337,7 @@ class _Job:
     ) -> None:
         self._ctx, self._body, self._request = ctx, body, request
         self._names = use.named(NAMES)
-        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None)
+        self._replies = parsers(ctx, request, use, apart=bool(body.think) or None, whole_calls=True)
 
     async def whole(self) -> OllamaAnswer:
         await run(self._ctx, self._request, self._names, self._replies, keep_aborted=True)
@@ -356,7 +356,7 @@ class _Job:
                         case ContentDelta(text=text) if text:
                             yield line(self._line(text))
                 if reply.meta.get("finish_reason") is not None:
-                    if reply.calls:  # they are told whole
+                    if reply.calls and not reply.was_cut:  # they are told whole
                         yield line(self._line("", calls=_calls(reply)))
                     yield line(self._line("", "", reply, end=True, calls=[]))
 
@@ -391,7 +391,7 @@ def _calls(reply: ReplyParser) -> list[dict[str, Any]]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; what is none (the output was cut) stays text."""
+    """As an object; what is none stays text."""
     try:
         return json.loads(text or "{}")
     except ValueError:
@@ -401,7 +401,7 @@ def _arguments(text: str) -> Any:
 def _tell_end(made: OllamaAnswer, meta: Mapping[str, Any]) -> None:
     reason = (meta.get("finish_reason") or {}).get("type", "stop")
     total, first = float(meta.get("e2e_latency") or 0.0), float(meta.get("first_token_latency") or 0.0)
-    made.done_reason = reason if reason in ("stop", "length") else "stop"
+    made.done_reason = reason
     made.total_duration = _nanoseconds(total)
     made.load_duration = 0
     made.prompt_eval_count = int(meta.get("prompt_tokens") or 0)

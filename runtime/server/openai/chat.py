@@ -272,7 +272,8 @@ class ChatJob:
 
     def _finish(self, reply: ReplyParser) -> tuple[str | None, str | int | None]:
         reason, matched = finish_of(reply)
-        return ("tool_calls" if reason == "stop" and reply.calls else reason), matched
+        called = reason == "stop" and reply.calls and not reply.was_cut
+        return ("tool_calls" if called else reason), matched
 
     def _call(self, number: int, name: str, arguments: str) -> dict[str, Any]:
         function = {"name": name, "arguments": arguments}

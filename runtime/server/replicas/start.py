@@ -8,13 +8,20 @@ from collections.abc import Mapping
 from typing import cast
 
 from runtime.config.flags import Options
+from runtime.protocol.errors import BadRequest
 from runtime.protocol.ray_cluster import connect
 
 
 def start(options: Options, environment: Mapping[str, str]) -> int:
     """The exit code. Raises MissingExtra without Ray, BadRequest for a cluster that is not there or too
-    small, EngineDead where no replica can be started."""
+    small, or a file of keys, EngineDead where no replica can be started."""
     config = options.replicas
+    if options.server.api_keys_file is not None:  # the router before the replicas would let everybody in
+        raise BadRequest(
+            "cannot be combined with replicas",
+            where="api_keys_file",
+            hint="use --api-key-file, or start servers with this file and a router, which passes keys on",
+        )
     address = config.ray_address or environment.get("RAY_ADDRESS")
     room = config.most * len(config.roles) * config.replica_cpus * (2 if config.surge else 1)
     ray = connect(address, max(os.cpu_count() or 1, room))

@@ -9,7 +9,9 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 
 from runtime.config.serving.router import RouterConfig
+from runtime.processes.frontend.client import CLIENT
 from runtime.protocol.errors import WorkerFailed
+from runtime.server.http.limits import FLOW_HEADER
 from runtime.server.router.client import (
     BrokenOff,
     CannotConnect,
@@ -61,13 +63,16 @@ class Upstream:
 
     def headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """A client's headers as a worker gets them: with the worker's key, where the router has one; else
-        with the client's own, unless that is the router's."""
+        with the client's own, unless that is the router's; and with the label of whose turn it takes."""
         own = self._key is not None or self._config.api_key is not None
         kept = {
             name: value for name, value in given.items() if name not in DROPPED and not (own and name in KEYS)
         }
         if self._key is not None:
             kept["authorization"] = f"Bearer {self._key}"
+        kept.pop(FLOW_HEADER, None)
+        if (flow := CLIENT.get().flow) is not None:
+            kept[FLOW_HEADER] = flow
         return kept
 
     @contextlib.asynccontextmanager

@@ -152,7 +152,7 @@ function prompt(call) {
   return [
     h("h3", {}, "Prompt"),
     ...call.messages.filter((one) => one.text || !one.open).map((one) =>
-      h("div", { class: `message ${one.role}` }, one.role === "raw" ? null : h("small", {}, one.role), h("div", { class: "text" }, one.text))),
+      h("div", { class: "message", data: { role: one.role } }, one.role === "raw" ? null : h("small", {}, one.role), h("div", { class: "text" }, one.text))),
   ];
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.formats.reply import was_cut
 from runtime.formats.schema_walk import rewritten
 from runtime.formats.tools.constraints import structure_constraint
 from runtime.formats.tools.parser import FunctionCallParser, detector_of
@@ -43,7 +44,9 @@ def held_to_tools(call: Call, key: str | None, backend: str) -> tuple[Call, str]
 
 
 def with_calls(text: str, meta: Mapping[str, Any], call: Call, parser: str) -> Completion:
-    """A reply of a call that was held_to_tools(), taken apart."""
+    """A reply of a call that was held_to_tools(), taken apart; one that was cut calls nothing."""
+    if was_cut(meta) or (meta.get("finish_reason") or {}).get("type") == "length":
+        return Completion((text,), dict(meta))
     reader = FunctionCallParser(call.prompt.tools, parser, incremental=call.constraint is not None)
     said, calls = reader.parse_non_stream(text)
     if not calls:

@@ -4,24 +4,48 @@ the model would say next. Knows the words of a completion's log-probabilities, a
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
+from sglang_dsl.choices import draw, softmax
 from sglang_dsl.errors import BackendError
 
 Steps: TypeAlias = "Sequence[tuple[str, dict[str, float]]]"
 """The tokens of a completion, each with the likeliest tokens at its place and their log-probabilities."""
 
+Picks: TypeAlias = "Callable[[dict[str, float], str], str]"
+"""Of the tokens that go on with an option, by their log-probabilities, and the token that was said, the one
+to go on with."""
+
 _MOST_BLANKS = 16
 
 
+def best(fits: dict[str, float], said: str) -> str:
+    """The likeliest token."""
+    return max(fits, key=fits.__getitem__)
+
+
+def drawn(temperature: float, random_numbers: random.Random) -> Picks:
+    """A draw at a temperature: the token that was drawn at it, where that goes on with an option; else one of
+    those that do, so that each is taken by its share of them."""
+
+    def pick(fits: dict[str, float], said: str) -> str:
+        if said in fits:
+            return said
+        tokens = list(fits)
+        return tokens[draw(softmax(list(fits.values()), temperature), random_numbers.getrandbits(64))]
+
+    return pick
+
+
 async def likeliest(
-    ask: Callable[[str], Awaitable[Steps]], options: Sequence[str]
+    ask: Callable[[str], Awaitable[Steps]], options: Sequence[str], pick: Picks | None = None
 ) -> tuple[int, tuple[float, ...]]:
-    """Index of the option that greedy decoding among the options says, and the log-probabilities of the
-    tokens that told it from the others. `ask`: what the model says behind the prompt and a text; asked again
-    only where the model would leave all options. Blanks before the first word do not count. Raises
-    BackendError where no likely token begins an option."""
+    """Index of the option that decoding among the options says (greedy, where there is no `pick`), and the
+    log-probabilities of the tokens that told it from the others. `ask`: what the model says behind the prompt
+    and a text; asked again only where the model would leave all options. Blanks before the first word do not
+    count. Raises BackendError where no likely token begins an option."""
     said, spoken, path = "", "", list[float]()
     left = dict.fromkeys(options)
     while True:
@@ -31,16 +55,16 @@ async def likeliest(
             fits = {text: lp for text, lp in tops.items() if _goes_on(_after(said, text), said, left)}
             if not fits or (said in left and token not in fits):
                 return _ended(options, said, tops), tuple(path)
-            best = max(fits, key=fits.__getitem__)
-            path.append(fits[best])
-            done, said, spoken = len(said), _after(said, best), spoken + best
+            taken = (pick or best)(fits, token)
+            path.append(fits[taken])
+            done, said, spoken = len(said), _after(said, taken), spoken + taken
             whole = [one for one in left if len(one) > done and said.startswith(one)]
             left = {one: None for one in left if one.startswith(said)}
             if all(len(one) <= len(said) for one in left):
                 return options.index(max(whole, key=len)), tuple(path)
             if len(left) == 1:
                 return options.index(next(iter(left))), tuple(path)
-            if best != token:
+            if taken != token:
                 break  # from here on the model spoke of something else
         if spoken == asked_at or (not said and len(spoken) > _MOST_BLANKS):
             return _ended(options, said, {}), tuple(path)

@@ -22,6 +22,7 @@ class Reply:
         self.meta: dict[str, Any] = {}
         self.finished = False
         self.length = 0
+        self._thoughts: list[str] = []
         self._logprobs: list[tuple[float, None, str]] = []
         self._tops: list[list[tuple[float, None, str]]] = []
 
@@ -40,19 +41,18 @@ class Reply:
             if isinstance(message.get("refusal"), str):
                 raise self._refused(message["refusal"])
             text = message.get("content") if self.chat else choice.get("text")
-            reasoning = message.get("reasoning_content")
             self._logprobs, self._tops = [], []
             self._take_logprobs(choice.get("logprobs"))
             meta = self._meta(answer, choice.get("finish_reason"))
-            if isinstance(reasoning, str):
+            if reasoning := _reasoning(message):
                 meta["reasoning_content"] = reasoning
             meta |= called(message)
             texts.append(text or "")
             metas.append(meta)
         return texts, metas
 
-    def event(self, data: Mapping[str, Any]) -> str:
-        """The piece of text in one event of a stream; what else it says is kept."""
+    def event(self, data: Mapping[str, Any]) -> Delta:
+        """The pieces of text and reasoning in one event of a stream; what else it says is kept."""
         if "error" in data:
             error = data["error"]
             said = error.get("message") if isinstance(error, dict) else error
@@ -60,18 +60,20 @@ class Reply:
         if data.get("usage"):
             self.meta |= _usage(data["usage"])
         self.meta |= {key: data[key] for key in ("id", "model") if data.get(key)}
-        piece = ""
+        piece = thought = ""
         for choice in data.get("choices") or ():
             delta = choice.get("delta") or {}
             if isinstance(delta.get("refusal"), str):
                 raise self._refused(delta["refusal"])
+            thought += _reasoning(delta)
             piece += (delta.get("content") if self.chat else choice.get("text")) or ""
             self._take_logprobs(choice.get("logprobs"))
             if choice.get("finish_reason") is not None:
                 self.finished = True
                 self.meta |= self._meta({}, choice["finish_reason"])
         self.length += len(piece)
-        return piece
+        self._thoughts.append(thought)
+        return Delta(piece, reasoning=thought)
 
     def last(self) -> dict[str, Any]:
         """The meta of a stream that is over. Raises BackendError where it broke off."""
@@ -82,7 +84,8 @@ class Reply:
                 retryable=True,
                 hint="the connection or the server failed; the text so far is incomplete",
             )
-        return self.meta
+        thought = "".join(self._thoughts)
+        return {**self.meta, "reasoning_content": thought} if thought else self.meta
 
     def _meta(self, answer: Mapping[str, Any], finish: Any) -> dict[str, Any]:
         meta: dict[str, Any] = {key: answer[key] for key in ("id", "model") if answer.get(key)}
@@ -119,6 +122,12 @@ class Reply:
         return BackendError(f"the model refused: {text[:500]}", backend=self.backend)
 
 
+def _reasoning(said: Mapping[str, Any]) -> str:
+    """The reasoning in a message or delta. Servers call it by one of two names, or by both."""
+    found = said.get("reasoning_content") or said.get("reasoning")
+    return found if isinstance(found, str) else ""
+
+
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
     made = {key: usage[key] for key in ("prompt_tokens", "completion_tokens") if usage.get(key) is not None}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -142,7 +151,7 @@ async def pieces_of(events: AsyncIterator[str], reply: Reply) -> AsyncIterator[D
                 raise BackendError(f"an event of the stream is not JSON: {event[:200]!r}") from error
             if not isinstance(data, dict):
                 raise BackendError(f"an event of the stream is not an object: {event[:200]!r}")
-            piece = reply.event(data)
-            if piece:
-                yield Delta(piece)
+            delta = reply.event(data)
+            if delta.text or delta.reasoning:
+                yield delta
     yield Delta("", reply.last())

@@ -1,6 +1,5 @@
 """What the backends for other people's APIs share: which sampling words they take, how a constraint becomes
-structured output, how their HTTP errors become the language's, and how much was used. Knows no API's wire
-format.
+structured output, and how a reply is read. Knows no API's wire format.
 """
 
 from __future__ import annotations
@@ -8,26 +7,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
+from runtime.formats.json_stream import JsonStream, JsonStreamError
 from runtime.protocol.constraint import JSON_WORDS, Constraint
-from runtime.protocol.messages import Message, ToolCall
 from runtime.protocol.sampling import SamplingParams
-from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
-from sglang_dsl.backends.common.transport import HttpFault
-from sglang_dsl.errors import BackendError, ProgramError, Unsupported
+from sglang_dsl.backends.base import Call, Completion, Delta
+from sglang_dsl.errors import Unsupported
+from sglang_dsl.ir.typed import json_in, unfenced
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 ANY_JSON = "$$ANY$$"
 """The json_schema that stands for any JSON value."""
-RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 
 
 def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> dict[str, Any]:
@@ -46,12 +42,19 @@ def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> di
 
 # -- constraints as structured output ------------------------------------------------------------------------
 
-# What the language's own dtypes mean, for APIs that know JSON schemas and no regular expressions.
+# What the language's own dtypes mean, for APIs that know JSON schemas and no regular expressions, and for
+# models that wrote something else.
 _BY_PATTERN: dict[str, dict[str, Any]] = {
     REGEX_INT: {"type": "integer"},
     REGEX_FLOAT: {"type": "number"},
     REGEX_BOOL: {"type": "string", "enum": ["True", "False"]},
     REGEX_STR: {"type": "string"},
+}
+_NOT_A: dict[str, str] = {
+    REGEX_INT: "it is not a whole number",
+    REGEX_FLOAT: "it is not a number",
+    REGEX_BOOL: "it is neither True nor False",
+    REGEX_STR: "it is not a string in quotes",
 }
 _FIELD = "value"
 
@@ -73,22 +76,25 @@ class JsonForm:
     strict: bool
 
     def read(self, text: str, constraint: Constraint) -> str:
-        """The text wanted, from the reply. Raises BackendError where the reply is not what was asked for."""
-        try:
-            value = json.loads(text)
-            if self.wrapped:
+        """The text wanted, from the reply: a fence or prose around the one JSON value is left out. Raises
+        Misfit where the reply is not what was asked for."""
+        misfit = None
+        found = json_in(text)
+        if self.wrapped and found is not None:
+            value = json.loads(found)
+            if isinstance(value, dict) and _FIELD in value:
                 value = value[_FIELD]
-        except (ValueError, TypeError, KeyError) as error:
-            raise broken_promise(constraint, text) from error
-        if not self.wrapped:
-            wanted = text
-        elif self.plain:
-            wanted = str(value)
-        else:
-            wanted = json.dumps(value, ensure_ascii=False)
-        if not holds(constraint, wanted):
-            raise broken_promise(constraint, text)
-        return wanted
+                wanted = str(value) if self.plain else json.dumps(value, ensure_ascii=False)
+                if (fault := fault_of(constraint, wanted)) is None:
+                    return wanted
+                misfit = Misfit(fault, wanted)
+            elif self.plain and isinstance(value, str):
+                found = value
+        # Some APIs send the value without the object that was asked for around it.
+        try:
+            return fitted(constraint, text if found is None else found).strip()
+        except Misfit as error:
+            raise misfit or Misfit(str(error), text) from None
 
 
 def json_form(constraint: Constraint) -> JsonForm | None:
@@ -138,72 +144,132 @@ def is_strict(schema: Any) -> bool:
     return all(map(is_strict, schema.values()))
 
 
-def holds(constraint: Constraint, text: str) -> bool:
-    """Whether `text` is what the constraint wants, as far as can be said without the runtime: schemas are
-    looked at with jsonschema where it is installed."""
+class Misfit(ValueError):
+    """A reply is not what its constraint requires, and why. `text`: the reply, as far as it can be shown
+    without what only the API asks for around it."""
+
+    def __init__(self, fault: str, text: str) -> None:
+        super().__init__(fault)
+        self.text = text
+
+
+def fitted(constraint: Constraint, text: str) -> str:
+    """A reply as the constraint wants it: as it is, or the one JSON value in it. Raises Misfit."""
+    fault = fault_of(constraint, text)
+    if fault is None:
+        return text
+    found = json_in(text) if constraint.kind == "json_schema" else unfenced(text)
+    if found is not None and found != text and (fault := fault_of(constraint, found)) is None:
+        return found
+    raise Misfit(fault, text)
+
+
+def fault_of(constraint: Constraint, text: str) -> str | None:
+    """Why `text` is not what the constraint wants, as far as can be said without the runtime; None where it
+    is. Schemas are looked at with jsonschema where it is installed."""
     match constraint.kind:
-        case "regex":
-            return re.fullmatch(constraint.spec, text) is not None
-        case "choices":
-            return text in json.loads(constraint.spec)
+        case "regex" if re.fullmatch(constraint.spec, text) is None:
+            return _NOT_A.get(constraint.spec) or f"it does not match {constraint.spec:.80}"
+        case "choices" if text not in (options := json.loads(constraint.spec)):
+            return f"it is not one of {', '.join(map(repr, options)):.200}"
         case "json_schema":
-            return _fits(constraint.spec, text)
+            return _schema_fault(constraint.spec, text)
         case _:
-            return True
+            return None
 
 
 def can_check_schemas() -> bool:
     """Whether jsonschema is installed."""
-    return importlib.util.find_spec("jsonschema") is not None
+    try:
+        return importlib.util.find_spec("jsonschema") is not None
+    except ModuleNotFoundError:
+        return False
 
 
-def _fits(spec: str, text: str) -> bool:
+def _schema_fault(spec: str, text: str) -> str | None:
     try:
         value = json.loads(text)
-    except ValueError:
-        return False
+    except (ValueError, RecursionError) as error:
+        return f"it is not JSON: {error}"
     if spec == ANY_JSON or not can_check_schemas():
-        return True
+        return None
     schema = json.loads(spec)
     validators: Any = importlib.import_module("jsonschema.validators")
     kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    return bool(kind(schema).is_valid(value))
-
-
-def broken_promise(constraint: Constraint, text: str) -> BackendError:
-    return BackendError(
-        f"the reply is not what {constraint.kind} {constraint.spec:.80} requires: {text[:200]!r}",
-        retryable=True,
-        hint="the API did not follow the requested structure; describe it in the prompt",
-    )
+    fault = importlib.import_module("jsonschema.exceptions").best_match(kind(schema).iter_errors(value))
+    if fault is None:
+        return None
+    return f"{'.'.join(map(str, fault.absolute_path)) or 'the whole'}: {fault.message:.200}"
 
 
 class Shaped:
-    """A reply on its way to the text wanted. What stands inside a wrapper can only be told once it is
-    whole."""
+    """Replies on their way to the texts wanted. One that does not fit its constraint stays as it is, and its
+    meta says why under "invalid": that is the error of its variable. One that was taken out of a fence or of
+    prose is whole under "reply"."""
 
     def __init__(self, call: Call, form: JsonForm | None, body: dict[str, Any], stop: str = "stop") -> None:
         self._constraint, self._form = call.constraint, form
-        self._held: list[str] = []
+        self._free = form is None
+        # A stream: what came, what of it was shown, and the object that it begins with until that is over.
+        self._came: list[str] = []
+        self._shown, self._over = "", form is not None and form.wrapped
+        self._object, self._read = JsonStream(strings=False), 0
         self._stops: tuple[str, ...] = ()
         if form is not None and form.wrapped:
             # They are about the value, not the JSON around it: `body` loses them, the value is cut here.
             self._stops = call.sampling.stop
             body.pop(stop, None)
 
+    def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
+        """What whole replies come to."""
+        found = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
+        told = [meta for _, meta in found]
+        meta = told[0] if len(told) == 1 else {**told[0], "samples": told}
+        return Completion(tuple(text for text, _ in found), meta)
+
     def piece(self, text: str) -> str:
-        """What of a streamed piece can be told now."""
-        if self._form is None or not self._form.wrapped:
+        """What of a streamed piece can be shown now: an object that the reply begins with, as it comes. What
+        stands in a wrapper, a fence or prose is known when the reply is whole."""
+        if self._free:
             return text
-        self._held.append(text)
-        return ""
+        self._came.append(text)
+        if not self._shown:
+            text = text.lstrip()
+            self._over |= bool(text) and text[0] != "{"
+        if self._over or not text:
+            return ""
+        try:
+            self._object.feed(text)
+        except JsonStreamError as error:
+            self._over = True
+            text = text[: error.offset - self._read] if self._object.complete else ""
+        self._read += len(text)
+        if self._object.complete:
+            self._over, text = True, text.rstrip()
+        self._shown += text
+        return text
 
-    def rest(self) -> str:
-        """What is left to tell when the stream is over. Raises BackendError."""
-        return self.whole("".join(self._held)) if self._held else ""
+    def last(self, meta: dict[str, Any]) -> Delta:
+        """The end of the stream: what is left to show."""
+        if self._free:
+            return Delta("", meta)
+        reply = "".join(self._came)
+        text, meta = self._whole(reply, dict(meta))
+        if not text.startswith(self._shown):
+            text = reply.lstrip()
+        return Delta(text[len(self._shown) :], meta)
 
-    def whole(self, text: str) -> str:
-        """The text wanted, of a whole reply. Raises BackendError where it is not what was asked for."""
+    def _whole(self, text: str, meta: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        if self._free:
+            return text, meta
+        try:
+            value = self.read(text)
+        except Misfit as error:
+            return error.text, {**meta, "invalid": str(error)}
+        return value, meta if json_in(text) in (None, text.strip()) else {**meta, "reply": text}
+
+    def read(self, text: str) -> str:
+        """The text wanted, of a whole reply. Raises Misfit."""
         if self._form is None or self._constraint is None:
             return text
         value = self._form.read(text, self._constraint)
@@ -220,7 +286,7 @@ class Leading(Shaped):
 
     def __init__(self, call: Call, constraint: Constraint, body: dict[str, Any]) -> None:
         super().__init__(call, None, body)
-        self._asked = constraint
+        self._asked, self._free = constraint, False
         self._quote = constraint.spec == REGEX_STR
         stops = [stop for stop in body.get("stop", ()) if stop.strip()]
         if self._quote:
@@ -231,18 +297,15 @@ class Leading(Shaped):
             body["stop"] = stops
 
     def piece(self, text: str) -> str:
-        self._held.append(text)
+        self._came.append(text)
         return ""
 
-    def rest(self) -> str:
-        return self.whole("".join(self._held))
-
-    def whole(self, text: str) -> str:
+    def read(self, text: str) -> str:
         if self._quote:
             return _quoted(text)
         found = re.match(self._asked.spec, text.lstrip())
         if found is None:
-            raise broken_promise(self._asked, text)
+            raise Misfit(_NOT_A[self._asked.spec], text)
         return found[0].rstrip()
 
 
@@ -298,134 +361,6 @@ def form_for(call: Call, backend: str, hint: str = "use json_schema or choices")
     return form
 
 
-def options_schema(choices: Sequence[str]) -> dict[str, Any]:
-    """The schema of {"choice": one of the options}."""
-    return {
-        "type": "object",
-        "properties": {"choice": {"type": "string", "enum": list(dict.fromkeys(choices))}},
-        "required": ["choice"],
-        "additionalProperties": False,
-    }
-
-
 def response_format(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
     """A schema as OpenAI's chat API asks for it."""
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
-
-
-def room_for(choices: Sequence[str]) -> int:
-    """Tokens that are enough for any of the options in its JSON object."""
-    return 64 + 4 * max(map(len, choices))
-
-
-def picked(call: ChoiceCall, text: str, meta: Mapping[str, Any], backend: str) -> ChoiceScores:
-    """The scores of a reply that was held to options_schema(). The options not chosen are not scored: their
-    probability is told as 0, and meta says that this is no measured distribution."""
-    try:
-        index = call.choices.index(json.loads(text)["choice"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise BackendError(
-            f"the reply {text[:200]!r} is not one of the choices", backend=backend, retryable=True
-        ) from error
-    scores = (ChoiceScore((0.0 if at == index else -math.inf,)) for at in range(len(call.choices)))
-    return ChoiceScores(tuple(scores), {**meta, "exact": False, "how": "structured output"})
-
-
-# -- prompts and errors --------------------------------------------------------------------------------------
-
-
-def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
-    """A conversation's finished turns, and the assistant's turn that the reply goes on with where it has
-    text already. A prompt without turns is one turn of the user. Raises Unsupported for what a chat API
-    cannot be sent."""
-    whole = _only_text(prompt)
-    if whole is not None:
-        return [whole], None
-    done: list[Message] = []
-    for message in prompt.messages:
-        if message.role == "raw":
-            if isinstance(message.content, str) and not message.content.strip():
-                continue
-            raise Unsupported(
-                f"{backend} supports only turns; the text {str(message.content)[:60]!r} is outside of a turn",
-                backend=backend,
-                hint="put it into user(...) or system(...)",
-            )
-        if not message.open:
-            done.append(message)
-            continue
-        if message.role != "assistant":
-            raise Unsupported(
-                f"{backend} replies as the assistant; a turn of {message.role!r} is open",
-                backend=backend,
-                hint="generate inside assistant(...)",
-            )
-        return done, (message if message.content else None)
-    raise Unsupported(
-        f"{backend} replies only in an assistant turn; none is open",
-        backend=backend,
-        hint="generate inside assistant(...)",
-    )
-
-
-def _only_text(prompt: Prompt) -> Message | None:
-    """A prompt that is text outside of turns, as a turn of the user; None for others."""
-    if any(message.role != "raw" for message in prompt.messages):
-        return None
-    said = [message for message in prompt.messages if message.content]
-    if len(said) != 1 or (isinstance(said[0].content, str) and not said[0].content.strip()):
-        return None
-    return Message("user", said[0].content)
-
-
-def arguments(call: ToolCall) -> dict[str, Any]:
-    """A call's arguments for an API that takes an object; empty where the model wrote none."""
-    try:
-        data = json.loads(call.arguments)
-    except ValueError:
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-@contextmanager
-def faults(backend: str) -> Any:
-    """An API's error answers as the language's errors."""
-    try:
-        yield
-    except HttpFault as fault:
-        raise error_of(fault, backend) from fault
-
-
-def error_of(fault: HttpFault, backend: str) -> ProgramError:
-    match fault.body:
-        case {"error": {"message": str(said)}} | {"message": str(said)} | {"error": str(said)}:
-            pass
-        case other:
-            said = str(other)[:500].strip() or "no reason given"
-    return BackendError(
-        f"the API answered {fault.status}: {said}",
-        backend=backend,
-        status=fault.status,
-        retryable=fault.status in RETRYABLE,
-        hint="is the API key right?" if fault.status in (401, 403) else None,
-    )
-
-
-# -- media ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An image part. `data`: base64, None where only its URL is known; `mime`: its media type, "" then."""
-
-    url: str
-    mime: str = ""
-    data: str | None = None
-
-
-def image_of(part: Mapping[str, Any]) -> Image:
-    """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
-    where = part.get("image_url")
-    url = where.get("url", "") if isinstance(where, Mapping) else str(where or "")
-    found = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-    return Image(url, found[1], found[2]) if found else Image(url)

@@ -44,7 +44,7 @@ class Lines:
                 import readline as readline  # input() then edits lines
 
     def read(self) -> str:
-        ask = self._ask or input
+        ask = self._ask or _ask
         marks = ("> ", ". ") if self._ask is not None or sys.stdin.isatty() else ("", "")
         said = ask(marks[0])
         while not self._chat and not complete(said):
@@ -56,6 +56,14 @@ class Lines:
 
     def wake(self) -> None:
         """It looks for itself."""
+
+
+def _ask(mark: str) -> str:
+    """A line of standard input. The mark goes where a person sees it, and into no pipe."""
+    if mark and not sys.stdout.isatty():
+        print(mark, end="", file=sys.stderr, flush=True)
+        mark = ""
+    return input(mark)
 
 
 def complete(text: str) -> bool:

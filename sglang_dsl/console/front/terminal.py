@@ -16,8 +16,9 @@ from sglang_dsl.console.front.banner import banner, help_line
 from sglang_dsl.console.front.prompt import Editor, Lines, Reader, require
 from sglang_dsl.console.front.screen import Screen
 from sglang_dsl.console.session import commands
+from sglang_dsl.console.session.interrupts import answered, held, stoppable
 from sglang_dsl.console.session.opening import Opening, Place
-from sglang_dsl.console.session.session import Session
+from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.errors import ProgramError, SglError
 
 REFUSED = frozenset({400, 413})
@@ -40,22 +41,28 @@ class Loop:
     ) -> None:
         self._session, self._screen, self._reader = session, screen, reader
         self._chat, self._stays = chat, stays
+        # In a pipe, standard output holds answers alone.
+        self._aside = screen.console.file if stays or screen.console.is_terminal else sys.stderr
         given = "".join(f", {name}={value!r}" for name, value in form.items())
         self._answer = f'assistant(gen("answer"{given}))'
 
     def run(self) -> int:
-        """Until the user leaves; the exit code."""
-        out = self._screen.console.file
+        """Until the user leaves; the exit code. Ctrl-C stops what runs, and never ends it."""
+        with held():
+            return self._run()
+
+    def _run(self) -> int:
         while True:
             if self._stays:
-                print(file=out)
+                print(file=self._aside)
             try:
-                said = self._reader.read()
+                said = stoppable(self._reader.read)
             except EOFError:
-                print(file=out)
+                if self._stays or sys.stdin.isatty():
+                    print(file=self._aside)
                 return 0
             except KeyboardInterrupt:
-                print(file=out)
+                print(file=self._aside)
                 continue
             if not said.strip():
                 continue
@@ -66,12 +73,24 @@ class Loop:
             elif not self._cell(self._message(said) if self._chat else said):
                 return 1
 
+    def _stopped(self) -> None:
+        self._session.stop()
+        answered()
+        print("stopped", file=self._aside)
+
     def _message(self, said: str) -> str:
         return f"s += user({commands.code_of(said)})\ns += {self._answer}"
 
     def _cell(self, code: str) -> bool:
         """Run it; whether to go on."""
-        made = self._session.run(code, self._screen)
+        try:
+            made = self._session.run(code, self._screen)
+            return stoppable(lambda: self._show(made))
+        except KeyboardInterrupt:
+            self._stopped()
+            return True
+
+    def _show(self, made: Outcome) -> bool:
         error = made.error
         if self._chat and error is not None:
             refused = isinstance(error, ProgramError) and error.status in REFUSED
@@ -81,7 +100,7 @@ class Loop:
             print(f"\n{kind}: {message}" + (f"\n  {hint}" if hint else ""), file=sys.stderr)
             return refused or self._stays
         if self._chat and made.stopped:
-            print(" [stopped]", file=self._screen.console.file, flush=True)
+            print(" [stopped]", file=self._aside, flush=True)
             return True
         self._screen.outcome(self._session, made)
         return error is None or self._stays
@@ -90,17 +109,19 @@ class Loop:
         """Do it; whether to leave."""
         try:
             said = commands.call(self._session, line, self._screen)
+            stoppable(lambda: self._came(said))
+            return said.leave
         except KeyboardInterrupt:
-            self._screen.console.print("stopped", style="dim")
-            return False
+            self._stopped()
         except (SglError, MissingExtra, OSError) as error:
             self._screen.failed(error)
-            return False
+        return False
+
+    def _came(self, said: commands.Said) -> None:
         if said.show is not None:
             self._screen.console.print(said.show)
         if said.outcome is not None:
             self._screen.outcome(self._session, said.outcome)
-        return said.leave
 
 
 def prompt(place: Place, *, words: Mapping[str, Any], system: str | None = None) -> int:
@@ -141,8 +162,9 @@ def _session(
             screen.console.print(banner(place, chat=chat))
         else:
             session.ready()
-        if interactive or chat:
-            screen.console.print(help_line(chat=chat), style="dim", highlight=False)
+        if interactive or (chat and sys.stdin.isatty()):
+            aside = screen.console if screen.console.is_terminal else Console(stderr=True)
+            aside.print(help_line(chat=chat), style="dim", highlight=False)
         if system is not None:
             session.opening.result()
             commands.call(session, f"system {system}", None)
@@ -165,7 +187,8 @@ def converse(
     status 1."""
     session = Session(Opening.of(Place("mock"), backend), words=words)
     screen = Screen(Console(file=out or sys.stdout), chat=True)
-    screen.console.print(help_line(chat=True), style="dim", highlight=False)
+    if screen.console.is_terminal:
+        screen.console.print(help_line(chat=True), style="dim", highlight=False)
     if system is not None:
         commands.call(session, f"system {system}", None)
     return Loop(session, screen, Lines(chat=True, ask=ask), chat=True, stays=False, form=form or {}).run()

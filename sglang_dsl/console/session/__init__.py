@@ -10,4 +10,5 @@ Knows no terminal and no notebook: what shows it is a View.
     export.py    a session as a program, or as a notebook
     complete.py  what may stand at the cursor
     opening.py   a backend by name, opened beside whoever waits
+    interrupts.py  what Ctrl-C may stop, and what is finished first
 """

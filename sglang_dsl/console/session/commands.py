@@ -18,6 +18,7 @@ from sglang_dsl.backends import BACKENDS, NEED_A_MODEL
 from sglang_dsl.console.session import saved, tables
 from sglang_dsl.console.session.export import export
 from sglang_dsl.console.session.follow import View
+from sglang_dsl.console.session.interrupts import stoppable
 from sglang_dsl.console.session.opening import Place
 from sglang_dsl.console.session.session import Outcome, Session
 from sglang_dsl.errors import BadProgram
@@ -235,7 +236,7 @@ def _trace(session: Session, rest: str, view: View | None) -> Said:
             ", ".join(name for name, one in session.names.items() if isinstance(one, SglFunction)) or "none"
         )
         raise BadProgram(f"{rest!r} is not a program; there are: {have}")
-    return Said(Text(tables.shown(found.trace().tree())))
+    return Said(Text(tables.shown(stoppable(lambda: found.trace().tree()))))
 
 
 def _quit(session: Session, rest: str, view: View | None) -> Said:

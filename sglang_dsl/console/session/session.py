@@ -8,13 +8,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import msgspec
 
 import sglang_dsl
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.console.session import cell as cells
 from sglang_dsl.console.session.follow import Follower, News, View
+from sglang_dsl.console.session.interrupts import answered, held, stoppable
 from sglang_dsl.console.session.opening import Opening, Place, close
 from sglang_dsl.conversation.transcript import Transcript
 from sglang_dsl.conversation.usage import CallRecord
@@ -22,12 +25,17 @@ from sglang_dsl.errors import BadProgram, InvalidValue, again
 from sglang_dsl.execution.standing import Standing, generated, moment, settled_variable, without
 from sglang_dsl.function import Options
 from sglang_dsl.interpreter.core import Checkpoint
+from sglang_dsl.interpreter.executor import Executor
+from sglang_dsl.interpreter.run import Stop
 from sglang_dsl.settings import global_config
+from sglang_dsl.state.base import Group, StateBase
 from sglang_dsl.views.snapshot import ForkSnapshot, Snapshot
 
 STATE = "s"
 SHOWN_S = 0.3
 """A backend that is there within this time is waited for without a word."""
+SETTLE_S = 5.0
+"""How long the end of what was cancelled is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class Session:
         self.cells: list[Cell] = []
         self._number = 0
         self._outer = global_config.default_backend
+        self._programs = Stop()
         self.provide()
 
     def provide(self) -> None:
@@ -131,14 +140,7 @@ class Session:
         """Wait for the backend. Raises what opening it raised."""
         if self._opened:
             return
-        opening = self._opening
-        if view is not None and not opening.wait(SHOWN_S):
-            view.waits(f"loading {opening.place} ...")
-        try:
-            backend = opening.result()
-        finally:
-            if view is not None:
-                view.waits(None)
+        backend = _backend_of(self._opening, view)
         self._options = Options(backend=backend).with_words(self.words)
         self._standing.runs_with(self._options)
         # Programs that a cell defines and runs are on it, too.
@@ -149,13 +151,7 @@ class Session:
         """Go on with another backend; the one before is closed once the other is there. Raises BadProgram,
         BackendError; then nothing has changed."""
         opening = Opening(place)
-        if view is not None and not opening.wait(SHOWN_S):
-            view.waits(f"loading {place} ...")
-        try:
-            opening.result()
-        finally:
-            if view is not None:
-                view.waits(None)
+        _backend_of(opening, view)
         before, was_open = self._opening, self._opened
         self._opening, self._opened = opening, False
         self.ready()
@@ -173,7 +169,7 @@ class Session:
 
     def close(self) -> None:
         """Close the backend; one that is still being opened is waited for."""
-        self._standing.core.cancel()
+        self.stop()
         global_config.default_backend = self._outer
         if not self._opened and self._opening.done and self._opening.error is not None:
             return
@@ -181,9 +177,18 @@ class Session:
 
     # -- cells -----------------------------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """Cancel what runs: `s` with its forks, and programs that cells have called. Does not wait."""
+        self._standing.core.cancel()
+        self._programs.interrupt()
+
     def run(self, code: str, view: View | None = None, *, fresh: bool = False) -> Outcome:
-        """Run a cell and wait until all it asked for is done. `fresh`: the conversation begins anew with
-        it."""
+        """Run a cell and wait until all it asked for is done. Ctrl-C stops it. `fresh`: the conversation
+        begins anew with it."""
+        with held():
+            return self._cell(code, view, fresh)
+
+    def _cell(self, code: str, view: View | None, fresh: bool) -> Outcome:
         try:
             parts = cells.prepared(code, self.number)
         except (SyntaxError, ValueError, RecursionError) as error:
@@ -202,30 +207,33 @@ class Session:
         known = {id(one) for one in standing.core.variables.values()}
         value: Any = None
         failure: BaseException | None = None
-        stopped, started = False, time.perf_counter()
+        stopped = untouched = False
+        started = time.perf_counter()
         follower = None if view is None else Follower(standing, view)
         if follower is not None:
             follower.start()
         try:
-            value = cells.run(parts, self.names)
-            failed = standing.rest()
+            value, failed = stoppable(lambda: self._evaluated(parts))
             failure = None if failed is None else again(failed)
         except KeyboardInterrupt:
             stopped = True
+            self.stop()
+            untouched = standing.rest(SETTLE_S) is None and standing.core.so_far() is begin
+            answered()
         except Exception as raised:  # noqa: BLE001 - shown to whoever wrote the cell
             failure = raised
+            standing.core.cancel()
+            standing.rest(SETTLE_S)
         finally:
             # After SystemExit, too: the session may be closed next.
-            if stopped or failure is not None:
-                standing.core.cancel()
-                self._settle()
             if follower is not None:
                 follower.stop()
             self.names[STATE] = self.state
         forks = tuple(news.of(standing.core.snapshot().forks))
         if stopped:
             kept = self._kept(begin, before)
-            standing.put(before if kept is None else kept)
+            if fresh or not untouched or self._set(known):
+                standing.put(before if kept is None else kept)
             if kept is None:
                 return Outcome(stopped=True, kept=False)
         elif failure is not None:
@@ -237,14 +245,19 @@ class Session:
         self.cells.append(Cell(code, before, seconds, calls, fresh, changed, stopped, forks))
         return Outcome(value, None, stopped, unfit=() if stopped else self._unfit(known))
 
-    def _settle(self) -> None:
-        """Wait for the end of what was cancelled; Ctrl-C once more is heard when it has ended."""
-        while True:
-            try:
-                self._standing.rest()
-                return
-            except KeyboardInterrupt:
-                continue
+    def _evaluated(self, parts: list[tuple[CodeType, bool]]) -> tuple[Any, BaseException | None]:
+        """The cell's value, and what stopped `s`, once all is done. A program that was called is done when it
+        has said all; one that streams is shown while it runs."""
+        before = self._programs.inside()
+        try:
+            value = cells.run(parts, self.names)
+        finally:
+            self._programs.outside(before)
+        states = [value] if isinstance(value, StateBase) else value if isinstance(value, Group) else ()
+        for state in states:
+            if isinstance(state.core, Executor) and not state.core.run.stream:
+                state.core.snapshot(None)
+        return value, self._standing.rest()
 
     def _set(self, known: set[int]) -> bool:
         return any(id(one) not in known for one in self._standing.core.variables.values())
@@ -322,6 +335,17 @@ class Session:
         they define may be used."""
         begin = max((at for at, one in enumerate(self.cells) if one.fresh), default=0)
         return [one for at, one in enumerate(self.cells) if at >= begin or not one.said]
+
+
+def _backend_of(opening: Opening, view: View | None) -> Backend:
+    """The backend, once it is open; Ctrl-C stops the waiting. Raises what opening it raised."""
+    try:
+        if view is not None and not stoppable(lambda: opening.wait(SHOWN_S)):
+            view.waits(f"loading {opening.place} ...")
+        return stoppable(opening.result)
+    finally:
+        if view is not None:
+            view.waits(None)
 
 
 def _open_turn(said: Transcript) -> list[Transcript]:

@@ -4,11 +4,10 @@ come. Knows no backends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from runtime.formats.reasoning.types import Split, reasoning_type, split_reasoning, splitter_of
 from sglang_dsl.concurrency.streams import Stream
-from sglang_dsl.conversation.requests import Delta
+from sglang_dsl.conversation.requests import Completion, Delta
+from sglang_dsl.interpreter.run import of_sample
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Gen
 
@@ -17,7 +16,8 @@ __all__ = ["Split", "ReasoningStream"]
 
 class ReasoningStream:
     """For one generation. `reasoning`: the variable of its reasoning; `whole`: the stream of the program's
-    text, which has no reasoning in it."""
+    text, which has no reasoning in it. Pieces of reasoning are also metadata of the variable's own stream,
+    as reasoning_content. A backend that separates the reasoning itself sends texts without it."""
 
     def __init__(self, node: Gen, variable: Variable, reasoning: Variable | None, whole: Stream) -> None:
         self._variable, self._reasoning, self._whole = variable, reasoning, whole
@@ -26,8 +26,10 @@ class ReasoningStream:
 
     def piece(self, delta: Delta) -> None:
         """A piece of the stream."""
+        if delta.reasoning:
+            self._splitter = None
         if self._splitter is None:
-            self._put("", delta.text, delta)
+            self._put(delta.reasoning, delta.text, delta)
         else:
             self._put(*self._splitter.feed(delta.text), delta)
 
@@ -37,16 +39,23 @@ class ReasoningStream:
             self._put(*self._splitter.end(), Delta(""))
 
     def _put(self, reasoning: str, answer: str, delta: Delta) -> None:
-        if reasoning and self._reasoning is not None:
-            self._reasoning.put(reasoning)
+        if reasoning:
+            self._variable.put("", {"reasoning_content": reasoning})
+            if self._reasoning is not None:
+                self._reasoning.put(reasoning)
         meta = delta.meta if delta.told is None else delta.told
+        if meta is not None and "reasoning_content" in meta:  # all of it, which was told in pieces
+            meta = {name: value for name, value in meta.items() if name != "reasoning_content"}
         self._variable.put(answer, meta if answer or delta.meta is not None else None)
         self._whole.put(answer)
 
     @staticmethod
-    def splits(node: Gen, texts: Sequence[str]) -> list[Split]:
+    def splits(node: Gen, done: Completion) -> list[Split]:
         """Whole texts of a generation taken apart; all of it is answer where nothing was asked for."""
         if node.reasoning is None:
-            return [Split("", "", text) for text in texts]
-        kind = reasoning_type(node.reasoning)
-        return [split_reasoning(text, kind) for text in texts]
+            return [Split("", "", text) for text in done.texts]
+        kind, found = reasoning_type(node.reasoning), []
+        for index, text in enumerate(done.texts):
+            apart = of_sample(done.meta, index).get("reasoning_content")
+            found.append(Split("", apart, text) if apart else split_reasoning(text, kind))
+        return found

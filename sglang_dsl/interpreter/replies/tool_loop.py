@@ -1,5 +1,6 @@
 """Generations that may call tools: the calls of a reply are run, side by side, and the model goes on with
-what they gave, until it answers without one. Without a loop the calls are told and not run.
+what they gave, until it answers without one. Without a loop the calls are told and not run. A reply that was
+cut off at max_tokens calls nothing.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ async def answer(state: _State, node: Gen, item: Item, ready: Lowered, offer: Of
             where = state.where("gen", node.name, item, node.timeout)
             call = ready.call(state.transcript.prompt(), where.timeout)
             done = await state.run.calls.generate(where, call, state.before)
-            made = [_read(one) for one in done.meta.get("tool_calls") or ()]
+            cut = (done.meta.get("finish_reason") or {}).get("type") == "length"
+            made = [] if cut else [_read(one) for one in done.meta.get("tool_calls") or ()]
             left = any(one.name in offer.runners and not offer.runners[one.name].runs for one in made)
             if not made or loop is None or left:
                 _settle(state, node, item, done, made, steps)
@@ -112,7 +114,7 @@ def _calls(made: Sequence[ToolCall]) -> tuple[SaidCall, ...]:
 
 def _say(state: _State, node: Gen, done: Completion, step: ToolStep) -> None:
     """The reply with its calls, a turn for each result, and the assistant's next turn."""
-    at, first = state.transcript, ReasoningStream.splits(node, done.texts)[0]
+    at, first = state.transcript, ReasoningStream.splits(node, done)[0]
     role = at.role or "assistant"
     if first.answer or first.head:
         at = at.say(
@@ -141,7 +143,7 @@ def _settle(
     if made:
         plain.append(msgspec.to_builtins(ToolStep(done.texts[0], tuple(made), node.name)))
     meta = {**done.meta, "tool_steps": plain}
-    state.settle(node, item, Completion(done.texts, meta), ReasoningStream.splits(node, done.texts))
+    state.settle(node, item, Completion(done.texts, meta), ReasoningStream.splits(node, done))
     if made:
         state.said(state.transcript.call(_calls(made)))
 

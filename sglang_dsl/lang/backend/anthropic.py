@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.anthropic import Anthropic
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["Anthropic"]
+__all__ = ["Anthropic", "SglSamplingParams"]

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.blocking import BaseBackend
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["BaseBackend"]
+__all__ = ["BaseBackend", "SglSamplingParams"]

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.crusoe import Crusoe
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["Crusoe"]
+__all__ = ["Crusoe", "SglSamplingParams"]

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.litellm import LiteLLM
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["LiteLLM"]
+__all__ = ["LiteLLM", "SglSamplingParams"]

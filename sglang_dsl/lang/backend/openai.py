@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.openai import OpenAI
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["OpenAI"]
+__all__ = ["OpenAI", "SglSamplingParams"]

@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from sglang_dsl.backends.endpoint import RuntimeEndpoint
 from sglang_dsl.console.server_process import Runtime
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["Runtime", "RuntimeEndpoint"]
+__all__ = ["Runtime", "RuntimeEndpoint", "SglSamplingParams"]

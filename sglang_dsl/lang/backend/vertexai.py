@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from sglang_dsl.backends.gemini import VertexAI
+from sglang_dsl.lang.ir import SglSamplingParams
 
-__all__ = ["VertexAI"]
+__all__ = ["VertexAI", "SglSamplingParams"]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from runtime.formats.chat.render import conversation
-from runtime.processes.frontend.client import CLIENT
+from runtime.processes.frontend.client import CLIENT, IN_HAND
 from runtime.protocol.errors import BadRequest, InternalFault, RuntimeFault
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
@@ -202,11 +202,12 @@ class Job:
 
     def begin(self) -> ResponseObject:
         """Go on in the background; what is answered at once."""
-        client = CLIENT.get()
-        client.begin()  # its request ends now
+        in_hand = IN_HAND.get()
         self.response.status = "queued"
         self._kept.task = asyncio.create_task(self._work(), name="sglang-dsl-response")
-        self._kept.task.add_done_callback(lambda _: client.end())
+        if in_hand is not None:
+            in_hand.work_on()
+            self._kept.task.add_done_callback(lambda _: in_hand.done())
         self._keep()
         return msgspec.structs.replace(self.response)
 

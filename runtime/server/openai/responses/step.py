@@ -62,8 +62,9 @@ class Step:
 
     @property
     def was_cut(self) -> bool:
-        """By the limit of tokens."""
-        return (self.reply.meta.get("finish_reason") or {}).get("type") == "length"
+        """By the limit of tokens, or within its constraint."""
+        finish = self.reply.meta.get("finish_reason") or {}
+        return finish.get("type") == "length" or self.reply.was_cut
 
     # -- items -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,116 @@
+"""Conversations for other people's APIs: which turns can be sent, images, and their HTTP errors as the
+language's. Knows no API's wire format.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.protocol.messages import Message, ToolCall
+from sglang_dsl.backends.base import Prompt
+from sglang_dsl.backends.common.transport import HttpFault
+from sglang_dsl.errors import BackendError, ProgramError, Unsupported
+
+RETRYABLE = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
+
+
+def turns(prompt: Prompt, backend: str) -> tuple[list[Message], Message | None]:
+    """A conversation's finished turns, and the assistant's turn that the reply goes on with where it has
+    text already. A prompt without turns is one turn of the user. Raises Unsupported for what a chat API
+    cannot be sent."""
+    whole = _only_text(prompt)
+    if whole is not None:
+        return [whole], None
+    done: list[Message] = []
+    for message in prompt.messages:
+        if message.role == "raw":
+            if isinstance(message.content, str) and not message.content.strip():
+                continue
+            raise Unsupported(
+                f"{backend} supports only turns; the text {str(message.content)[:60]!r} is outside of a turn",
+                backend=backend,
+                hint="put it into user(...) or system(...)",
+            )
+        if not message.open:
+            done.append(message)
+            continue
+        if message.role != "assistant":
+            raise Unsupported(
+                f"{backend} replies as the assistant; a turn of {message.role!r} is open",
+                backend=backend,
+                hint="generate inside assistant(...)",
+            )
+        return done, (message if message.content else None)
+    raise Unsupported(
+        f"{backend} replies only in an assistant turn; none is open",
+        backend=backend,
+        hint="generate inside assistant(...)",
+    )
+
+
+def _only_text(prompt: Prompt) -> Message | None:
+    """A prompt that is text outside of turns, as a turn of the user; None for others."""
+    if any(message.role != "raw" for message in prompt.messages):
+        return None
+    said = [message for message in prompt.messages if message.content]
+    if len(said) != 1 or (isinstance(said[0].content, str) and not said[0].content.strip()):
+        return None
+    return Message("user", said[0].content)
+
+
+def arguments(call: ToolCall) -> dict[str, Any]:
+    """A call's arguments for an API that takes an object; empty where the model wrote none."""
+    try:
+        data = json.loads(call.arguments)
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+@contextmanager
+def faults(backend: str) -> Any:
+    """An API's error answers as the language's errors."""
+    try:
+        yield
+    except HttpFault as fault:
+        raise error_of(fault, backend) from fault
+
+
+def error_of(fault: HttpFault, backend: str) -> ProgramError:
+    match fault.body:
+        case {"error": {"message": str(said)}} | {"message": str(said)} | {"error": str(said)}:
+            pass
+        case other:
+            said = str(other)[:500].strip() or "no reason given"
+    return BackendError(
+        f"the API answered {fault.status}: {said}",
+        backend=backend,
+        status=fault.status,
+        retryable=fault.status in RETRYABLE,
+        hint="is the API key right?" if fault.status in (401, 403) else None,
+    )
+
+
+# -- media ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image part. `data`: base64, None where only its URL is known; `mime`: its media type, "" then."""
+
+    url: str
+    mime: str = ""
+    data: str | None = None
+
+
+def image_of(part: Mapping[str, Any]) -> Image:
+    """The image of an OpenAI-style part, whose URL may carry the data itself (RFC 2397)."""
+    where = part.get("image_url")
+    url = where.get("url", "") if isinstance(where, Mapping) else str(where or "")
+    found = re.match(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+    return Image(url, found[1], found[2]) if found else Image(url)

@@ -1,0 +1,308 @@
+"""Values of a type while their JSON is being written. Knows types and plain data, no text and no nodes.
+
+What has ended is validated, so it is a value of its type. Models, dataclasses, TypedDicts and containers are
+shown while they are open, with None (or nothing, in a container) for what is not there yet. Half a string is
+shown where the type is str; elsewhere, as in a Literal or a date, it is no value yet. Of a union it must be
+certain which type it is.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_args, get_origin
+
+from sglang_dsl.ir.typed import adapter_of, supertype
+
+Path: TypeAlias = "tuple[str | int, ...] | None"
+"""Where in a value it is still being written; () for the value itself, None for one that has ended."""
+
+NOTHING: Final = object()
+"""There is nothing to show yet."""
+_UNKNOWN: Final = object()  # the type of a field whose annotation cannot be resolved
+_ANY: Final = (Any, object)
+_NUMBERS: Final = (int, float, bool, types.NoneType)
+_ARRAYS: Final[dict[Any, Any]] = {
+    set: set, frozenset: frozenset, tuple: tuple, collections.deque: collections.deque,
+    collections.abc.Set: set, collections.abc.MutableSet: set, list: list, Sequence: list,
+    collections.abc.MutableSequence: list, collections.abc.Collection: list, Iterable: list,
+}  # fmt: skip
+_MAPPINGS: Final[dict[Any, Any]] = {
+    dict: dict, Mapping: dict, collections.abc.MutableMapping: dict,
+    collections.OrderedDict: collections.OrderedDict, collections.Counter: collections.Counter,
+    collections.defaultdict: lambda parts: collections.defaultdict(None, parts),
+}  # fmt: skip
+"""Types that are written as arrays, and as objects, and how a value of one is made."""
+
+
+class Growing:
+    """The values of one text, in order. Ended parts are made once and shared between them."""
+
+    def __init__(self, annotation: Any) -> None:
+        self._annotation = annotation
+        # By type and what was read; that is kept, so that its id stays its own.
+        self._ended: dict[Any, tuple[Any, Any, Any]] = {}
+
+    def value(self, data: Any, writing: Path) -> Any:
+        """What to show of `data`, JSON that was read so far and is being written at `writing`."""
+        return self._shown(self._annotation, data, writing)
+
+    def _shown(self, annotation: Any, data: Any, writing: Path) -> Any:
+        kind = _bare(annotation)
+        if kind in _ANY:
+            return data
+        if isinstance(data, str) and _grows(kind):
+            return data
+        if writing is None:
+            if type(data) is kind and kind in _NUMBERS:
+                return data
+            return self._whole(annotation, data)
+        arms = [arm for arm in _arms(kind) if self._may_be(arm, data, writing)]
+        if len(arms) > 1:
+            arms = [arm for arm in arms if self._fits(arm, data, writing)]
+        return self._made(arms[0], data, writing) if len(arms) == 1 else NOTHING
+
+    def _whole(self, annotation: Any, data: Any) -> Any:
+        """A value that has ended; one that is not valid is shown by its valid parts, if it has parts."""
+        container = isinstance(data, dict | list)
+        try:
+            hash(annotation)
+            kind = annotation
+        except TypeError:  # an Annotated with a list in it
+            kind = id(annotation)
+        key = (kind, id(data)) if container else (kind, type(data), data)
+        known = self._ended.get(key)
+        if known is not None:
+            return known[2]
+        made = NOTHING if annotation is _UNKNOWN else _validated(annotation, data)
+        if made is NOTHING and container:
+            arms = [arm for arm in _arms(_bare(annotation)) if self._may_be(arm, data, None)]
+            if len(arms) == 1:
+                made = self._made(arms[0], data, None)
+        self._ended[key] = (annotation, data, made)
+        return made
+
+    def _may_be(self, kind: Any, data: Any, writing: Path) -> bool:
+        """Whether a type is written as an object, or an array, as `data` is."""
+        if kind in _ANY:
+            return True
+        root = _root(kind)
+        if root is not _UNKNOWN:
+            arms = _arms(_bare(root))
+            return any(
+                _grows(arm) if isinstance(data, str) else self._may_be(arm, data, writing) for arm in arms
+            )
+        base = get_origin(kind) or kind
+        if isinstance(data, list):
+            return base in _ARRAYS or _is_named_tuple(base)
+        return isinstance(data, dict) and (
+            base in _MAPPINGS or (_members(kind) is not None and not _is_named_tuple(base))
+        )
+
+    def _fits(self, kind: Any, data: Any, writing: Path) -> bool:
+        """Whether an object with these members so far may become one of this type among others."""
+        members = None if _root(kind) is not _UNKNOWN else _members(kind)
+        if members is None or not isinstance(data, dict):
+            return True
+        known = {member.key: member for member in members}
+        others = getattr(kind, "model_config", {}).get("extra") == "allow"
+        return all(
+            others
+            if name not in known
+            else (
+                _below(writing, name) is not None
+                or self._shown(known[name].annotation, value, None) is not NOTHING
+            )
+            for name, value in data.items()
+        )
+
+    def _made(self, kind: Any, data: Any, writing: Path) -> Any:
+        """An object or array of this type, from its parts."""
+        if kind in _ANY:
+            return data
+        root = _root(kind)
+        if root is not _UNKNOWN:
+            inner = self._shown(root, data, writing)
+            return NOTHING if inner is NOTHING else kind.model_construct(inner)
+        members = _members(kind)
+        if isinstance(data, list):
+            return self._array(kind, members, data, writing)
+        if members is not None:
+            return self._object(kind, members, data, writing)
+        key, item = get_args(kind) or (Any, Any)
+        names = ((self._shown(key, name, None), name) for name in data)
+        parts = ((name, self._shown(item, data[said], _below(writing, said))) for name, said in names)
+        make = _MAPPINGS[get_origin(kind) or kind]
+        return make({name: part for name, part in parts if name is not NOTHING and part is not NOTHING})
+
+    def _array(self, kind: Any, members: Sequence[Member] | None, data: list[Any], writing: Path) -> Any:
+        base, given = get_origin(kind) or kind, get_args(kind)
+        if members is not None:
+            parts = self._parts([member.annotation for member in members], data, writing)
+            return base._make([*parts, *[None] * (len(members) - len(parts))])
+        if base is tuple and given and given[-1] is not Ellipsis:
+            return tuple(self._parts(given, data, writing))
+        item = given[0] if given else Any
+        shown = (self._shown(item, value, _below(writing, at)) for at, value in enumerate(data))
+        kept = [one for one in shown if one is not NOTHING]
+        make = _ARRAYS[base]
+        try:
+            return make(kept)
+        except TypeError:  # items of a set that cannot be hashed while they are open
+            return make(one for one in kept if type(one).__hash__ is not None)
+
+    def _parts(self, annotations: Sequence[Any], data: list[Any], writing: Path) -> list[Any]:
+        """Items by place, up to the first that is not there yet."""
+        parts: list[Any] = []
+        for at, (annotation, value) in enumerate(zip(annotations, data)):
+            part = self._shown(annotation, value, _below(writing, at))
+            if part is NOTHING:
+                break
+            parts.append(part)
+        return parts
+
+    def _object(self, kind: Any, members: Sequence[Member], data: dict[str, Any], writing: Path) -> Any:
+        shown = {
+            member.name: self._shown(member.annotation, data[member.key], _below(writing, member.key))
+            for member in members
+            if member.key in data
+        }
+        parts = {name: part for name, part in shown.items() if part is not NOTHING}
+        base = get_origin(kind) or kind
+        if typing.is_typeddict(base):
+            return parts
+        parts = {member.name: parts.get(member.name) for member in members}
+        if hasattr(base, "model_construct"):
+            return kind.model_construct(**parts)
+        made = object.__new__(base)
+        for name, part in parts.items():
+            object.__setattr__(made, name, part)
+        return made
+
+
+class Member(NamedTuple):
+    """A field: its name, its name in JSON, its type."""
+
+    name: str
+    key: str
+    annotation: Any
+
+
+def _below(writing: Path, key: str | int) -> Path:
+    return writing[1:] if writing and writing[0] == key else None
+
+
+def _validated(annotation: Any, data: Any) -> Any:
+    try:
+        return adapter_of(annotation).validate_json(json.dumps(data))
+    except Exception:  # noqa: BLE001 - of the user's own validators, too; told when the whole is read
+        return NOTHING
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without what only annotates or renames it."""
+    while True:
+        annotation = supertype(annotation)
+        origin = get_origin(annotation)
+        if origin in (Annotated, typing.Required, typing.NotRequired, typing.Final):
+            annotation = get_args(annotation)[0]
+        elif isinstance(annotation, typing.TypeVar):
+            bound, choices = annotation.__bound__, annotation.__constraints__
+            annotation = bound or (typing.Union[choices] if choices else Any)  # noqa: UP007 - computed
+        elif type(origin or annotation).__name__ == "TypeAliasType":
+            annotation = _substituted((origin or annotation).__value__, annotation)
+        else:
+            return annotation
+
+
+def _substituted(annotation: Any, alias: Any) -> Any:
+    """A type with the variables of a generic `alias` replaced by what that was given."""
+    own = getattr(annotation, "__parameters__", ())
+    origin = get_origin(alias)
+    parameters = getattr(origin, "__type_params__", ()) or getattr(origin, "__parameters__", ())
+    given = dict(zip(parameters, get_args(alias)))
+    if isinstance(annotation, typing.TypeVar):
+        return given.get(annotation, annotation)
+    return annotation[tuple(given.get(one, one) for one in own)] if own and given else annotation
+
+
+def _arms(kind: Any) -> list[Any]:
+    """The types that a union may be, None aside; another type alone."""
+    if get_origin(kind) not in (typing.Union, types.UnionType):
+        return [kind]
+    found = [arm for one in get_args(kind) for arm in _arms(_bare(one))]
+    return [arm for arm in found if arm is not types.NoneType]
+
+
+def _grows(kind: Any) -> bool:
+    """Whether half a string is a value of the type. A union must have no other type written as a string."""
+    texts = [arm for arm in _arms(kind) if not _never_a_string(arm)]
+    return bool(texts) and all(arm is str or arm in _ANY for arm in texts)
+
+
+def _never_a_string(kind: Any) -> bool:
+    base = get_origin(kind) or kind
+    held = base in _ARRAYS or base in _MAPPINGS
+    return kind in _NUMBERS or held or (_root(kind) is _UNKNOWN and _members(kind) is not None)
+
+
+def _root(kind: Any) -> Any:
+    """What a RootModel holds; _UNKNOWN for other types."""
+    if not isinstance(kind, type) or not getattr(kind, "__pydantic_root_model__", False):
+        return _UNKNOWN
+    field = kind.model_fields["root"]  # type: ignore[attr-defined]
+    return _with(field.annotation, field.metadata)
+
+
+def _with(annotation: Any, metadata: Sequence[Any]) -> Any:
+    return Annotated[(annotation, *metadata)] if metadata else annotation
+
+
+def _is_named_tuple(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _members(kind: Any) -> Sequence[Member] | None:
+    """The fields of a model, dataclass, TypedDict or NamedTuple; None for other types."""
+    try:
+        return _known_members(kind)
+    except TypeError:  # a type that cannot be hashed
+        return _known_members.__wrapped__(kind)
+
+
+@functools.lru_cache(maxsize=256)
+def _known_members(kind: Any) -> tuple[Member, ...] | None:
+    base = get_origin(kind) or kind
+    if not isinstance(base, type):
+        return None
+    if hasattr(base, "model_construct"):
+        found = kind.model_fields.items()
+        return tuple(
+            Member(name, _key(field, name), _with(field.annotation, field.metadata)) for name, field in found
+        )
+    if dataclasses.is_dataclass(base):
+        named = {field.name: _key(field.default, field.name) for field in dataclasses.fields(base)}
+    elif typing.is_typeddict(base):
+        named = {name: name for name in base.__annotations__}
+    elif _is_named_tuple(base):
+        named = {name: name for name in base._fields}  # type: ignore[attr-defined]
+    else:
+        return None
+    try:
+        hints = typing.get_type_hints(base, include_extras=True)
+    except NameError:  # names of a function's own scope
+        hints = {}
+    return tuple(
+        Member(name, key, _substituted(hints.get(name, _UNKNOWN), kind)) for name, key in named.items()
+    )
+
+
+def _key(field: Any, name: str) -> str:
+    """A field's name in JSON."""
+    found = getattr(field, "validation_alias", None) or getattr(field, "alias", None)
+    return found if isinstance(found, str) else name

@@ -1,0 +1,3 @@
+from tests.unit.runtime.engine.conftest import _one_thread, case, drive, make, prompt, tiny
+
+__all__ = ["_one_thread", "case", "drive", "make", "prompt", "tiny"]

@@ -1,3 +1,0 @@
-from tests.runtime.engine.conftest import _one_thread, case, drive, make, prompt, tiny
-
-__all__ = ["_one_thread", "case", "drive", "make", "prompt", "tiny"]
