@@ -487,8 +487,7 @@ def _size(request: Requests) -> int:
         return sum(map(_size, request))
     text = request.text or ""
     size = len(text) if isinstance(text, str) else sum(len(one) for one in text)
-    size += count_ids(request.input_ids)
-    size += size_of_turns(request.messages or ())
+    size += count_ids(request.input_ids) + size_of_turns(request.messages or ())
     if request.image_data or has_media(request.messages or ()):
         size += LONG + 1  # to be decoded, or even fetched
     size += sum(_as_json(one) for one in (request.tools, request.template_kwargs, request.sampling_params))

@@ -29,7 +29,7 @@ MOST_S = 0.5
 them, and 0.3 s where the core's other thread is busy."""
 SIZE = 30 << 20
 ANSWERS = {200, 400, 404, 413, 501, 504}
-"""504: a constraint is compiled for so long at most."""
+"""504: a request took longer than it may."""
 STRINGS = ServerConfig().max_body_strings * 3 // 4
 NUMBERS = ServerConfig().max_body_values * 3 // 4
 TEXT = 2 << 20
