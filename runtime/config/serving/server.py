@@ -222,7 +222,7 @@ class ServerConfig:
         "restart the processes when one dies, instead of exiting. HTTP workers are always replaced",
     )
     heartbeat_timeout_s: float = option(
-        30.0,
+        20.0,
         "seconds without a sign of life after which a process of the server counts as hung: an HTTP worker "
         "is replaced, another fails the group. A forward pass has a limit of its own, step_timeout_s",
     )
