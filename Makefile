@@ -64,6 +64,7 @@ check: lint types layers  ## ruff, mypy, the import layers
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/docstrings.py
 
 types: setup
 	$(BIN)/mypy

@@ -30,14 +30,14 @@ class RopeSpec:
     """Rotary embedding: base `theta` and one kind of scaling; every number is resolved, none is left to a
     default.
 
-    linear   positions divided by `factor`
-    dynamic  NTK scaling that sets in beyond the trained length; up to that length, which is where this
-             runtime stops (ModelSpec.max_position_embeddings), it is the default kind
-    llama3   Llama 3.1's: low frequencies divided by `factor`, a smooth step between the two wavelengths
-    yarn     YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
-             `attention_factor`
-    longrope LongRoPE (arXiv 2402.13753): each frequency divided by its own of `factors`, or of `long_factors`
-             in contexts beyond the trained length; cos and sin times `attention_factor`
+    "linear"    positions divided by `factor`
+    "dynamic"   NTK scaling that sets in beyond the trained length; up to that length, which is where this
+                runtime stops (ModelSpec.max_position_embeddings), it is the default kind
+    "llama3"    Llama 3.1's: low frequencies divided by `factor`, a smooth step between the two wavelengths
+    "yarn"      YaRN (arXiv 2309.00071): a ramp between interpolation and extrapolation; cos and sin times
+                `attention_factor`
+    "longrope"  LongRoPE (arXiv 2402.13753): each frequency divided by its own of `factors`, or of
+                `long_factors` in contexts beyond the trained length; cos and sin times `attention_factor`
 
     dims: how many of a head's dimensions are turned, the first ones; 0 = all. pairs: which of them turn
     together: halves: i and i + dims / 2; neighbours: 2 i and 2 i + 1. sections: how many of the pairs, from

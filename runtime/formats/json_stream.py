@@ -50,9 +50,8 @@ class JsonStreamError(ValueError):
 class JsonEvent(NamedTuple):
     """What became known of the value at `path` (names and numbers of items from the root, which is ()).
 
-    complete    the value has ended, and `value` is all of it
-    otherwise   an object or array has begun (`value` is empty), or a string goes on (`value` is its new
-                piece; "" where it has just begun)
+    complete    the value has ended, and `value` is all of it. Else an object or array has begun (`value` is
+                empty), or a string goes on (`value` is its new piece; "" where it has just begun)
     """
 
     path: tuple[str | int, ...]

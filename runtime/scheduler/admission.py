@@ -80,8 +80,9 @@ class PrefillAdder:
               steps to come are gone through: who ends early gives slots back in time.
     prompts   max_prefill_tokens, less prompt tokens admitted and not computed yet (a longer prompt goes
               alone)
-    siblings  a request whose uncached part begins with SHARED tokens (a page, if that is longer) which
-              another one is computing right now waits for that one, and finds them in the cache
+
+    A request whose uncached part begins with SHARED tokens (a page, if that is longer) which another one is
+    computing right now waits for that one, and finds them in the cache.
     """
 
     def __init__(

@@ -176,10 +176,10 @@ class Scheduler:
     def pause(self, mode: PauseMode) -> None:
         """Stop giving plans, until resume(). Requests that come meanwhile wait (their deadlines hold; time on
         the clocks of queue_timeout_s and running_timeout_s stands still). What happens to those there are:
-        abort      all are cancelled
-        in_place   they stay where they are and keep their slots
-        retract    running ones go back to the front of the queue, and the cache is flushed: they will be
-                   computed again, with the same outputs
+        "abort"     all are cancelled
+        "in_place"  they stay where they are and keep their slots
+        "retract"   running ones go back to the front of the queue, and the cache is flushed: they will be
+                    computed again, with the same outputs
         A step under way is committed as usual, and a retraction follows it. Pausing again changes the mode.
         """
         self._paused = mode

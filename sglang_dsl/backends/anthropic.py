@@ -37,7 +37,7 @@ class Anthropic(Backend):
     """The model `model_name` at Anthropic's API, or at a compatible server.
 
     api_key, base_url  None: ANTHROPIC_API_KEY and ANTHROPIC_BASE_URL from the environment
-    retries            how often a request is sent again that was not started (no connection, 429, 503)
+    max_retries        how often a request is sent again that was not started (no connection, 429, 503)
 
     json_schema, choices and the dtypes become structured output (output_config.format). token_usage counts
     what was charged.

@@ -40,7 +40,7 @@ class Gemini(Backend):
 
     api_key          None: GEMINI_API_KEY or GOOGLE_API_KEY from the environment
     safety_settings  sent as given: a list of {"category", "threshold"}, or a mapping from one to the other
-    retries          how often a request is sent again that was not started (no connection, 429, 503)
+    max_retries      how often a request is sent again that was not started (no connection, 429, 503)
 
     json_schema, choices and the dtypes become structured output (responseJsonSchema). token_usage counts what
     was charged.

@@ -105,7 +105,7 @@ class OpenAI(Backend):
                        server)
     max_tokens_field   the field that limits a chat reply: "max_completion_tokens", or for older servers
                        "max_tokens"; only this one is sent
-    retries            how often a request is sent again that was not started (no connection, 429, 503)
+    max_retries        how often a request is sent again that was not started (no connection, 429, 503)
 
     token_usage counts what was charged.
 

@@ -200,7 +200,7 @@ class Runs(Protocol[P, Made]):
 
 
 class Running(Protocol):
-    """run, stream: they take the function's parameters, and `ret_value` is what it returns."""
+    """`run` and `stream`, which take the function's parameters; `ret_value` is what it returns."""
 
     @overload
     def __get__(

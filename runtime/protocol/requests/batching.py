@@ -232,7 +232,7 @@ def keys(name: str, value: Any, spread: Spread, *, empty_is_none: bool) -> Any:
 
 
 def rooms(value: Any, spread: Spread) -> list[int | None]:
-    """bootstrap_room: one number stands for consecutive ones, one per item; a list with one per prompt, for
+    """Of `bootstrap_room`: one number stands for consecutive ones, one per item; a list with one per prompt, for
     rooms far apart, one per sample."""
     if isinstance(value, int) and not isinstance(value, bool):
         return [(value + index) % ROOMS for index in range(spread.total)]
