@@ -194,6 +194,8 @@ def batch(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return "" if value is None else value if isinstance(value, str) else f"{value!r:.1000}"
 
 

@@ -232,8 +232,8 @@ def keys(name: str, value: Any, spread: Spread, *, empty_is_none: bool) -> Any:
 
 
 def rooms(value: Any, spread: Spread) -> list[int | None]:
-    """Of `bootstrap_room`: one number stands for consecutive ones, one per item; a list with one per prompt, for
-    rooms far apart, one per sample."""
+    """Of `bootstrap_room`: one number stands for consecutive ones, one per item; a list with one per prompt,
+    for rooms far apart, one per sample."""
     if isinstance(value, int) and not isinstance(value, bool):
         return [(value + index) % ROOMS for index in range(spread.total)]
     made: list[int | None] = spread.lists("bootstrap_room", value)

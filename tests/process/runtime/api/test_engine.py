@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import re
 import subprocess
@@ -52,6 +53,26 @@ def logprobs(reference: PreTrainedModel, ids: Sequence[int], start: int) -> list
     """Of ids[start:], each given those before it."""
     scores = torch.log_softmax(reference(torch.tensor([list(ids)])).logits[0].float(), -1)
     return [float(scores[at - 1, ids[at]]) for at in range(start, len(ids))]
+
+
+@pytest.mark.parametrize("runner_process", [False, True])
+def test_an_engine_that_nobody_holds_ends(checkpoint: Path, runner_process: bool) -> None:
+    before = {thread.ident for thread in threading.enumerate()}
+    options: dict[str, Any] = {"device": "cpu", "max_total_tokens": 512, "runner_process": runner_process}
+    engine = Engine(str(checkpoint), **options)
+    engine.generate("The quick", {"max_new_tokens": 2})
+    own = [thread for thread in threading.enumerate() if thread.ident not in before]
+    assert any(thread.name == "sglang-dsl-scheduler" for thread in own)
+    # Who reads a stream holds what it comes from.
+    texts = engine.generate("The quick", {"max_new_tokens": 8, "ignore_eos": True}, stream=True)
+    engine = None  # type: ignore[assignment]
+    gc.collect()
+    assert [one.meta["completion_tokens"] for one in texts][-1] == 8
+    del texts
+    gc.collect()
+    for thread in own:
+        thread.join(60)
+    assert [thread.name for thread in own if thread.is_alive()] == []
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
