@@ -48,7 +48,7 @@ class Columns(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value)
 
 
-# -- held against the code: `python .ci/docstrings.py`, part of `make lint` ----------------------------------
+# -- held against the code: `python .ci/docstrings.py`, part of `make lint` ---
 
 NAMES = r"[a-z_]\w*(?:, [a-z_]\w*)*"
 COLUMN = re.compile(rf"^({NAMES})(?: \([^)]*\))? {{2,}}\S")

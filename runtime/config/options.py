@@ -15,7 +15,6 @@ from runtime.protocol import registry
 from runtime.protocol.errors import BadRequest
 
 T = TypeVar("T")
-O = TypeVar("O", str, None)  # noqa: E741
 
 
 def option(default: Any, help: str, *, secret: bool = False, choices: tuple[str, ...] = ()) -> Any:
@@ -47,7 +46,7 @@ ALIKE = 0.75
 """From here on (difflib's ratio) one name is taken for a slip of another: "prot" for "port"."""
 
 
-def near(name: str, known: Iterable[str], otherwise: O) -> str | O:
+def near(name: str, known: Iterable[str], otherwise: str) -> str:
     """A hint: the known name that `name` looks like a slip of, or else `otherwise`."""
     found = registry.near(name, list(known), ALIKE)
     return f"did you mean {found!r}?" if found else otherwise

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Thread
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from sglang_dsl.ir import Sampling
 from sglang_dsl.ir.mistakes import INSIDE
 from sglang_dsl.settings import global_config
 
+T = TypeVar("T")
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
@@ -115,12 +116,12 @@ class Scope(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-_Handed = tuple[Scope, "weakref.ref[Backend] | None"]
+_Handed = tuple[Scope, Callable[[], "Backend | None"], Callable[[], "RunInfo | None"]]
 
 
 class _Current:
-    """The scope of the code that runs. Its backend is not kept alive by it: timers and connections hold the
-    context they were made in, and outlive the run."""
+    """The scope of the code that runs. It keeps neither its backend nor its run alive: timers and connections
+    hold the context they were made in, and outlive the run."""
 
     def __init__(self) -> None:
         self._handed: contextvars.ContextVar[_Handed | None] = contextvars.ContextVar(
@@ -128,17 +129,26 @@ class _Current:
         )
 
     def set(self, scope: Scope) -> contextvars.Token[_Handed | None]:
-        held = None if scope.backend is None else weakref.ref(scope.backend)
-        return self._handed.set((msgspec.structs.replace(scope, backend=None), held))
+        rest = msgspec.structs.replace(scope, backend=None, caller=None)
+        return self._handed.set((rest, _held(scope.backend), _held(scope.caller)))
 
     def reset(self, before: contextvars.Token[_Handed | None]) -> None:
         self._handed.reset(before)
 
     def get(self) -> Scope | None:
         handed = self._handed.get()
-        if handed is None or handed[1] is None:
-            return None if handed is None else handed[0]
-        return msgspec.structs.replace(handed[0], backend=handed[1]())
+        if handed is None:
+            return None
+        rest, backend, caller = handed
+        return msgspec.structs.replace(rest, backend=backend(), caller=caller())
+
+
+def _held(thing: T | None) -> Callable[[], T | None]:
+    return _nothing if thing is None else weakref.ref(thing)
+
+
+def _nothing() -> None:
+    return None
 
 
 SCOPE = _Current()

@@ -7,10 +7,9 @@ from typing import Any
 from runtime.attention.table import ATTENTION, AUTO
 from runtime.cache.eviction import EVICTION
 from runtime.config.engine import EngineConfig
-from runtime.config.options import near
 from runtime.grammar.table import GRAMMAR_BACKENDS
 from runtime.protocol.errors import BadRequest
-from runtime.protocol.registry import Registry
+from runtime.protocol.registry import Registry, near
 from runtime.scheduler.policies import POLICIES
 
 _PARTS: tuple[tuple[str, Registry[Any], tuple[str, ...]], ...] = (
@@ -27,8 +26,9 @@ def check_names(config: EngineConfig) -> None:
         name = getattr(config, option)
         if name not in table and name not in more:
             known = [*more, *table.names()]
+            meant = near(name, known)
             raise BadRequest(
                 f"unknown {table.kind} {name!r}; known: {', '.join(known)}",
                 where=option,
-                hint=near(name, known, None),
+                hint=f"did you mean {meant!r}?" if meant else None,
             )
