@@ -153,8 +153,8 @@ class RunInfo:
     run that called this program. `stop`: what stops it from outside."""
 
     __slots__ = (
-        "__weakref__", "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index", "inline",
-        "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
+        "__weakref__", "_calls", "_lock", "_members", "backend", "caller", "defaults", "failure", "index",
+        "inline", "ledger", "meters", "program", "record", "seed", "speculation", "stop", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(
