@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from typing import Any
@@ -219,3 +222,26 @@ def test_a_given_engine_is_not_closed_and_takes_no_words() -> None:
     assert not engine.closed
     with pytest.raises(TypeError, match="already running"):
         EngineBackend(engine, dtype="auto")
+
+
+def test_a_run_keeps_no_engine_alive_when_it_is_over() -> None:
+    """Timers of the loop hold the context they were made in, and that a program's scope."""
+
+    @sgl.function
+    def part(s: Any) -> None:
+        s += "x" + gen("a", max_tokens=2)
+
+    @sgl.function
+    def whole(s: Any) -> None:
+        s += "y" + gen("b", max_tokens=2)
+        assert part.run()["a"]
+
+    engine = ScriptedEngine()
+    held = weakref.ref(engine)
+    whole.run(backend=EngineBackend(engine), timeout=1000)["b"]
+    del engine
+    deadline = time.monotonic() + 60
+    while held() is not None:
+        assert time.monotonic() < deadline
+        gc.collect()
+        time.sleep(0.01)
