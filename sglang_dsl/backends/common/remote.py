@@ -9,6 +9,7 @@ import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -166,7 +167,7 @@ def fitted(constraint: Constraint, text: str) -> str:
 
 def fault_of(constraint: Constraint, text: str) -> str | None:
     """Why `text` is not what the constraint wants, as far as can be said without the runtime; None where it
-    is. Schemas are looked at with jsonschema where it is installed."""
+    is. Schemas are looked at with jsonschema_rs or jsonschema, where one is installed."""
     match constraint.kind:
         case "regex" if re.fullmatch(constraint.spec, text) is None:
             return _NOT_A.get(constraint.spec) or f"it does not match {constraint.spec:.80}"
@@ -179,11 +180,14 @@ def fault_of(constraint: Constraint, text: str) -> str | None:
 
 
 def can_check_schemas() -> bool:
-    """Whether jsonschema is installed."""
-    try:
-        return importlib.util.find_spec("jsonschema") is not None
-    except ModuleNotFoundError:
-        return False
+    """Whether a package that looks at schemas is installed."""
+    return _installed("jsonschema_rs") or _installed("jsonschema")
+
+
+def _installed(name: str) -> bool:
+    with suppress(ModuleNotFoundError):
+        return importlib.util.find_spec(name) is not None
+    return False
 
 
 def _schema_fault(spec: str, text: str) -> str | None:
@@ -191,15 +195,32 @@ def _schema_fault(spec: str, text: str) -> str | None:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON: {error}"
-    if spec == ANY_JSON or not can_check_schemas():
+    if spec == ANY_JSON:
         return None
-    schema = json.loads(spec)
-    validators: Any = importlib.import_module("jsonschema.validators")
-    kind = validators.validator_for(schema, default=validators.Draft202012Validator)
-    fault = importlib.import_module("jsonschema.exceptions").best_match(kind(schema).iter_errors(value))
+    try:
+        fault = _first_fault(json.loads(spec), value)
+    except UnicodeEncodeError:
+        return "it holds half of a surrogate pair, which is no character"
     if fault is None:
         return None
-    return f"{'.'.join(map(str, fault.absolute_path)) or 'the whole'}: {fault.message:.200}"
+    return f"{'.'.join(map(str, fault[0])) or 'the whole'}: {fault[1]:.200}"
+
+
+def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | None:
+    """Where a value breaks a schema, and how. None also where no package can tell."""
+    if _installed("jsonschema_rs"):
+        fast = importlib.import_module("jsonschema_rs")
+        with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
+            made = fast.validator_for(schema, offline=True)
+            fault = next(made.iter_errors(value), None)
+            return None if fault is None else (fault.instance_path, fault.message)
+    if not _installed("jsonschema"):
+        return None
+    # Not the first choice: loading it takes seconds where all of its formats are installed.
+    slow = importlib.import_module("jsonschema")
+    kind = slow.validators.validator_for(schema, default=slow.Draft202012Validator)
+    found = slow.exceptions.best_match(kind(schema).iter_errors(value))
+    return None if found is None else (found.absolute_path, found.message)
 
 
 class Shaped:
@@ -354,9 +375,9 @@ def form_for(call: Call, backend: str, hint: str = "use json_schema or choices")
         )
     if not form.strict and not can_check_schemas():
         raise Unsupported(
-            f"{backend} does not guarantee this schema, and without jsonschema it cannot be checked",
+            f"{backend} does not guarantee this schema, and without jsonschema-rs it cannot be checked",
             backend=backend,
-            hint="make every property required and additionalProperties false, or pip install jsonschema",
+            hint="make every property required and additionalProperties false, or pip install jsonschema-rs",
         )
     return form
 
