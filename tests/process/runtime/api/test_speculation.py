@@ -68,7 +68,7 @@ def test_a_draft_model(
     monkeypatch.setattr("runtime.scheduler.speculation.Pace.price", lambda self, rows: 0.0)
     asked: list[tuple[str, dict[str, Any]]] = [
         ("The quick", {"temperature": 0, "max_new_tokens": 30}),
-        ("She said", {"temperature": 1.1, "seed": 5, "max_new_tokens": 40}),
+        ("She said", {"temperature": 1.1, "seed": 6, "max_new_tokens": 40}),
         ("fox", {"temperature": 0, "regex": "[a-z ]{9,20}[.!]"}),
         ("dog", {"temperature": 0, "frequency_penalty": 1.0, "max_new_tokens": 20}),
     ]
