@@ -66,6 +66,7 @@ async def worst(
     times: int,
     clock: Callable[[], float] = time.process_time,
     path: str = "/generate",
+    every_s: float = 0.001,
 ) -> float:
     """The most processor time that passed between two turns of the loop while the body was answered."""
     most, done = 0.0, False
@@ -74,7 +75,7 @@ async def worst(
         nonlocal most
         last = clock()
         while not done:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(every_s)
             now = clock()
             most, last = max(most, now - last), now
 
