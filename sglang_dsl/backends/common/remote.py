@@ -219,7 +219,9 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     # Not the first choice: loading it takes seconds where all of its formats are installed.
     slow = importlib.import_module("jsonschema")
     kind = slow.validators.validator_for(schema, default=slow.Draft202012Validator)
-    found = slow.exceptions.best_match(kind(schema).iter_errors(value))
+    found = None
+    with suppress(re.error):  # a pattern that neither of them knows
+        found = slow.exceptions.best_match(kind(schema).iter_errors(value))
     return None if found is None else (found.absolute_path, found.message)
 
 

@@ -16,6 +16,7 @@ from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
+from tests.unit.runtime.grammar.json_schema.spelled import in_order, named_in
 
 PIECES = [
     '"a',
@@ -83,9 +84,11 @@ def test_accepts_what_a_validator_accepts(small, data):
     except BadConstraint:
         assert not any(small.is_valid(schema, value) for value in instances)
         return
-    for value in instances:
-        text = json.dumps(small.shortest(value), ensure_ascii=False)
-        assert small.accepts(face.copy(), text) == small.is_valid(schema, value), text
+    for value in map(small.shortest, instances):
+        # Members come in the schema's order; those of an enum's objects in the enum's.
+        texts = [json.dumps(one, ensure_ascii=False) for one in (value, in_order(value, named_in(schema)))]
+        accepted = any(small.accepts(face.copy(), text) for text in texts)
+        assert accepted == small.is_valid(schema, value), texts
 
 
 def beyond_floats(text: bytes) -> bool:
