@@ -46,7 +46,7 @@ ALIKE = 0.75
 """From here on (difflib's ratio) one name is taken for a slip of another: "prot" for "port"."""
 
 
-def near(name: str, known: Iterable[str], otherwise: str) -> str:
+def near(name: str, known: Iterable[str], otherwise: str = "") -> str:
     """A hint: the known name that `name` looks like a slip of, or else `otherwise`."""
     found = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=ALIKE)
     return f"did you mean {found[0]!r}?" if found else otherwise

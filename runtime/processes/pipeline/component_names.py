@@ -30,5 +30,5 @@ def check_names(config: EngineConfig) -> None:
             raise BadRequest(
                 f"unknown {table.kind} {name!r}; known: {', '.join(known)}",
                 where=option,
-                hint=near(name, known),
+                hint=near(name, known) or None,
             )
