@@ -142,7 +142,7 @@ UNFIT = {
     "a part of what was cut": '[{"weight": 4}, {"wei',
     "two": 'Either {"weight": 3} or {"weight": 4}.',
     "fenced": '```json\n{"weight": "four"}\n```',
-    "no character": '{"weight": "\\\\ud800"}',
+    "no character": '{"weight": "\\ud800"}',
     "prose": "About four.",
     "nothing": "",
     "another kind": "[4]",
