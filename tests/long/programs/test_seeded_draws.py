@@ -46,6 +46,10 @@ SCHEMA = {
 }
 REGEXES = (r"[a-z]{3,9} (cat|dog)s?", r"The answer is [0-9]{1,4}\.", r"(yes|no), [A-Za-z ]{4,20}[.!]")
 TEXTS = ("Once upon a time ", "A: ", "The fox and the dog went on, ", "\nname: ", "1 + 2 = ", " and so ")
+COMMON: dict[str, Any] = {
+    "dtype": "float32", "device": "cpu", "threads": 1, "max_total_tokens": 1 << 15,
+    "grammar_timeout_s": 600.0,
+}  # fmt: skip
 ALONE: dict[str, Any] = {
     "max_running_requests": 1, "overlap": False, "radix_cache": False, "jump_forward": False,
     "runner_process": False,
@@ -228,27 +232,36 @@ def changed(
     gaps = []
     for seed, (step, token) in differing.items():
         key = key_of(seed, step)
-        scores, params = asked[key]
-        gaps.append((seed, step, gap(scores, params, key, token)))
+        drawn = asked[key]  # None: nothing was left to draw from, or the base itself repeats otherwise
+        gaps.append((seed, step, math.inf if drawn is None else gap(*drawn, key, token)))
     return gaps
+
+
+def test_a_draw_that_changed_is_found(
+    folder: Path, asked: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.long.programs.test_seeded_draws.PROGRAMS", 2)
+    with Engine(str(folder), **COMMON, **ALONE) as alone:
+        base, _ = run(alone, 1)
+        other = Watching(alone)
+        other.seen = {seed: (prompt, [*ids[:-1], ids[-1] ^ 1]) for seed, (prompt, ids) in base.seen.items()}
+        gaps = changed(base, other, alone, asked)
+        assert {seed for seed, _, _ in gaps} == set(base.seen)
+        assert all(distance > CLOSE for _, _, distance in gaps)
+        for seed, step, _ in gaps:  # what was drawn misses nothing
+            if (row := asked[key_of(seed, step)]) is not None:
+                assert gap(*row, key_of(seed, step), base.seen[seed][1][step]) == 0
 
 
 @pytest.mark.timeout(7200)
 def test_programs_draw_the_same(folder: Path, asked: dict[int, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {
-        "dtype": "float32",
-        "device": "cpu",
-        "threads": 1,
-        "max_total_tokens": 1 << 15,
-        "grammar_timeout_s": 600.0,
-    }
     draws = total = 0
-    with Engine(str(folder), **common, **ALONE) as alone:
+    with Engine(str(folder), **COMMON, **ALONE) as alone:
         base, texts = run(alone, 1)
         draws = sum(len(ids) for _, ids in base.seen.values())
         assert draws > 5 * PROGRAMS
         for name, options in SWITCHES.items():
-            settings = {"max_running_requests": 16, **common, **options}
+            settings = {"max_running_requests": 16, **COMMON, **options}
             with monkeypatch.context() as patch:
                 if name == "all rows at once":
                     patch.setattr(sampler, "pick", draw.pick_at_once)
