@@ -1,5 +1,5 @@
-"""Clients from their own packages ask the server that the process tests ask."""
+"""Clients from their own packages ask the servers that the process tests ask."""
 
-from tests.process.conftest import shared_server
+from tests.process.conftest import guarded_server, shared_server, start_server, wait_idle, wait_live
 
-__all__ = ["shared_server"]
+__all__ = ["guarded_server", "shared_server", "start_server", "wait_idle", "wait_live"]

@@ -43,6 +43,7 @@ from runtime.protocol.errors import (
     TransferLate,
     TransferPeerLost,
 )
+from tests.exploring import tries
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "tests" / "process" / "contracts" / "kv_prefill_process.py"
@@ -220,7 +221,7 @@ def moves(draw: st.DrawFn) -> tuple[list[list[Run]], list[Run]]:
 
 
 @given(moves(), st.integers(0, 10_000), st.booleans())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 def test_what_arrives_is_what_was_sent(
     lasting: Pair, move: tuple[list[list[Run]], list[Run]], start: int, ahead: bool
 ) -> None:

@@ -33,10 +33,6 @@ def check(*given: Path, timeout: float) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_first_notebook_prints_what_it_shows() -> None:
-    check(NOTEBOOKS / "learn" / "01_first_program.ipynb", timeout=300)
-
-
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_notebook_is_fit_to_be_read_elsewhere(file: Path) -> None:
     notebook: Any = nbformat.read(file, as_version=4)

@@ -50,7 +50,7 @@ SAID = {
     "02_chat_two_turns": "user: And what is its capital called?",
     "03_fork_and_select": "chosen among",
     "04_regex_fields": "'job': ",
-    "05_batch_and_stream": "BackendError: prompt: the prompt has",
+    "05_batch_and_stream": "BackendError: the prompt has",
 }
 SOON_S = 300.0
 

@@ -28,6 +28,7 @@ from sglang_dsl.console.server_options import flags_of, own_flags, own_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
+from tests.exploring import tries
 
 IMPORTED = """
 api: set_default_backend gen select function system user assistant flush_cache get_server_info Runtime
@@ -211,7 +212,7 @@ def schema_and_instance(draw: st.DrawFn) -> tuple[dict[str, Any], Any]:
     return schema, instance(schema, draw)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(schema_and_instance())
 def test_the_regex_takes_what_the_schema_describes(case: tuple[dict[str, Any], Any]) -> None:
     schema, value = case

@@ -15,6 +15,7 @@ from runtime.cache.manager import CacheManager
 from runtime.cache.radix import RadixCache
 from runtime.plan import Run
 from runtime.protocol.registry import UnknownName
+from tests.exploring import tries
 
 NAMES = EVICTION.names()
 
@@ -64,7 +65,7 @@ def test_the_smallest_key_goes_first(name: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(
     page=st.sampled_from([1, 3]),
     actions=st.lists(

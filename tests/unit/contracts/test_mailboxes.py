@@ -24,6 +24,7 @@ from runtime.ipc.wire import PIPELINE, WIRE_TYPES, Wire
 from runtime.ipc.zmq_mailbox import ZmqInbox
 from runtime.protocol.control import AbortReq, ControlOutput
 from runtime.protocol.errors import WireError
+from tests.exploring import tries
 
 LONG_S = 300.0
 KINDS = ["memory", "fd", "ipc", "tcp"]
@@ -221,7 +222,7 @@ def test_any_data_arrives_as_it_was(kind: str) -> None:
     )
     with opened(kind) as pair:
 
-        @settings(deadline=None, max_examples=40)
+        @settings(deadline=None, max_examples=tries(40))
         @given(st.dictionaries(st.text(max_size=5), plain, max_size=3), st.booleans(), st.text(min_size=1))
         def check(data: dict[str, Any], ok: bool, rid: str) -> None:
             item = ControlOutput(rid=rid, ok=ok, data=data)

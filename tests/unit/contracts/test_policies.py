@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.scheduler.flows import Flows
 from runtime.scheduler.policies import POLICIES
+from tests.exploring import tries
 
 
 @dataclass
@@ -38,7 +39,7 @@ CANDIDATES = st.lists(
 
 
 @pytest.mark.parametrize("name", POLICIES.names())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(found=CANDIDATES)
 def test_a_permutation_always_the_same(name: str, found: list[tuple[int, int, int, int, list[int]]]) -> None:
     waiting = [
@@ -80,7 +81,7 @@ FLOWS = st.lists(
 
 
 @pytest.mark.parametrize("name", POLICIES.names())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(found=FLOWS, owed=st.dictionaries(st.sampled_from([None, "a", "b"]), st.integers(0, 200)))
 def test_the_next_is_always_of_the_flow_that_was_given_least(
     name: str, found: list[tuple[str | None, int, int]], owed: dict[str | None, int]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from runtime.cache.pages import PageAllocator, join, split, total
 from runtime.plan import Run
 from runtime.protocol.errors import BadRequest, InternalFault
+from tests.exploring import tries
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["alloc", "free"]), st.integers(1, 24), st.integers(0, 24), st.integers(0, 40)),
@@ -16,7 +17,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(page=st.integers(1, 5), pages=st.integers(1, 24), actions=ACTIONS, odd=st.integers(0, 4))
 def test_like_a_bitmap(page: int, pages: int, actions: list[tuple[str, int, int, int]], odd: int) -> None:
     allocator = PageAllocator(pages * page + min(odd, page - 1), page)

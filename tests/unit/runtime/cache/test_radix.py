@@ -15,6 +15,7 @@ from runtime.cache.none import NoCache
 from runtime.cache.radix import RadixCache
 from runtime.plan import Run
 from runtime.protocol.errors import InternalFault
+from tests.exploring import tries
 
 TOKENS = st.lists(st.integers(0, 2), max_size=24)
 KEYS = st.sampled_from([None, "", "a"])
@@ -143,7 +144,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestCache = CacheMachine.TestCase
-TestCache.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestCache.settings = settings(max_examples=tries(120), stateful_step_count=30, deadline=None)
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:

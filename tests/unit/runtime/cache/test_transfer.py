@@ -14,6 +14,7 @@ from runtime.cache.manager import CacheManager, Lease
 from runtime.cache.pages import total
 from runtime.cache.radix import RadixCache
 from runtime.cache.transfer import Adoption, Export
+from tests.exploring import tries
 
 
 def compute(manager: CacheManager, tokens: Sequence[int], key: str | None = None) -> bool:
@@ -144,7 +145,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(steps=STEPS, page=st.sampled_from([1, 2, 4]), slots=st.integers(8, 48))
 def test_no_page_leaks_or_is_freed_twice(steps: Any, page: int, slots: int) -> None:
     manager = CacheManager(slots, page)

@@ -18,6 +18,7 @@ from runtime.config.flags import GROUPS, make_parser, parse, read_options
 from runtime.config.options import help_of, options_of
 from runtime.config.serving.server import ServerConfig
 from runtime.protocol.errors import BadRequest
+from tests.exploring import tries
 
 
 @pytest.fixture
@@ -216,7 +217,7 @@ def test_help_ends_with_success(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-running-requests" in capsys.readouterr().out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(st.data())
 def test_all_three_places_read_a_value_alike(tmp_path_factory: Any, data: st.DataObject) -> None:
     options = {
@@ -242,7 +243,7 @@ def test_all_three_places_read_a_value_alike(tmp_path_factory: Any, data: st.Dat
     assert by_flag == read_options(["--config", str(file)], {})
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tries(100))
 @given(st.text(max_size=12))
 def test_no_text_breaks_the_reader_of_values(text: str) -> None:
     for kind in (int, float, bool, str, int | None, float | None, tuple[str, ...], str | dict[str, str]):

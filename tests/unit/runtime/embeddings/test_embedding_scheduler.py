@@ -27,6 +27,7 @@ from runtime.protocol.errors import (
 from runtime.protocol.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput, TokenOutput
 from runtime.protocol.sampling import SamplingParams
 from runtime.scheduler.embedding import EmbeddingLoop, EmbeddingScheduler, TextLimits
+from tests.exploring import tries
 
 LIMITS = TextLimits(vocab_size=100, positions=50, kinds=2, width=4, scores=False)
 
@@ -96,7 +97,7 @@ class Bench:
         return from_dict(finish.error)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=tries(40))
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.integers(20, 300), st.integers(1, 9))
 def test_all_are_answered_once_in_batches_within_the_budget(sizes: list[int], tokens: int, rows: int) -> None:
     bench = Bench(max_prefill_tokens=tokens, max_running_requests=rows)

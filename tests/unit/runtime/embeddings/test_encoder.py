@@ -24,6 +24,7 @@ from runtime.models.encoder import Encoder, TextBatch
 from runtime.plan import Text
 from runtime.protocol.errors import BadRequest, InternalFault, ModelLoadError
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 LENGTHS = (1, 7, 7, 64, 2, 33, 19)
 CPU = torch.device("cpu")
@@ -77,7 +78,7 @@ def test_padding_ids_within_a_text_have_the_position_of_padding(tiny: Callable[[
     np.testing.assert_allclose(found, case.hidden(ids), atol=1e-5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=tries(25))
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9), st.randoms(use_true_random=False))
 def test_a_text_has_the_same_vector_in_any_company(
     tiny: Callable[[str], Any], lengths: list[int], draw: random.Random

@@ -15,6 +15,7 @@ from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.media import ImageData
 from runtime.protocol.messages import RAW_ROLE, Message
+from tests.exploring import tries
 
 TALK = [
     Message("system", "Look and listen."),
@@ -183,7 +184,7 @@ PART = JSON | st.dictionaries(st.sampled_from(KEYS), JSON | st.sampled_from(KEYS
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(
     st.lists(
         st.builds(

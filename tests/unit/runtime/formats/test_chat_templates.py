@@ -20,6 +20,7 @@ from runtime.formats.chat import (
 )
 from runtime.formats.chat.registry import BUILT_IN, CHAT_TEMPLATES
 from runtime.protocol.registry import UnknownName
+from tests.exploring import tries
 
 DATA: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parent / "data" / "chat_templates.json").read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ def test_every_line_of_the_table_holds_a_template_of_that_name(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-@settings(max_examples=25)
+@settings(max_examples=tries(25))
 @given(turns=TURNS, extra=TURNS)
 def test_a_longer_conversation_extends_the_shorter_ones_text(
     name: str, turns: list[dict[str, Any]], extra: list[dict[str, Any]]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runtime.formats.chat import process_content_for_template_format
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.media import ImageData
+from tests.exploring import tries
 
 PICTURE = "https://example.org/a.png"
 MIXED: dict[str, Any] = {
@@ -197,7 +198,7 @@ PART = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.fixed_dictionaries(
         {"role": st.text(max_size=5), "content": st.one_of(JSON, st.lists(PART, max_size=4))}
@@ -219,7 +220,7 @@ def test_any_message_is_answered(message: dict[str, Any], form: str, dpsk: bool)
         assert process(made, form, dpsk) == (made, ([], [], [], []))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.lists(st.one_of(st.text().map(lambda text: {"type": "text", "text": text}), PART), max_size=6))
 def test_no_text_is_lost(parts: list[Any]) -> None:
     texts = [

@@ -15,6 +15,7 @@ from runtime.formats.chat import detect_jinja_template_content_format as detect
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.render import render
 from runtime.protocol.messages import Message
+from tests.exploring import tries
 
 DATA = Path(__file__).parent / "data"
 FILES = sorted(DATA.glob("*.jinja"))
@@ -267,14 +268,14 @@ WORDS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(WORDS, max_size=40).map("".join)))
 def test_any_text_has_an_answer(text: str) -> None:
     assert detect(text) in ("openai", "string")
     assert detect("{{ message.content }}" + text) in ("openai", "string")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(st.sampled_from(FILES), st.data())
 def test_any_spoilt_template_has_an_answer(file: Path, data: st.DataObject) -> None:
     text = file.read_text(encoding="utf-8")
@@ -292,7 +293,7 @@ NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(st.lists(NAMES, min_size=3, max_size=3, unique=True), st.lists(st.integers(0, 7), max_size=5))
 def test_names_and_detours_do_not_matter(names: list[str], detours: list[int]) -> None:
     """The same loop behind any chain of aliases; without the last loop, the same template reads text."""

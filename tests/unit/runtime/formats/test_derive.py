@@ -16,6 +16,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.registry import get_chat_template
 from runtime.formats.chat.template import ChatTemplateStyle
 from runtime.protocol.errors import TemplateError
+from tests.exploring import tries
 
 DATA = Path(__file__).parent / "data"
 EOS = {"deepseek-v2": "<｜end▁of▁sentence｜>", "olmo-2": "<|endoftext|>"}
@@ -153,7 +154,7 @@ TEXT = st.text(alphabet="aZ0 é日.\n{}%<|/>'\"\\", min_size=1, max_size=12).map
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(pairs=st.lists(st.tuples(TEXT, TEXT), max_size=3), last=TEXT, system=st.none() | TEXT)
 def test_derived_text_is_jinjas(
     name: str, pairs: list[tuple[str, str]], last: str, system: str | None

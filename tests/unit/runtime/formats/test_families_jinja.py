@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from runtime.formats.chat import get_chat_template
 from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.protocol.errors import TemplateError
+from tests.exploring import tries
 
 DATA = Path(__file__).parent / "data"
 Turns = list[dict[str, str | None]]
@@ -225,7 +226,7 @@ def test_every_jinja_file_is_compared_and_has_a_source() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-@settings(max_examples=30)
+@settings(max_examples=tries(30))
 @given(system=st.none() | TEXT, pairs=PAIRS, last=TEXT, reply=TEXT)
 def test_prefixes_and_suffixes_give_jinjas_text(
     name: str, system: str | None, pairs: list[tuple[str, str]], last: str, reply: str

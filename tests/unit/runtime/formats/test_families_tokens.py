@@ -19,6 +19,7 @@ import runtime.pocket
 from runtime.formats.chat import ChatTemplate, get_chat_template
 from runtime.formats.chat.derive import derive_chat_template
 from runtime.formats.chat.registry import BUILT_IN
+from tests.exploring import tries
 
 CHECKPOINT = Path(runtime.pocket.__file__).parent / "checkpoint"
 MARK = re.compile(
@@ -72,7 +73,7 @@ TURNS = st.lists(st.tuples(st.sampled_from(["user", "assistant"]), SAID), min_si
 
 
 @pytest.mark.parametrize("name", MARKED)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=tries(12), deadline=None)
 @given(system=st.none() | SAID, said=TURNS)
 def test_a_conversation_through_a_tokenizer(
     name: str, system: str | None, said: list[tuple[str, str]]

@@ -13,6 +13,7 @@ from runtime.formats.reasoning.types import REASONING_TYPES
 from runtime.formats.reply import ContentDelta, ReasoningDelta, ReplyEvent, ReplyParser, ToolCalls
 from runtime.formats.tools import FunctionCallParser
 from runtime.protocol.io_struct import OutputDelta
+from tests.exploring import tries
 
 MARKS = ReasoningMarks("<think>", "</think>")
 UNTOLD = "untold"
@@ -95,7 +96,7 @@ WORDS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=tries(400))
 @given(words=WORDS, constrained=st.booleans(), data=st.data())
 def test_any_split_gives_the_same_events(words, constrained, data):
     """Where the answer starts may be anywhere, and is told with its first character, or sooner."""
@@ -118,7 +119,7 @@ def test_any_split_gives_the_same_events(words, constrained, data):
 KINDS = st.sampled_from([None, *REASONING_TYPES.values()])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(300))
 @given(
     words=WORDS, kind=KINDS, begun=st.sampled_from([True, False, None]), held=st.booleans(), data=st.data()
 )

@@ -25,6 +25,7 @@ from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint, ConstraintKind
 from runtime.protocol.errors import BadConstraint
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 
 PIECES = [
     b'"}',
@@ -133,7 +134,7 @@ def test_completions_satisfy_what_is_only_checked(schema: Any) -> None:
     jsonschema.validate(json.loads(b"".join(TOKENS[token] for token in ids)), schema)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=tries(40), suppress_health_check=list(HealthCheck))
 @given(
     st.recursive(
         st.sampled_from(["a", "b", "[a-c]", "\\d", "x{3}", "[^q]{2,5}"]),

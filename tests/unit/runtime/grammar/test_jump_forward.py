@@ -16,6 +16,7 @@ from runtime.grammar.backends.outlines_backend import OutlinesGrammarBackend
 from runtime.grammar.jump_forward import Jump, JumpPlanner, OutlinesJumpForwardMap, plan_jump
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import tries
 
 GOLDENS = [
     (
@@ -69,7 +70,7 @@ def test_edges_hold_both_levels():
         OutlinesJumpForwardMap("(")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.recursive(
         st.sampled_from(["a", "b", "ab", "é", "[ab]", "xy", "[^a]"]),
@@ -187,7 +188,7 @@ def canonical(tokenizer, text):
 
 
 @pytest.mark.parametrize("name", ["gpt2", "capitals", "contractions", "sentencepiece"])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=tries(15), deadline=None)
 @given(grammar=grammars, seed=st.integers(0, 1 << 30))
 def test_jumps_are_canonical_whatever_follows(trained, name, grammar, seed):
     tokenizer = trained(name)

@@ -17,6 +17,7 @@ from runtime.grammar.reasoner import ReasonerMatcher, Reasoning, ReasoningEnd
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadRequest
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 
 EOS, THINK_END, PAD = 256, 257, 258
 WORDS = [
@@ -170,7 +171,7 @@ def test_the_budget_goes_on_with_an_end_that_has_begun():
     assert spelled.is_terminated()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(
     st.sampled_from([BY_TEXT, BY_ID, BY_IDS]), st.sampled_from([None, 0, 4]), st.integers(0, 2**32),
     st.sampled_from(["(yes|no)", "[a-z]{2,4}", "a*"]),

@@ -20,6 +20,7 @@ from runtime.grammar.tags.tag_space import Triggers, utf8_step
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 
 EOS = 256
 WORDS = [
@@ -363,7 +364,7 @@ def test_nesting_is_bounded():
         compiled(spec(form))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(
     st.lists(st.text("ab<", min_size=1, max_size=4), min_size=1, max_size=4),
     st.text("ab<x", max_size=20),
@@ -376,7 +377,7 @@ def test_triggers_find_every_word_where_it_ends(words, text):
         assert watch.ends[state] == tuple(n for n, word in enumerate(words) if text[:at].endswith(word))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(st.binary(max_size=6) | st.text(max_size=3).map(str.encode))
 def test_utf8_steps_agree_with_the_decoder(data):
     state = 0

@@ -30,6 +30,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.requests import base as base_req
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 encode, decode = PIPELINE.encode, PIPELINE.decode
 
@@ -94,7 +95,7 @@ def test_no_struct_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("kind", TRAVELLING, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=tries(25))
 @given(data=st.data())
 def test_what_travels_comes_back_the_same(kind: type[msgspec.Struct], data: st.DataObject) -> None:
     item = data.draw(structs(kind))
@@ -104,7 +105,7 @@ def test_what_travels_comes_back_the_same(kind: type[msgspec.Struct], data: st.D
 
 
 @pytest.mark.parametrize("kind", INNER, ids=lambda kind: kind.__name__)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=tries(25))
 @given(data=st.data())
 def test_what_travels_inside_others_comes_back_the_same(
     kind: type[msgspec.Struct], data: st.DataObject
@@ -113,7 +114,7 @@ def test_what_travels_inside_others_comes_back_the_same(
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=kind) == item
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=tries(40))
 @given(data=st.data())
 def test_speculative_figures_and_their_newer_names(data: st.DataObject) -> None:
     steps = data.draw(st.lists(st.integers(0, 9), max_size=4))
@@ -217,7 +218,7 @@ def test_values_nested_without_end() -> None:
         decode(b"\x93\x01\xadControlOutput\x82\xa2ok\xc3\xa4data\x81\xa1x" + deep)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(300))
 @given(st.binary(max_size=80) | st.binary(max_size=40).map(lambda tail: a_message()[:40] + tail))
 def test_any_bytes_are_a_struct_or_a_wire_error(data: bytes) -> None:
     try:

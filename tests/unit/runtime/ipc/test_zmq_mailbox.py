@@ -21,6 +21,7 @@ from runtime.ipc.wire import PIPELINE, WIRE_TYPES, Wire
 from runtime.ipc.zmq_mailbox import ZmqInbox, ZmqOutbox
 from runtime.protocol.control import AbortReq
 from runtime.protocol.errors import BadRequest, InternalFault
+from tests.exploring import tries
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_addresses_read_as_they_are_written(text: str) -> None:
 NO_ADDRESS = ["fd:", "fd:-1", "ipc:", "ipc://x", "tcp:", "tcp://", "tcp://h", "tcp://h:99999", "http://h:80"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(st.sampled_from(NO_ADDRESS) | st.text(max_size=12).filter(lambda text: ":" not in text))
 def test_what_is_no_address_is_named(text: str) -> None:
     with pytest.raises(BadRequest, match="is no address") as caught:

@@ -17,6 +17,7 @@ from runtime.pocket.corpus import conversation
 from runtime.pocket.items import TARGETS
 from runtime.pocket.tasks import HELD
 from runtime.pocket.tokenizer import SPECIAL, TAGS
+from tests.exploring import tries
 
 pytest.importorskip("transformers")
 
@@ -54,7 +55,7 @@ def test_digits_are_single_tokens(tokenizer: Any) -> None:
     assert tokenizer.convert_ids_to_tokens(tokenizer.encode("1204")) == list("1204")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(300), deadline=None)
 @given(text=st.text())
 def test_any_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)

@@ -18,6 +18,7 @@ from runtime.protocol.messages import Message
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.requests.single import SALT, Known, resolve
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 UUID = re.compile(r"[0-9a-f]{32}")
 
@@ -262,7 +263,7 @@ def test_ids_can_be_made_anew() -> None:
     assert normal(text=["a", "b"]).regenerate_rid() != rids
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tries(100))
 @given(
     texts=st.lists(st.text(max_size=3), min_size=1, max_size=4),
     n=st.integers(1, 3),
@@ -378,7 +379,7 @@ def test_a_wrong_constraint_is_a_constraints_error() -> None:
 KEYS = st.none() | st.text("ab:s\x01", max_size=3)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(st.tuples(KEYS, KEYS), st.tuples(KEYS, KEYS))
 def test_different_keys_and_salts_never_share_a_cache(
     one: tuple[str | None, str | None], other: tuple[str | None, str | None]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest
 from runtime.protocol.sampling import MAX_STOP_REGEX_BYTES, MAX_STOPS, SamplingParams
+from tests.exploring import tries
 
 WRONG: list[tuple[Any, str, str]] = [
     ({"tempreature": 0}, "sampling_params", "'tempreature'"),
@@ -110,7 +111,7 @@ def test_constraints_among_the_parameters(given: dict[str, Any], expected: Const
     assert params == SamplingParams()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tries(100))
 @given(
     stop=st.lists(st.text(st.characters(codec="utf-8"), min_size=1, max_size=4), max_size=4),
     bias=st.dictionaries(st.integers(0, 2**31), st.floats(-100, 100), max_size=4),

@@ -15,6 +15,7 @@ from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
 from runtime.scheduler.admission import NewTokenRatio, PrefillAdder, Verdict, reclaim
 from runtime.scheduler.requests.request import Request
+from tests.exploring import tries
 
 
 @pytest.fixture
@@ -154,7 +155,7 @@ def test_who_ignores_the_end_is_counted_exactly(make: Any) -> None:
     sizes=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 40)), min_size=2, max_size=14),
     gap=st.integers(0, 3),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 def test_who_ignores_the_end_is_never_retracted(
     make_bench: Any, slots: int, page: int, sizes: list[tuple[int, int]], gap: int
 ) -> None:

@@ -13,6 +13,7 @@ from runtime.plan import StepPlan
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import EngineDead
 from runtime.scheduler.loop import Loop
+from tests.exploring import tries
 
 SPECS = ["yes|no", "abc", "the|there|then", "in|inging", "abcxyz|abczz", "st ab a|st abc"]
 
@@ -107,7 +108,7 @@ def play(
     return answers, sent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_the_same_answers_as_the_plain_loop(seed: int, make_bench: Any, toy_grammars: Any) -> None:
     plain, sent = play(make_bench, toy_grammars, seed, False)

@@ -21,6 +21,7 @@ from runtime.scheduler.fake import START, draw, follow
 from runtime.scheduler.policies import POLICIES
 from runtime.scheduler.queues import WaitingQueue
 from runtime.scheduler.requests.request import Request
+from tests.exploring import tries
 
 
 @dataclass
@@ -200,7 +201,7 @@ def test_flows_with_a_backlog_are_given_the_same(make_bench: Any, policy: str) -
         assert apart(make_bench, policy, 7, sizes, False) > 3 * bound
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=tries(8), deadline=None)
 @hypothesis.given(
     seed=st.integers(0, 1 << 20),
     sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=2, max_size=4),

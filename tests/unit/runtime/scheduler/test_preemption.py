@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest
 from runtime.scheduler.fake import START, draw, follow
+from tests.exploring import tries
 
 
 def expected(prompt: list[int], count: int, size: int) -> list[int]:
@@ -127,7 +128,7 @@ def test_numbers_are_checked(bench: Any, field: str) -> None:
         bench(100, **{field: 0})
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(seed=st.integers(0, 10**6), page=st.sampled_from([1, 4]), overlap=st.booleans())
 def test_random_priorities_change_no_output(seed: int, page: int, overlap: bool, make_bench: Any) -> None:
     rng = random.Random(seed)

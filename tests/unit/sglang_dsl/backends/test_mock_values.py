@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 import sglang_dsl as sgl
 from sglang_dsl.backends.mock import MockBackend
+from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.wild import Unjudged, Wild, oracle
 
 
@@ -111,7 +112,7 @@ def test_it_depends_on_the_prompt_alone() -> None:
     assert texts[:10] == texts[10:20]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(st.randoms(use_true_random=False), st.sampled_from([4, 10]))
 def test_whatever_is_made_up_for_a_schema_matches_it(pick: Any, size: int) -> None:
     schema = Wild(pick, size).schema

@@ -22,6 +22,7 @@ from sglang_dsl.backends.crusoe import Crusoe
 from sglang_dsl.backends.gemini import Gemini, VertexAI
 from sglang_dsl.backends.openai import OpenAI
 from sglang_dsl.errors import BackendError, InvalidValue, Unsupported
+from tests.exploring import tries
 
 Answer = tuple[int, list[bytes]]
 
@@ -446,7 +447,7 @@ def one_turn(s: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=tries(25))
 @given(st.data())
 def test_streams_lose_nothing_however_they_are_cut(kind: str, server: Api, data: st.DataObject) -> None:
     make, events = KINDS[kind]

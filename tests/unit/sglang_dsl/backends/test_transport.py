@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sglang_dsl.backends.common.transport import EventDecoder, HttpFault, Limits, Transport
 from sglang_dsl.errors import BackendError, Timeout
+from tests.exploring import tries
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
 PATIENT = Limits(connect_s=60, read_s=60, retries=2, connections=8)
@@ -62,7 +63,7 @@ LINE_ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 TEXTS = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), min_size=1, max_size=12)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(st.lists(st.lists(TEXTS, min_size=1, max_size=3), max_size=5), LINE_ENDS, st.data())
 def test_events_come_out_whole_however_the_bytes_are_cut(
     events: list[list[str]], end: str, data: st.DataObject

@@ -48,6 +48,7 @@ from sglang_dsl import (
 )
 from sglang_dsl.interpreter.lower import lower
 from sglang_dsl.ir import Gen, Sampling, from_dict, to_dict, typed
+from tests.exploring import tries
 
 
 class Weapon(pydantic.BaseModel):
@@ -538,7 +539,7 @@ def wrong_parts(kind: Any, value: Any) -> list[Any]:
     return []
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.data())
 def test_whatever_is_shown_is_of_its_type_or_not_there_yet(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from(list(FIELDS)), min_size=1, max_size=5))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import sglang_dsl as sgl
 from sglang_dsl import MockBackend, gen
 from sglang_dsl.concurrency.loop import background
+from tests.exploring import tries
 
 CUTS = st.one_of(
     st.integers(1, 7),
@@ -119,7 +120,7 @@ def begin(state: Any, readers: list[Reader], found: list[Any]) -> list[threading
     return threads
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.text(max_size=40), st.text(max_size=20), CUTS, READERS, READERS, st.booleans())
 def test_every_reader_gets_everything_once(
     a: str, b: str, cuts: Any, early: list[Reader], late: list[Reader], is_async: bool
@@ -144,7 +145,7 @@ def test_every_reader_gets_everything_once(
     assert "".join(state.text_iter()) == whole
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(st.text(min_size=3, max_size=60), st.integers(1, 3), st.integers(0, 12), READERS, st.booleans())
 def test_what_was_read_before_a_cancel_is_a_beginning(
     a: str, size: int, after: int, readers: list[Reader], is_async: bool
@@ -189,7 +190,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=tries(40))
 @given(st.dictionaries(st.text(max_size=4), JSON, max_size=4), CUTS, st.integers(1, 3))
 def test_objects_grow_for_every_reader(value: dict[str, Any], cuts: Any, count: int) -> None:
     @sgl.function
@@ -216,7 +217,7 @@ def test_objects_grow_for_every_reader(value: dict[str, Any], cuts: Any, count: 
     assert [json.dumps(end) for end in ends] == [json.dumps(value)] * (count + 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(st.text("ab</think>\n ", max_size=30), st.text("cd<think> ", max_size=30), CUTS)
 def test_thoughts_and_answers_are_split_alike_however_they_are_cut(
     thought: str, answer: str, cuts: Any

@@ -17,7 +17,7 @@ from runtime.layers.dense import Dense
 from runtime.models.decoder import Decoder
 from runtime.plan import Row, Run, StepPlan
 from runtime.protocol.sampling import SamplingParams
-from tests.process.runtime.engine.test_greedy_engine import with_tokenizer
+from tests.long.runtime.engine.test_greedy_engine import with_tokenizer
 from tests.unit.runtime.engine.checkpoints.families import FAMILIES
 from tests.unit.runtime.engine.checkpoints.test_families import close
 from tests.unit.runtime.engine.ranks.ranks_here import RanksHere

@@ -34,8 +34,9 @@ from runtime.protocol.errors import (
     RuntimeFault,
 )
 from runtime.protocol.sampling import SamplingParams
-from tests.process.runtime.engine.ranks.test_tensor_parallel import GREEDY, SETTINGS, close_to
+from tests.long.runtime.engine.ranks.test_tensor_parallel import GREEDY, close_to
 from tests.process.runtime.engine.test_runners import ask, steps
+from tests.unit.runtime.engine.ranks.ranks_here import SETTINGS
 
 PATIENCE_S = 600.0  # four processes import torch: 8 s alone, two minutes beside many others
 ONE = StepPlan((Row(1, (5,), 0, (Run(0, 1),), GREEDY),), ())

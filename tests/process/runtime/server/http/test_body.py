@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.server.http.body import check_media_type, decode_json, to_struct
 from runtime.server.http.errors import InvalidJson, WrongMediaType
+from tests.exploring import tries
 
 DEPTH = 16
 
@@ -41,7 +42,7 @@ plain = st.recursive(
 
 
 @given(plain, st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=tries(150))
 def test_valid_json_is_what_it_says(value: Any, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only)
     try:
@@ -65,7 +66,7 @@ def repaired(value: Any) -> Any:
 @given(
     st.binary(max_size=60) | st.text(alphabet='{}[]":,\\u0123456789eE+-. tfn', max_size=40).map(str.encode)
 )
-@settings(max_examples=300)
+@settings(max_examples=tries(300))
 def test_anything_else_is_refused_and_never_a_crash(body: bytes) -> None:
     found: RuntimeFault | None = None
     try:
@@ -113,7 +114,7 @@ def test_depth_is_exact() -> None:
 
 
 @given(plain)
-@settings(max_examples=150)
+@settings(max_examples=tries(150))
 def test_depth_is_that_of_the_value(value: Any) -> None:
     def depth(one: Any) -> int:
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else None

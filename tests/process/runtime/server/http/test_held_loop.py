@@ -51,7 +51,7 @@ BODIES: dict[str, Callable[[], bytes]] = {
 }
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def frozen() -> Iterator[None]:
     """What is there already is not looked through by the collector, as in the server's processes."""
     gc.collect()

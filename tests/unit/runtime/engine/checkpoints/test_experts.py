@@ -24,9 +24,9 @@ from runtime.models import experts
 from runtime.plan import Row, Run, Segment, StepPlan
 from runtime.protocol.errors import ModelLoadError
 from runtime.protocol.sampling import SamplingParams
-from tests.process.runtime.engine.ranks.test_tensor_parallel import ranks
 from tests.process.runtime.engine.test_runners import ask
 from tests.unit.runtime.engine.checkpoints.expert_families import EXPERTS
+from tests.unit.runtime.engine.ranks.ranks_here import ranks
 from tests.unit.runtime.engine.sampling.test_logits import AllLogits
 from tests.unit.runtime.layers.quantised_tensors import SCHEMES
 

@@ -3,8 +3,9 @@ collective gives depends on all ranks, so a rank that leaves one out, or makes o
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from runtime.parallel import Group
 from runtime.plan import Run, StepPlan, StepResult, TokenMask
 
 PATIENCE_S = 300.0
+SETTINGS: dict[str, Any] = {
+    "max_total_tokens": 2048, "dtype": "float32", "device": "cpu", "threads": 1, "seed": 7,
+}  # fmt: skip
 
 
 def rank_processes() -> list[psutil.Process]:
@@ -118,3 +122,10 @@ class RanksHere:
             self.meeting.again()
             raise min(failed, key=lambda error: isinstance(error, threading.BrokenBarrierError))
         return [one.result() for one in futures]
+
+
+@contextlib.contextmanager
+def ranks(path: Path, size: int, **config: Any) -> Iterator[RanksHere]:
+    made = RanksHere(path, size, RunnerConfig(**{**SETTINGS, "tp_size": size, **config}))
+    with contextlib.closing(made):
+        yield made

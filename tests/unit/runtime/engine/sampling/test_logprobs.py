@@ -18,6 +18,7 @@ from runtime.engine.sampling.logprobs import NOT_FINITE, Want, scores_of
 from runtime.plan import Sample
 from runtime.protocol.errors import InternalFault
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 VOCAB = 23
 
@@ -28,7 +29,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return wide - best - np.log(np.exp(wide - best).sum(-1, keepdims=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     st.lists(
         st.tuples(

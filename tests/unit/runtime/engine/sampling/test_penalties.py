@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runtime.engine.sampling.penalties import Histogram, Histograms, adjust, adjusted, every, listed
 from runtime.plan import Row, Run
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 VOCAB = 40
 IDS = st.lists(st.integers(0, VOCAB - 1), max_size=30)
@@ -38,7 +39,7 @@ def expected(logits: np.ndarray, params: SamplingParams, prompt: list[int], outp
     return scores
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(st.lists(st.tuples(PARAMS, IDS, IDS), min_size=1, max_size=5), st.integers(0, 2**31), st.data())
 def test_rows_and_steps(requests: list, seed: int, data: st.DataObject) -> None:
     """Several requests grow over several steps; some are left out of a step, as a scheduler would."""

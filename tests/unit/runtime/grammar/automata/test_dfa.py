@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.grammar.automata.automaton import Limits
 from runtime.grammar.automata.dfa import DEAD, compile_choices, compile_regex
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 
 ALPHABET = "abAB019_ -é日😊\n\tſKß.\u0660"
 
@@ -103,7 +104,7 @@ def mutated(text, pick):
     return text[:cut] + text[cut:].swapcase()
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=tries(250), deadline=None)
 @given(patterns, st.lists(texts, min_size=4, max_size=8), st.integers(0, 1 << 30))
 def test_same_language_as_fullmatch(accepts, pattern, samples, seed):
     try:
@@ -126,7 +127,7 @@ def test_same_language_as_fullmatch(accepts, pattern, samples, seed):
         assert accepts(dfa, text) == bool(wanted.fullmatch(text)), f"{pattern!r} on {text!r}"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(st.data(), bodies)
 def test_takes_what_the_pattern_generates(accepts, data, pattern):
     try:
@@ -359,7 +360,7 @@ def test_limits_are_kept():
         compile_choices([f"{n:09d}" for n in range(40_000)], Limits(table_bytes=1 << 20))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(100), deadline=None)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=8), st.lists(st.text(max_size=6), max_size=8))
 def test_choices_are_exactly_the_options(accepts, options, others):
     dfa = compile_choices(options)
@@ -379,7 +380,7 @@ def test_bad_choices():
         compile_choices(["ok", "\ud800"])
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=tries(70), deadline=None)
 @given(patterns, st.integers(0, 1 << 30))
 def test_forced_is_the_longest_unique_path(pattern, seed):
     try:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from runtime.grammar.search import MAX_STATES, Found, Search
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 
 ATOMS = st.sampled_from(["a", "b", ".", "[ab]", "[^a]", r"\d", r"\w", "é", "🦊", r"\n", "(?i:b)"])
 CONDITIONS = st.sampled_from([r"\b", r"\B", "^", "$", "(?m:^)", "(?m:$)", r"\A", r"\Z"])
@@ -52,7 +53,7 @@ def read(search: Search, text: str, cuts: list[int]) -> tuple[int, int, str] | N
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=tries(400), deadline=None)
 @given(st.lists(PATTERNS, min_size=1, max_size=3), TEXT, st.lists(st.integers(0, 12), max_size=4))
 @example(["a{2}b|ab"], "aaab", [])
 @example(["(a+)+b"], "aaaaaaaaab", [])
@@ -62,7 +63,7 @@ def test_finds_what_re_finds(patterns: list[str], text: str, places: list[int]) 
     same(patterns, text, places)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=tries(400), deadline=None)
 @given(st.lists(WITH_CONDITIONS, min_size=1, max_size=2), TEXT, st.lists(st.integers(0, 12), max_size=4))
 @example([r"\bab\b"], "bab ab a", [])
 @example([r"ab\B"], "ab aba", [])
@@ -89,7 +90,7 @@ def same(patterns: list[str], text: str, places: list[int]) -> None:
         assert wanted[0] - got[1] - len(got[2]) in (0, 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(200), deadline=None)
 @given(st.lists(PATTERNS, min_size=1, max_size=2), TEXT)
 def test_what_a_match_may_take_is_held(patterns: list[str], text: str) -> None:
     if any(re.search(pattern, "") for pattern in patterns):

@@ -14,6 +14,7 @@ from runtime.grammar.byte_matcher import ByteMatcher, byte_matcher
 from runtime.grammar.ebnf.reading import is_ebnf, parse_ebnf
 from runtime.grammar.ebnf.tree import Alt, Chars, Grammar, Node, Ref, Repeat, Seq, endless_rule
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 
 ENGINES = ["llguidance", "xgrammar"]
 
@@ -179,7 +180,7 @@ BODIES = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(BODIES, BODIES, BODIES, st.lists(st.text("ab", max_size=6), min_size=4, max_size=8))
 def test_random_grammars_agree_with_the_definition(root, x, y, texts):
     spec = f"root ::= {root}\nx ::= {x}\ny ::= {y}\n"

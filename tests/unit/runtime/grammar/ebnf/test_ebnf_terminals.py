@@ -19,6 +19,7 @@ from runtime.grammar.ebnf.tree import Chars, Grammar, Repeat
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import tries
 from tests.unit.runtime.grammar.ebnf.test_ebnf import CASES, accepts, matches
 
 
@@ -97,7 +98,7 @@ def recursive(root: str, x: str, y: str, z: str) -> tuple[str, Grammar] | None:
     return None if as_regex(grammar) is not None else (spec, grammar)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(60))
 @given(BODIES, BODIES, BODIES, st.sampled_from(LEXEMES), st.integers(0, 1 << 30))
 def test_the_language_is_that_of_the_definition(root, x, y, z, seed):
     found = recursive(root, x, y, z)

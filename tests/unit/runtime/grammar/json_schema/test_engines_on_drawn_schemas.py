@@ -16,6 +16,7 @@ from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import takes_value
 
 NARROW = {
@@ -46,7 +47,7 @@ def listed(schema: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("engine", MADE)
-@settings(deadline=None, max_examples=15 * LOOPS, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=tries(15 * LOOPS), suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_drawn_schemas(small, engine, data):
     schema = data.draw(small.schemas)

@@ -16,6 +16,7 @@ from runtime.grammar.json_schema.examples import examples, shortest
 from runtime.grammar.json_schema.refs import SchemaDocument
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
+from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.wild import Unjudged, Wild, oracle
 
 AUTO = make_backend("auto", BYTES)
@@ -26,7 +27,7 @@ def of(schema):
     return [value for value in made if value is not PAUSE]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=tries(80))
 @given(data=st.data())
 def test_they_match(small, data):
     schema = data.draw(small.schemas)
@@ -34,7 +35,7 @@ def test_they_match(small, data):
         assert small.is_valid(schema, value), value
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=tries(30))
 @given(st.randoms(use_true_random=False), st.sampled_from([4, 10]))
 def test_they_match_in_every_draft(pick, size):
     wild = Wild(pick, size)

@@ -16,6 +16,7 @@ from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, BadRequest, UnsupportedConstraint
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import in_order, named_in
 
 PIECES = [
@@ -74,7 +75,7 @@ def allowed(found: Matcher) -> list[int]:
     return ids
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=tries(120), suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_accepts_what_a_validator_accepts(small, data):
     schema = data.draw(small.schemas)
@@ -98,7 +99,7 @@ def beyond_floats(text: bytes) -> bool:
     return any(map(math.isinf, numbers))
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=tries(60), suppress_health_check=list(HealthCheck))
 @given(st.data(), st.randoms(use_true_random=False))
 def test_whatever_stops_is_valid(small, data, pick):
     schema = data.draw(small.schemas)

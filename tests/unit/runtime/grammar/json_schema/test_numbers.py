@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import tries
 
 decimals = st.builds(
     lambda digits, places: Decimal(digits).scaleb(-places), st.integers(-1300, 1300), st.integers(0, 4)
@@ -40,7 +41,7 @@ def holds(word: str, value: Decimal, bound: Decimal) -> bool:
             return value < bound
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=tries(80))
 @example({"maximum": Decimal("0.99")}, [Decimal("0.9")], None, "number", "auto")
 @example({"minimum": Decimal("-1.106")}, [Decimal("0.1")], None, None, "auto")
 @example({"maximum": Decimal("0.55")}, [], Decimal("0.25"), "number", "auto")

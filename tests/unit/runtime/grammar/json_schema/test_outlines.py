@@ -14,6 +14,7 @@ from runtime.grammar.byte_matcher import BYTES
 from runtime.grammar.json_schema.schema_regex import LEVELS, ORDER, UNNAMED
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 
 jsonschema = pytest.importorskip("jsonschema")
 pytest.importorskip("outlines_core")
@@ -91,7 +92,7 @@ def without_definitions(schema):
     return json.dumps(schema).count('"$defs"') <= ("$defs" in schema)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(schemas.filter(without_definitions), st.integers())
 def test_what_is_generated_is_valid(schema, seed):
     try:

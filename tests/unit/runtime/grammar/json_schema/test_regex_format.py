@@ -13,6 +13,7 @@ from runtime.grammar.json_schema.texts import regex_format
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.regex_format import is_regex
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import tries
 
 GOOD = [
     "", "a", "^a$", "(a|b)*c+?", "a{2}{", "a{2,}?", "{", "a{,3}", "]", "}", "[]", "[^]", "[]a]", "(?:a)",
@@ -49,7 +50,7 @@ PIECES = [
 texts = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=tries(400))
 @example("(?<=)*")
 @example("((?<!a)b)+(?<=c){2}")
 @given(texts)
@@ -66,7 +67,7 @@ def test_patterns_and_the_format_agree(text: str) -> None:
     assert is_regex(text) in (taken, taken or "\\k<n>" in text)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=tries(200))
 @given(texts, texts, st.lists(texts, min_size=1, max_size=4))
 def test_what_is_kept_of_a_beginning_changes_nothing(before: str, begun: str, ends: list[str]) -> None:
     begun = before * 4 + begun

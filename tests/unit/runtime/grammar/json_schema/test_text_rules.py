@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runtime.grammar.json_schema.texts.ecma import spell
 from runtime.grammar.json_schema.texts.formats import FORMATS, matches
 from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
+from tests.exploring import tries
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_unknown_properties_are_refused():
         spell(r"\p{Klingon}")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(150))
 @given(st.text(alphabet="ab(){}[]|*+?^$\\.-,12d", max_size=10))
 def test_any_text_is_spelled_or_refused(pattern):
     try:

@@ -14,6 +14,7 @@ from runtime.grammar.byte_matcher import BYTES, ByteMatcher
 from runtime.grammar.table import make_backend
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.errors import BadConstraint
+from tests.exploring import tries
 from tests.unit.runtime.grammar.json_schema.spelled import is_offered, shortest, takes_value
 from tests.unit.runtime.grammar.json_schema.wild import FORMATS, Unjudged, Wild, oracle
 
@@ -45,7 +46,7 @@ def judged(wild: Wild, count: int) -> list[tuple[object, bool]]:
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=tries(100))
 @given(st.integers(0, 10**6), st.sampled_from([4, 10, 20]))
 def test_wild_schemas_are_kept_as_the_reference_has_them(seed, size):
     wild = Wild(random.Random(seed), size)

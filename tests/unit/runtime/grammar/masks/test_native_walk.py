@@ -19,6 +19,7 @@ from runtime.grammar.masks.token_automaton import WIDE, TokenAutomaton, TokenSpa
 from runtime.grammar.masks.token_bits import TokenBits
 from runtime.grammar.masks.trie import TokenTrie
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 from tests.long.runtime.grammar.automata.test_repeats import patterns
 
 pytestmark = pytest.mark.skipif(native_walk.library() is None, reason="there is no C compiler")
@@ -40,7 +41,7 @@ def states_of(dfa: ByteDfa, texts: list[bytes]) -> Iterator[int]:
                 yield state
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=tries(150), deadline=None)
 @given(patterns | st.sampled_from(WIDER), TEXTS, st.sets(st.integers(0, 39), max_size=3))
 def test_both_walks_find_the_same(pattern: str, texts: list[bytes], silent: set[int]) -> None:
     """The lists hold equal texts, empty ones, parts of characters, and now and then nothing."""

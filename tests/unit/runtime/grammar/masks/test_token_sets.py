@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runtime.grammar.masks.token_bits import SPARSE, TokenBits
 from runtime.grammar.tags.tag_space import TagSpace, Triggers
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 
 
 def words(width: int) -> Vocabulary:
@@ -59,7 +60,7 @@ def test_equal_masks_are_one() -> None:
     assert first.allowed.tolist() == [5, 7, 2999]
 
 
-@settings(max_examples=60)
+@settings(max_examples=tries(60))
 @given(TEXTS, st.lists(WORD, min_size=1, max_size=3), st.sets(st.sampled_from(b"ab<}"), min_size=1))
 def test_tokens_by_what_they_hold(texts: list[bytes], triggers: list[bytes], closers: set[int]) -> None:
     tokens = (*texts, b"")

@@ -23,6 +23,7 @@ from runtime.processes.frontend.prepare import Preparer
 from runtime.protocol.errors import BadRequest, TemplateError
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message, ToolCall
+from tests.exploring import tries
 
 FOLDER = Path(runtime.pocket.__file__).parent / "checkpoint"
 SPEC = ModelSpec.from_dir(FOLDER)
@@ -92,7 +93,7 @@ def test_no_field_makes_a_control_id(bad: str) -> None:
     assert TOKENIZER.decode(quoted, False) == TOKENIZER.decode(allowed, False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(40), deadline=None)
 @given(
     st.lists(
         st.sampled_from(

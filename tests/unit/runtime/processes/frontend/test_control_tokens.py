@@ -17,6 +17,7 @@ from runtime.processes.frontend.prepare import Preparer
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import RAW_ROLE, Message
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 FOLDER = Path(runtime.pocket.__file__).parent / "checkpoint"
 SPEC = ModelSpec.from_dir(FOLDER)
@@ -45,7 +46,7 @@ PIECE = st.sampled_from(
 TEXT = st.lists(PIECE, max_size=8).map("".join)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(text=TEXT, role=st.sampled_from(["user", "system", "tool"]))
 def test_quoted_control_tokens_are_letters(preparer: Preparer, text: str, role: str) -> None:
     reply = Message("assistant", "", open=True)

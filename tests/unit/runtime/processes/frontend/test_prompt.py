@@ -23,6 +23,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.protocol.io_struct import GenerateReqInput
 from runtime.protocol.messages import Message
 from runtime.protocol.sampling import SamplingParams
+from tests.exploring import tries
 
 LIMITS = Limits(400, 2000, 2000)
 
@@ -55,7 +56,7 @@ def test_the_hole_is_filled_as_the_tokenizers_tokens_say(name: str, asked: bool,
     assert marks <= set(request.sampling_params.stop_token_ids)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=tries(60), deadline=None)
 @given(
     *[
         st.lists(st.sampled_from(["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<s>", "<think>", "a", "\n"]))

@@ -27,6 +27,7 @@ from runtime.protocol.io_struct import (
 )
 from runtime.protocol.sampling import SamplingParams
 from runtime.protocol.vocabulary import Vocabulary
+from tests.exploring import tries
 
 BYTES = TextTable(Vocabulary(tuple(bytes([value]) for value in range(256))), {256: b"<end>"})
 FALLBACK = TextTable(BYTES.vocabulary, BYTES.special, each_byte=True)
@@ -38,7 +39,7 @@ def news(ids: list[int], finish: FinishReason | None = None, replaced: int = 0) 
     return TokenOutput("r", ids, replaced, finish, output_logprobs=[-float(token) for token in ids])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(150))
 @given(data=st.data(), stream=st.booleans(), table=st.sampled_from([BYTES, FALLBACK]))
 def test_pieces_add_up_however_they_are_cut_and_gathered(
     data: st.DataObject, stream: bool, table: TextTable
@@ -77,7 +78,7 @@ def test_pieces_add_up_however_they_are_cut_and_gathered(
     assert len(manager) == 0
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(300))
 @given(
     text=TEXTS,
     patterns=st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2, unique=True),
@@ -208,7 +209,7 @@ def streams(draw: st.DrawFn) -> list[StrOutput]:
     return made
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=tries(400))
 @given(outputs=streams(), data=st.data())
 def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], data: st.DataObject) -> None:
     joined = list(outputs)
@@ -231,7 +232,7 @@ def test_outputs_joined_in_any_way_add_up_to_the_same(outputs: list[StrOutput], 
     assert sum(len(one.delta.new_ids) - one.delta.replaced for one in joined) == len(told(outputs)["ids"])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=tries(300))
 @given(outputs=streams(), data=st.data())
 def test_deltas_taken_at_any_moment_add_up_to_the_whole(
     outputs: list[StrOutput], data: st.DataObject

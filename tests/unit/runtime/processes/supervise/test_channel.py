@@ -27,6 +27,7 @@ from runtime.processes.supervise.channel import (
     Stop,
 )
 from runtime.protocol.errors import BadRequest, InternalFault, WireError
+from tests.exploring import tries
 
 REPORTS: list[Report] = [Ready({"slots": 5}), Heartbeat(1.5), Failed(BadRequest("no", where="x").to_dict())]
 ORDERS: list[Order] = [Go({"slots": 5}), Stop(2.0)]
@@ -41,7 +42,7 @@ SPEC = ChildSpec(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=tries(50))
 @given(st.lists(st.sampled_from(REPORTS), max_size=6), st.data())
 def test_frames_come_out_whole_however_they_are_cut(reports: list[Report], data: st.DataObject) -> None:
     stream = b"".join(frame(FROM_CHILD.encode(report)) for report in reports)

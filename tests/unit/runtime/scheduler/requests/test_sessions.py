@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.protocol.errors import BadRequest
+from tests.exploring import tries
 
 
 def add(sim: Any, name: str, tokens: list[int], new: int = 3, **session: Any) -> None:
@@ -215,7 +216,7 @@ def test_retraction_before_a_kept_turn_is_never_needed(bench: Any) -> None:
     sim.empty()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=tries(25), deadline=None)
 @given(seed=st.integers(0, 10**6), page=st.sampled_from([1, 4]), streaming=st.booleans())
 def test_random_conversations(seed: int, page: int, streaming: bool, make_bench: Any) -> None:
     """Against a model of the tree: a dictionary from rid to all its tokens."""

@@ -25,19 +25,9 @@ from runtime.plan import Row, RowResult, Run, Segment, StepPlan
 from runtime.protocol.errors import BadRequest, InternalFault
 from runtime.protocol.sampling import SamplingParams
 from tests.process.runtime.engine.test_runners import ask, steps
-from tests.unit.runtime.engine.ranks.ranks_here import RanksHere
+from tests.unit.runtime.engine.ranks.ranks_here import SETTINGS, RanksHere, ranks
 
-SETTINGS: dict[str, Any] = {
-    "max_total_tokens": 2048, "dtype": "float32", "device": "cpu", "threads": 1, "seed": 7,
-}  # fmt: skip
 GREEDY = SamplingParams(temperature=0.0)
-
-
-@contextlib.contextmanager
-def ranks(path: Path, size: int, **config: Any) -> Iterator[RanksHere]:
-    made = RanksHere(path, size, RunnerConfig(**{**SETTINGS, "tp_size": size, **config}))
-    with contextlib.closing(made):
-        yield made
 
 
 def close_to(mine: RowResult, theirs: RowResult) -> None:

@@ -18,7 +18,7 @@ from runtime.protocol.errors import BadRequest
 from runtime.tools import MCPToolServer, ToolResult, ToolServerError
 from runtime.tools.schema_trimming import trimmed
 
-PEER = Path(__file__).with_name("mcp_peer.py")
+PEER = Path(__file__).parents[3] / "process" / "runtime" / "tools" / "mcp_peer.py"
 PATIENCE_S = 300.0
 Start = Callable[[str, str], str]
 
