@@ -1,4 +1,4 @@
-"""process/sglang_dsl/frontend/test_static_types.py, at length."""
+"""test_program_types.py, at length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.sglang_dsl.frontend.test_static_types import ROOT, TYPES_S, said, wanted
+from tests.long.sglang_dsl.frontend.test_program_types import ROOT, TYPES_S, said, wanted
 
 WORDS_PAGE = """
 import sglang_dsl as sgl
