@@ -56,7 +56,7 @@ process: setup  ## what starts processes, servers and engines
 affected: setup  ## long tests, new random examples and clients that changes since .ci/proved reach
 	$(BIN)/python .ci/trees.py affected
 
-test-all: setup  ## every test; a tree that passed at this commit is not run again; clients need the network
+test-all: setup  ## every test; files that passed are run again only if what they import changed; clients need the network
 	$(BIN)/python .ci/trees.py all
 
 check: lint types layers  ## ruff, mypy, the import layers

@@ -168,14 +168,23 @@ class Memory:
     def __init__(self, processes: dict[str, psutil.Process]) -> None:
         self._processes = processes
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self._threads: list[tuple[int, dict[str, int]]] = []
 
     def look(self, done: int) -> None:
         found = {name: one.memory_info().rss / MIB for name, one in self._processes.items()}
         self.rows.append((done, found))
+        self._threads.append((done, {name: one.num_threads() for name, one in self._processes.items()}))
 
     def held(self) -> dict[str, tuple[int, int]]:
         """Descriptors and threads."""
         return {name: (one.num_fds(), one.num_threads()) for name, one in self._processes.items()}
+
+    def pools(self, share: float) -> dict[str, int]:
+        """The most threads up to that share of the way: pools begin theirs when they are first needed."""
+        most = share * self.rows[-1][0]
+        return {
+            name: max(row[name] for done, row in self._threads if done <= most) for name in self._processes
+        }
 
     def around(self, share: float) -> dict[str, float]:
         """The median about that share of the way."""
@@ -261,13 +270,15 @@ def test_mixed_load_leaves_nothing_behind(
     assert state["free"] == state["slots"]
     assert state["running"] == state["waiting"] == state["compiling"] == state["live"] == 0
 
+    threads_before = memory.pools(0.25)
+
     def few_are_left() -> bool:
         return all(
-            files <= before[name][0] + 8 and threads <= before[name][1] + 4
+            files <= before[name][0] + 8 and threads <= threads_before[name] + 2
             for name, (files, threads) in memory.held().items()
         )
 
-    until(few_are_left, lambda: (before, memory.held()))
+    until(few_are_left, lambda: (before, threads_before, memory.held()))
     if count > 1000:
         warm, end = memory.around(0.4), memory.around(1.0)
         assert all(end[name] - warm[name] < GROWTH_MIB for name in end), (warm, end)
