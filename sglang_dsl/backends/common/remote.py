@@ -211,9 +211,14 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     if _installed("jsonschema_rs"):
         fast = importlib.import_module("jsonschema_rs")
         with suppress(fast.ValidationError):  # a pattern of Python's own, say: jsonschema knows those
-            made = fast.validator_for(schema, offline=True)
-            fault = next(made.iter_errors(value), None)
-            return None if fault is None else (fault.instance_path, fault.message)
+            read = _as_the_grammars_read_it(schema)
+            # Drafts differ in whether formats are asserted: what fits either way is no fault.
+            for formats in (False, True):
+                validator = fast.validator_for(read, offline=True, validate_formats=formats)
+                fault = next(validator.iter_errors(value), None)
+                if fault is None:
+                    return None
+            return fault.instance_path, fault.message
     if not _installed("jsonschema"):
         return None
     # Not the first choice: loading it takes seconds where all of its formats are installed.
@@ -223,6 +228,27 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
     with suppress(re.error):  # a pattern that neither of them knows
         found = slow.exceptions.best_match(kind(schema).iter_errors(value))
     return None if found is None else (found.absolute_path, found.message)
+
+
+_DATA = frozenset({"const", "default", "enum", "examples"})
+
+
+def _as_the_grammars_read_it(schema: Any) -> Any:
+    """For jsonschema_rs, which asserts the content of texts in drafts 6 and 7, an annotation to the engine's
+    grammars, and refuses a schema of draft 4 with 1.0 for 1."""
+    match schema:
+        case list():
+            return [_as_the_grammars_read_it(one) for one in schema]
+        case dict():
+            return {
+                name: value if name in _DATA else _as_the_grammars_read_it(value)
+                for name, value in schema.items()
+                if not (name in ("contentEncoding", "contentMediaType") and isinstance(value, str))
+            }
+        case float() if schema.is_integer():
+            return int(schema)
+        case _:
+            return schema
 
 
 class Shaped:

@@ -127,6 +127,38 @@ def test_whatever_is_made_up_for_a_schema_matches_it(pick: Any, size: int) -> No
         assume(False)  # the tables of the oracle do not know this text
 
 
+@pytest.mark.parametrize("draft", ["draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12"])
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: {"anyOf": [one]}], ids=["alone", "within"])
+def test_the_content_of_a_text_is_an_annotation(draft: str, around: Any) -> None:
+    content = {"contentEncoding": "base64", "contentMediaType": "application/json"}
+    schema = around({"type": "string", "enum": ["1.2.3"], **content})
+    spec = json.dumps({"$schema": f"http://json-schema.org/{draft}/schema", **schema})
+    assert asks_schema.run(spec, backend=MockBackend())["x"] == '"1.2.3"'
+
+
+def test_a_property_may_be_named_as_a_keyword_of_content() -> None:
+    properties = {"contentEncoding": {"const": "x"}}
+    schema = json.dumps({"type": "object", "properties": properties, "required": ["contentEncoding"]})
+    text = asks_schema.run(schema, backend=MockBackend())["x"]
+    assert json.loads(text)["contentEncoding"] == "x"
+    with pytest.raises(sgl.InvalidValue):
+        asks_schema.run(schema, backend=MockBackend(['{"contentEncoding": "y"}']))["x"]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"format": "duration"}, "enum": [""]},
+        {"oneOf": [{"type": "string"}, {"type": "string", "format": "date-time"}], "enum": [""]},
+        {"format": "date-time", "enum": ["2026-11-27T10:00:00Z"]},
+        {"$schema": "http://json-schema.org/draft-04/schema", "enum": [[]], "minItems": 0.0},
+    ],
+)
+def test_a_value_that_fits_with_or_without_formats_is_taken(schema: Any) -> None:
+    text = json.dumps(schema["enum"][0])
+    assert asks_schema.run(json.dumps(schema), backend=MockBackend([text]))["x"] == text
+
+
 @pytest.mark.parametrize("schema", [{"type": "object", "const": ""}, {"type": "string", "enum": [1, None]}])
 def test_a_constant_of_another_type_is_no_value(schema: Any) -> None:
     with pytest.raises(sgl.Unsupported):
