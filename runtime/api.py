@@ -23,28 +23,19 @@ from runtime.processes.checkpoint.templates import TemplateChoice
 from runtime.processes.frontend import prefixes
 from runtime.processes.pipeline.launch import launch
 from runtime.protocol.constraint import Constraint
+from runtime.protocol.control import VERBS, request_of
 from runtime.protocol.errors import BadRequest, RuntimeFault, from_dict
 from runtime.protocol.io_struct import (
-    ContinueReq,
     ControlOutput,
     EmbeddingOutput,
     EmbeddingReqInput,
-    FlushCacheReq,
     GenerateOutput,
     GenerateReqInput,
-    GetStateReq,
     GrammarInfo,
-    LoadLoRAAdapterReq,
     MemoryPart,
     OutputDelta,
     PauseMode,
-    PauseReq,
-    PrecompileReq,
-    ReleaseMemoryReq,
-    ResumeMemoryReq,
     SingleReq,
-    UnloadLoRAAdapterReq,
-    UpdateWeightsReq,
 )
 from runtime.protocol.requests.generate import copy_request
 from runtime.protocol.sampling import SamplingParams
@@ -250,48 +241,61 @@ class Engine:
     def pause(self, mode: PauseMode = "abort") -> None:
         """Stop generating until resume(): see PauseReq for what becomes of running requests. Raises
         RuntimeFault's kinds."""
-        self._ask(PauseReq(mode=mode))
+        self._ask("pause", mode=mode)
 
     def resume(self) -> None:
         """Go on after pause()."""
-        self._ask(ContinueReq())
+        self._ask("resume")
 
     def load_lora_adapter(self, lora_name: str, lora_path: str, pinned: bool = False) -> dict[str, str]:
         """Load the LoRA adapter in a directory, as peft writes it, under a name for requests' `lora_path`;
         the directories of all that are loaded then, by name. No step is made meanwhile. pinned: once used, it
         stays on the device. Raises AdapterError."""
-        asked = LoadLoRAAdapterReq(lora_name=lora_name, lora_path=str(lora_path), pinned=pinned)
-        return dict(self._ask(asked).data["loaded_adapters"])
+        answer = self._ask("load_lora_adapter", lora_name=lora_name, lora_path=str(lora_path), pinned=pinned)
+        return dict(answer.data["loaded_adapters"])
 
     def unload_lora_adapter(self, lora_name: str) -> dict[str, str]:
         """Unload it, as soon as no running request has it; new ones do not find it from now on. Those that
         are left. Raises ModelNotFound."""
-        return dict(self._ask(UnloadLoRAAdapterReq(lora_name=lora_name)).data["loaded_adapters"])
+        return dict(self._ask("unload_lora_adapter", lora_name=lora_name).data["loaded_adapters"])
 
     def update_weights_from_disk(self, model_path: str) -> None:
         """Compute with the weights of another checkpoint of the same shape from now on; the tokenizer stays.
         Requests in hand are computed again, with what they have said by now, under the new weights. Raises
         ModelLoadError: they cannot be loaded, and those before stay."""
-        self._ask(UpdateWeightsReq(model_path=str(model_path)))
+        self._ask("update_weights_from_disk", model_path=str(model_path))
 
     def release_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
         """Give the memory of the KV pool or of the weights back, once requests in hand have ended: for
         another program that needs it. Requests raise NotReady until resume_memory_occupation() has brought
         all back. Raises DeadlineExceeded where some do not end, NotSupported."""
-        asked = ReleaseMemoryReq(parts=tuple(tags), timeout_s=CONTROL_TIMEOUT_S)
-        self._ask(asked, 2 * CONTROL_TIMEOUT_S)
+        wait = CONTROL_TIMEOUT_S
+        self._ask("release_memory_occupation", 2 * wait, parts=tuple(tags), timeout_s=wait)
 
     def resume_memory_occupation(self, tags: Sequence[MemoryPart] = ("kv_cache", "weights")) -> None:
         """Make the KV pool again, and read the weights of the checkpoint that was used last. Raises
         ModelLoadError."""
-        self._ask(ResumeMemoryReq(parts=tuple(tags)))
+        self._ask("resume_memory_occupation", parts=tuple(tags))
 
-    def control(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
-        """Ask the scheduler anything of runtime.protocol.control, and wait for its answer."""
-        return self._pipeline.manager.control(request, timeout)
+    def control(
+        self, request: SingleReq | str, timeout: float = CONTROL_TIMEOUT_S, **parameters: Any
+    ) -> ControlOutput:
+        """Ask any verb of runtime.protocol.control.VERBS and wait for its answer. Raises BadRequest,
+        DeadlineExceeded, EngineDead; what the verb itself raises is in the answer.
 
-    def _ask(self, request: SingleReq, timeout: float = CONTROL_TIMEOUT_S) -> ControlOutput:
-        answer = self.control(request, timeout)
+        request: its struct, or its name with the struct's fields as parameters.
+        """
+        return self._pipeline.manager.control(_verb(request, parameters), timeout)
+
+    async def control_async(
+        self, request: SingleReq | str, timeout: float = CONTROL_TIMEOUT_S, **parameters: Any
+    ) -> ControlOutput:
+        """control() for event loops."""
+        return await self._pipeline.manager.control_async(_verb(request, parameters), timeout)
+
+    def _ask(self, verb: str, timeout: float = CONTROL_TIMEOUT_S, **parameters: Any) -> ControlOutput:
+        """The answer to a verb. Raises what the verb raises."""
+        answer = self.control(VERBS[verb].request(**parameters), timeout)
         if not answer.ok:
             raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
         return answer
@@ -301,22 +305,19 @@ class Engine:
     ) -> list[GrammarInfo | RuntimeFault]:
         """Compile constraints ahead of their use; of each, how it is kept, or its error. What is not compiled
         after `timeout` seconds has DeadlineExceeded here, and goes on. Raises BadRequest for too many."""
-        request = PrecompileReq(constraints=list(constraints), timeout_s=timeout)
-        answer = self._pipeline.manager.control(request, timeout + CONTROL_TIMEOUT_S)
-        if not answer.ok:
-            raise from_dict({"code": "internal_fault", "message": answer.message, **answer.data})
+        wait = timeout + CONTROL_TIMEOUT_S
+        answer = self._ask("precompile", wait, constraints=list(constraints), timeout_s=timeout)
         return [_info(one) for one in answer.data["constraints"]]
 
     def flush_cache(self) -> bool:
         """Drop all cached prefixes that no request uses now. False if some were in use."""
-        return self._pipeline.manager.control(FlushCacheReq(), CONTROL_TIMEOUT_S).ok
+        return self.control("flush_cache").ok
 
     def state(self) -> dict[str, Any]:
         """The scheduler's counters and slots, `live`: requests at the frontend, and `chat_template`: which
         one is used, why, and what holds of it."""
-        answer = self._pipeline.manager.control(GetStateReq(), CONTROL_TIMEOUT_S)
         return {
-            **answer.data,
+            **self.control("state").data,
             "live": self._pipeline.manager.live,
             "chat_template": self.template_choice.describe(),
         }
@@ -324,7 +325,8 @@ class Engine:
     def prefix_cache(self, most: int = 500) -> dict[str, Any]:
         """What the prefix cache holds, the most used first, as the server's /radix_tree tells it: `nodes`,
         each with its parent, tokens, hits and the beginning of its text."""
-        answer = self._ask(prefixes.question(most, texts=True))
+        question = prefixes.question(most, texts=True)
+        answer = self._ask("prefixes", most=question.most, ids=question.ids)
         return {**prefixes.told(answer.data, self._pipeline.manager.tokenizer), "texts": True}
 
     @property
@@ -375,6 +377,13 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"Engine({self.model_path!r})"
+
+
+def _verb(request: SingleReq | str, parameters: Mapping[str, Any]) -> SingleReq:
+    """Raises BadRequest."""
+    if isinstance(request, str):
+        return request_of(request, parameters)
+    return msgspec.structs.replace(request, **parameters)
 
 
 def _info(found: dict[str, Any]) -> GrammarInfo | RuntimeFault:

@@ -39,8 +39,7 @@ from sglang_dsl.ir import (
     leaves,
     media_of,
 )
-from sglang_dsl.ir.interpolation import KEPT, marked
-from sglang_dsl.ir.mistakes import added
+from sglang_dsl.ir.syntax import KEPT, added, marked
 from sglang_dsl.settings import global_config
 
 M = TypeVar("M", RoleBegin, RoleEnd)

@@ -17,10 +17,10 @@ from runtime.config.encoder import AnySpec, EncoderSpec, read_spec
 from runtime.config.model import ModelSpec
 from runtime.config.options import hand, help_of, option, options_of, read
 from runtime.config.parts.images import ImageOptions
-from runtime.config.parts.quantization import KV_DTYPES, check_wish
+from runtime.config.parts.quantization import check_wish
 from runtime.config.pooling import DECODER_DEFAULT, ENCODER_DEFAULT, MODES, Pooling, read_pooling
-from runtime.config.runner import LOAD_FORMATS, RunnerConfig, read_adapters
-from runtime.config.scheduler import SchedulerConfig
+from runtime.config.runner import RunnerConfig, RunnerOptions, read_adapters
+from runtime.config.scheduler import SchedulerConfig, SchedulerOptions
 from runtime.config.shards import check_ranks
 from runtime.config.speculation import SpeculationConfig, draft_spec
 from runtime.protocol.errors import BadRequest
@@ -31,60 +31,14 @@ those who watch the whole step give it up and cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig(ImageOptions):
+class EngineConfig(ImageOptions, SchedulerOptions, RunnerOptions):
     """`EngineConfig.of(...)` checks names and types; `help_texts()` lists what each option is for.
 
-    An option that has the name of a field of SchedulerConfig or RunnerConfig is handed to it as it is: to add
-    one there is one line here. Command line, environment and configuration files follow by themselves.
+    An option is defined once, next to what uses it: in SchedulerOptions, RunnerOptions or ImageOptions, or
+    below. Command line, environment, configuration files and documentation follow by themselves.
     """
 
     model: str = option("pocket", "directory of a checkpoint, a .gguf file, or the name of a bundled model")
-    dtype: str = option(
-        "auto", "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
-    )
-    device: str = option("auto", "device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>")
-    max_total_tokens: int | None = option(
-        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction"
-    )
-    memory_fraction: float = option(
-        0.25, "fraction of the memory left after loading the weights that the KV pool may use"
-    )
-    threads: int | None = option(
-        None, "CPU threads per tensor operation. By default one for small passes, all cores for others"
-    )
-    pack_weights: str = option(
-        "auto",
-        "keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, "
-        "in both where memory allows; which passes use which is tested at load), always (in one) or never",
-    )
-    quantization: str | None = option(
-        None,
-        "quantise weights while they load: fp8 (half the memory of bfloat16) or, on the CPU, w8a8_int8 "
-        "(weights and activations, for speed; works for quantised checkpoints too). Or the name of the "
-        "checkpoint's own quantisation. By default weights are used as they are",
-    )
-    load_format: str = option(
-        "auto",
-        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random values for "
-        "benchmarks; only config.json and the tokenizer are needed)",
-        choices=LOAD_FORMATS,
-    )
-    expand_weights: str = option(
-        "auto",
-        "dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto "
-        "(on the CPU, if it fits in memory easily), always or never",
-    )
-    kv_cache_dtype: str = option(
-        "auto",
-        "data type of the KV cache: auto (the one of --dtype), bfloat16, fp8_e4m3 or fp8_e5m2. The fp8 "
-        "types take half the memory of bfloat16 and round to 4 or 3 significant bits",
-        choices=KV_DTYPES,
-    )
-    tp_size: int = option(
-        1,
-        "tensor parallelism: number of processes that share a decoder, each with a part of every matrix and "
-        "of the KV pool; on the CPU, or with one GPU each",
-    )
     runner_process: bool | None = option(
         None,
         "run the model in a separate process, so that compiling and applying constraints does not slow it "
@@ -99,21 +53,10 @@ class EngineConfig(ImageOptions):
     enable_lora: bool | None = option(
         None, "allow adapters to be loaded at run time. By default yes if --lora-paths is set"
     )
-    max_loras_per_batch: int = option(
-        8, "maximum number of different adapters in one step; each takes device memory beside the weights"
-    )
     max_loaded_loras: int | None = option(
         None,
         "maximum number of adapters in host memory; loading another one unloads the least recently used. By "
         "default no limit",
-    )
-    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit")
-    attention: str = option("auto", "name of the attention implementation; auto: the best one for the device")
-    cuda_graph: bool = option(
-        True, "record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"
-    )
-    cuda_graph_max_bs: int = option(
-        256, "maximum number of sequences in a CUDA graph; larger steps run without one"
     )
     context_length: int | None = option(
         None,
@@ -124,35 +67,11 @@ class EngineConfig(ImageOptions):
     allow_auto_truncate: bool = option(
         False, "shorten prompts and outputs that are too long, instead of rejecting the request"
     )
-    page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages")
-    max_running_requests: int = option(256, "maximum number of sequences in one step")
-    max_waiting_requests: int = option(4096, "maximum number of waiting requests; more get a 503")
-    chunked_prefill_size: int = option(2048, "maximum number of prompt tokens computed in one step")
-    max_prefill_tokens: int = option(
-        16384, "maximum number of prompt tokens that are admitted but not yet computed"
-    )
     schedule_policy: str = option(
         "lpm",
         "order in which waiting requests start: lpm (longest cached prefix first), fcfs (first come, first "
         "served), lof (longest output first), dfs-weight (grouped by shared prefix), priority (the priority "
         "of the request) or random",
-    )
-    mixed_prefill: bool = option(
-        True,
-        "compute prompts and output tokens in the same step; otherwise a step with prompts computes only "
-        "prompts",
-    )
-    preemption_threshold: int | None = option(
-        10,
-        "with --schedule-policy priority: how much higher the priority of a waiting request must be to "
-        "preempt a running one; none: never preempt",
-    )
-    max_preemptions: int = option(3, "maximum number of times one request can be preempted")
-    queue_timeout_s: float | None = option(
-        None, "seconds a request may wait before it first starts. By default no limit"
-    )
-    running_timeout_s: float | None = option(
-        None, "seconds a request may run after it first started. By default no limit"
     )
     overlap: bool | None = option(
         None,
@@ -160,21 +79,6 @@ class EngineConfig(ImageOptions):
         "it is scheduled. By default yes if the model runs on a GPU or in a separate process; otherwise both "
         "share one interpreter and nothing is gained",
     )
-    max_sessions: int = option(1024, "maximum number of open sessions")
-    max_session_tokens: int = option(16 << 20, "maximum number of tokens in all sessions together")
-    eviction_policy: str = option(
-        "lru",
-        "which cached prefix is evicted first when memory is needed: lru (least recently used), lfu (least "
-        "frequently used), slru (lru, but prefixes that were reused stay longer), fifo (oldest), filo, mru "
-        "or priority (the priority of the request)",
-    )
-    conservativeness: float = option(
-        1.0,
-        "multiplier for the estimate of how many of their max_new_tokens running requests will use; above 1 "
-        "admits fewer requests at a time",
-    )
-    radix_cache: bool = option(True, "cache the KV of prefixes for later requests")
-    jump_forward: bool = option(True, "append text that a constraint forces without decoding it")
     speculative_algorithm: str | None = option(
         None,
         "speculative decoding, which does not change outputs: NGRAM (guess the tokens that followed the "
@@ -219,15 +123,6 @@ class EngineConfig(ImageOptions):
         "default not cached",
     )
     grammar_workers: int = option(1, "number of threads that compile constraints")
-    liveness: bool = option(
-        True,
-        "lead constrained outputs to a valid end before max_new_tokens is reached, so that they always parse",
-    )
-    max_rejections: int = option(32, "maximum number of rollbacks of one output whose constraint rejects it")
-    max_taken_back: int = option(
-        256,
-        "maximum number of tokens rolled back this way, or 4 * max_new_tokens if that is more",
-    )
     grammar_timeout_s: float = option(30.0, "seconds that compiling a constraint may take, waiting included")
     grammar_cache_size: int = option(256, "maximum number of compiled constraints in the cache")
     grammar_cache_mb: int = option(
@@ -271,14 +166,6 @@ class EngineConfig(ImageOptions):
     )
     normalize_embeddings: bool | None = option(
         None, "normalise embeddings to length 1. By default as the checkpoint's modules.json says, else yes"
-    )
-    seed: int | None = option(
-        None, "seed for the random draws of requests without a seed. By default different every time"
-    )
-    scaled_logprobs: bool = option(
-        False,
-        "report the log-probabilities of output tokens at the sampling temperature; otherwise the model's "
-        "own, at temperature 1, as always for prompts",
     )
     max_top_logprobs: int = option(
         32, "maximum value of top_logprobs_num in a request; each one costs memory per token"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runtime.config.options import option
 from runtime.config.parts.quantization import KV_DTYPES
 from runtime.plan import Adapter
 from runtime.protocol.errors import BadRequest
@@ -41,66 +42,97 @@ def read_adapters(paths: Sequence[str]) -> tuple[Adapter, ...]:
     return tuple(made.values())
 
 
-@dataclass(frozen=True, slots=True)
-class RunnerConfig:
-    """dtype              "auto" = bfloat16 on CUDA, float32 on CPU (see the decision 004)
-    device             "auto" = CUDA where there is one, else CPU
-    max_total_tokens   slots of the KV pool; None = from free memory
-    memory_fraction    share of the memory that is free after loading which the KV pool may take
-    attention          name in the table of attention implementations
-    cuda_graph         record decoding steps as CUDA graphs, where there is a GPU and one rank
-    cuda_graph_max_bs  rows of a recorded step, at most
-    lookahead          where steps are recorded, queue the next one before its plan is there
-    pack_weights       keep the matrices in a layout made for the CPU: "auto" = in bfloat16, where there are
-                       two fast ones, in both if they fit comfortably, and passes use what is timed to be
-                       faster; "always" = in one; "never"
-    quantization       what to quantise plain weights to while they are loaded (quantization.ON_LOAD), or
-                       the name of the checkpoint's own quantisation; None = as the checkpoint has them
-    load_format        "auto" = the checkpoint's safetensors files; "dummy" = random weights, to measure with
-    expand_weights     make the numbers of a quantised checkpoint when it is loaded, for speed: "auto" =
-                       on the CPU, where they fit comfortably; "always"; "never"
-    kv_cache_dtype     in what keys and values are kept; "auto" = `dtype`
-    threads            of one operation on the CPU; None = torch's own choice, and one where a pass of a model
-                       that has a process of its own is too small to be shared out
-    tp_size            processes that share the model, each with a part of every matrix and of the KV pool
-    step_timeout_s     how long finish() waits for a forward pass
-    seed               keys the draws of requests that give no seed; None = fresh
-    scaled_logprobs    tell output tokens' log-probabilities at the temperature they were sampled with, not at
-                       temperature 1
-    enable_lora        take LoRA adapters
-    max_loras_per_batch  how many different ones a pass may have; each takes memory on the device
-    max_lora_rank      of an adapter, at most; None: no limit
-    adapters           those to load at the start
-    shared_kv          keep the KV pool where other processes of this machine can map it, for KV transfers
-    draft_model        checkpoint of a smaller model that guesses tokens; None: there is none
-    draft_tokens       how many it guesses for one row, at most
+@dataclass(frozen=True, kw_only=True)
+class RunnerOptions:
+    """How the model computes: options of EngineConfig that the runner takes as they are."""
+
+    dtype: str = option(
+        "auto", "data type to compute in: auto (bfloat16 on CUDA, float32 on CPU), float32 or bfloat16"
+    )
+    device: str = option("auto", "device to compute on: auto (CUDA if available), cpu, cuda or cuda:<n>")
+    max_total_tokens: int | None = option(
+        None, "size of the KV pool in tokens (slots). By default computed from --memory-fraction"
+    )
+    memory_fraction: float = option(
+        0.25, "fraction of the memory left after loading the weights that the KV pool may use"
+    )
+    threads: int | None = option(
+        None, "CPU threads per tensor operation. By default one for small passes, all cores for others"
+    )
+    pack_weights: str = option(
+        "auto",
+        "keep matrices in a layout made for the CPU: auto (in bfloat16, if the processor has two fast ones, "
+        "in both where memory allows; which passes use which is tested at load), always (in one) or never",
+    )
+    quantization: str | None = option(
+        None,
+        "quantise weights while they load: fp8 (half the memory of bfloat16) or, on the CPU, w8a8_int8 "
+        "(weights and activations, for speed; works for quantised checkpoints too). Or the name of the "
+        "checkpoint's own quantisation. By default weights are used as they are",
+    )
+    load_format: str = option(
+        "auto",
+        "where weights come from: auto (the checkpoint's safetensors files) or dummy (random values for "
+        "benchmarks; only config.json and the tokenizer are needed)",
+        choices=LOAD_FORMATS,
+    )
+    expand_weights: str = option(
+        "auto",
+        "dequantise a quantised checkpoint when it loads, which takes more memory and makes it faster: auto "
+        "(on the CPU, if it fits in memory easily), always or never",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "data type of the KV cache: auto (the one of --dtype), bfloat16, fp8_e4m3 or fp8_e5m2. The fp8 "
+        "types take half the memory of bfloat16 and round to 4 or 3 significant bits",
+        choices=KV_DTYPES,
+    )
+    tp_size: int = option(
+        1,
+        "tensor parallelism: number of processes that share a decoder, each with a part of every matrix and "
+        "of the KV pool; on the CPU, or with one GPU each",
+    )
+    max_loras_per_batch: int = option(
+        8, "maximum number of different adapters in one step; each takes device memory beside the weights"
+    )
+    max_lora_rank: int | None = option(None, "maximum rank of an adapter. By default no limit")
+    attention: str = option("auto", "name of the attention implementation; auto: the best one for the device")
+    cuda_graph: bool = option(
+        True, "record decoding steps as CUDA graphs to save launch overhead; on a single GPU only"
+    )
+    cuda_graph_max_bs: int = option(
+        256, "maximum number of sequences in a CUDA graph; larger steps run without one"
+    )
+    seed: int | None = option(
+        None, "seed for the random draws of requests without a seed. By default different every time"
+    )
+    scaled_logprobs: bool = option(
+        False,
+        "report the log-probabilities of output tokens at the sampling temperature; otherwise the model's "
+        "own, at temperature 1, as always for prompts",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerConfig(RunnerOptions):
+    """The options, and what EngineConfig derives from others.
+
+    enable_lora     take LoRA adapters
+    adapters        those to load at startup
+    lookahead       on a GPU, queue the next decoding step before it is planned
+    shared_kv       keep the KV pool in memory that other processes of this machine can map, for KV transfers
+    draft_model     checkpoint of a smaller model that guesses tokens; None: there is none
+    draft_tokens    maximum number of tokens that it guesses for one row
+    step_timeout_s  seconds that a forward pass may take
     """
 
-    dtype: str = "auto"
-    device: str = "auto"
-    max_total_tokens: int | None = None
-    memory_fraction: float = 0.25
-    attention: str = "auto"
-    cuda_graph: bool = True
-    cuda_graph_max_bs: int = 256
-    lookahead: bool = True
-    pack_weights: str = "auto"
-    quantization: str | None = None
-    load_format: str = "auto"
-    expand_weights: str = "auto"
-    kv_cache_dtype: str = "auto"
-    threads: int | None = None
-    tp_size: int = 1
-    step_timeout_s: float = 600.0
-    seed: int | None = None
-    scaled_logprobs: bool = False
     enable_lora: bool = False
-    max_loras_per_batch: int = 8
-    max_lora_rank: int | None = None
     adapters: tuple[Adapter, ...] = ()
+    lookahead: bool = True
     shared_kv: bool = False
     draft_model: str | None = None
     draft_tokens: int = 0
+    step_timeout_s: float = 600.0
 
     def verify(self) -> RunnerConfig:
         """Return self, or raise BadRequest naming the field, its value and the rule."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runtime.config.options import option
 from runtime.config.speculation import NO_SPECULATION, SpeculationConfig
 from runtime.protocol.errors import BadRequest
 
@@ -14,64 +15,74 @@ TUNABLE = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests",
 """What may change while requests run."""
 
 
-@dataclass(frozen=True)
-class SchedulerConfig:
-    """All lengths in tokens.
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOptions:
+    """How requests are scheduled: options of EngineConfig that the scheduler takes as they are. All lengths
+    are in tokens."""
 
-    page_size             slots of one page; prefixes are shared in whole pages
-    max_running_requests  sequences computed in one step, at most
-    max_waiting_requests  requests waiting (for a place or for their grammar), at most; more are answered
-                          QueueFull
-    chunked_prefill_size  prompt tokens computed in one step, all requests together
-    max_prefill_tokens    prompt tokens admitted and not yet computed, all requests together (a longer prompt
-                          goes alone)
-    mixed_prefill         compute prompts and next tokens in the same step; else a step that computes prompts
-                          computes nothing else
-    policy                name of a schedule policy (runtime.scheduler.policies)
-    preemption_threshold  with the policy `priority`: a waiting request whose priority is at least this much
-                          higher takes the place of running ones; None: never
-    max_preemptions       how often one request can lose its place like that
-    queue_timeout_s       seconds a request may wait before it is first let in; None: no limit
-    running_timeout_s     seconds a request may take from then on; None: no limit. (A request's own deadline
-                          holds besides.)
-    overlap               work for the scheduler while the model computes (runtime.scheduler.loop)
-    max_sessions          sessions open at once, at most
-    max_session_tokens    tokens of all their turns together, at most
-    eviction_policy       which cached prefix goes first: name of a policy of runtime.cache.eviction
-    radix_cache           keep prefixes for later requests
-    jump_forward          append text that a constraint forces without decoding it
-    liveness              lead constrained outputs to an end before max_new_tokens runs out
-    max_rejections        how often one request's output may be taken back because what was generated cannot
-                          be kept, and
-    max_taken_back        how many tokens that may be in all, or 4 * max_new_tokens where that is more
-    context_length        the model's: prompt + new tokens of one request, at most; None = only the pool
-                          limits it
-    conservativeness      scales the share of their max_new_tokens that running requests are expected to need
-    speculation           whether tokens are guessed ahead
+    page_size: int = option(1, "KV slots per page; prefixes are shared in whole pages")
+    max_running_requests: int = option(256, "maximum number of sequences in one step")
+    max_waiting_requests: int = option(4096, "maximum number of waiting requests; more get a 503")
+    chunked_prefill_size: int = option(2048, "maximum number of prompt tokens computed in one step")
+    max_prefill_tokens: int = option(
+        16384, "maximum number of prompt tokens that are admitted but not yet computed"
+    )
+    mixed_prefill: bool = option(
+        True,
+        "compute prompts and output tokens in the same step; otherwise a step with prompts computes only "
+        "prompts",
+    )
+    preemption_threshold: int | None = option(
+        10,
+        "with --schedule-policy priority: how much higher the priority of a waiting request must be to "
+        "preempt a running one; none: never preempt",
+    )
+    max_preemptions: int = option(3, "maximum number of times one request can be preempted")
+    queue_timeout_s: float | None = option(
+        None, "seconds a request may wait before it first starts. By default no limit"
+    )
+    running_timeout_s: float | None = option(
+        None, "seconds a request may run after it first started. By default no limit"
+    )
+    max_sessions: int = option(1024, "maximum number of open sessions")
+    max_session_tokens: int = option(16 << 20, "maximum number of tokens in all sessions together")
+    eviction_policy: str = option(
+        "lru",
+        "which cached prefix is evicted first when memory is needed: lru (least recently used), lfu (least "
+        "frequently used), slru (lru, but prefixes that were reused stay longer), fifo (oldest), filo, mru "
+        "or priority (the priority of the request)",
+    )
+    conservativeness: float = option(
+        1.0,
+        "multiplier for the estimate of how many of their max_new_tokens running requests will use; above 1 "
+        "admits fewer requests at a time",
+    )
+    radix_cache: bool = option(True, "cache the KV of prefixes for later requests")
+    jump_forward: bool = option(True, "append text that a constraint forces without decoding it")
+    liveness: bool = option(
+        True,
+        "lead constrained outputs to a valid end before max_new_tokens is reached, so that they always parse",
+    )
+    max_rejections: int = option(32, "maximum number of rollbacks of one output whose constraint rejects it")
+    max_taken_back: int = option(
+        256,
+        "maximum number of tokens rolled back this way, or 4 * max_new_tokens if that is more",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(SchedulerOptions):
+    """The options, and what EngineConfig derives from others.
+
+    policy          name of a schedule policy (runtime.scheduler.policies)
+    overlap         the scheduler works while the model computes (runtime.scheduler.loop)
+    context_length  maximum of prompt and new tokens of one request; None: only the pool limits it
+    speculation     whether tokens are guessed ahead
     """
 
-    page_size: int = 1
-    max_running_requests: int = 256
-    max_waiting_requests: int = 4096
-    chunked_prefill_size: int = 2048
-    max_prefill_tokens: int = 16384
-    mixed_prefill: bool = True
     policy: str = "lpm"
-    preemption_threshold: int | None = 10
-    max_preemptions: int = 3
-    queue_timeout_s: float | None = None
-    running_timeout_s: float | None = None
     overlap: bool = True
-    max_sessions: int = 1024
-    max_session_tokens: int = 16 << 20
-    radix_cache: bool = True
-    eviction_policy: str = "lru"
-    jump_forward: bool = True
-    liveness: bool = True
-    max_rejections: int = 32
-    max_taken_back: int = 256
     context_length: int | None = None
-    conservativeness: float = 1.0
     speculation: SpeculationConfig = NO_SPECULATION
 
     def __post_init__(self) -> None:

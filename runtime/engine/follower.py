@@ -20,6 +20,7 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import msgspec
@@ -33,30 +34,23 @@ from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.ipc.plans import (
     ANSWERS,
     ORDERS,
-    Copy,
+    Call,
     Done,
-    DropImages,
     Failure,
     Finish,
     Launch,
-    LoadAdapter,
-    LoadImages,
     MaskReader,
     Order,
     PlanReader,
-    Profile,
-    ReleaseMemory,
-    RestoreMemory,
     Result,
-    UnloadAdapter,
-    UpdateWeights,
-    Verify,
+    arguments_of,
 )
 from runtime.ipc.wire import Wire
 from runtime.plan import DecoderRunner, TokenMask
 from runtime.protocol.console import set_title
 from runtime.protocol.errors import EngineDead, InternalFault, RuntimeFault
 from runtime.protocol.registry import Registry
+from runtime.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -155,26 +149,8 @@ class Follower:
                     self._finish(order.number, {})
             case Finish():
                 self._finish(order.number, self._masks.read(order))
-            case Verify():
-                self._answer(lambda: self._verify(order))
-            case Copy(pairs):
-                self._answer(lambda: self._runner.copy_slots(pairs))
-            case LoadAdapter(adapter):
-                self._answer(lambda: self._runner.load_adapter(adapter))
-            case UnloadAdapter(number):
-                self._answer(lambda: self._runner.unload_adapter(number))
-            case LoadImages(images):
-                self._runner.load_images(images)
-            case DropImages(numbers):
-                self._runner.drop_images(numbers)
-            case UpdateWeights(path):
-                self._answer(lambda: self._runner.update_weights(path))
-            case ReleaseMemory(parts):
-                self._answer(lambda: self._runner.release_memory(parts))
-            case RestoreMemory(parts, path):
-                self._answer(lambda: self._runner.restore_memory(parts, path))
-            case Profile():
-                self._answer(lambda: self._profile(order))
+            case Call():
+                self._call(order)
 
     def _launch(self, order: Launch) -> None:
         plan = self._plans.read(order)
@@ -204,29 +180,39 @@ class Follower:
                 raise OutOfStep(str(fault))
         self._profiler.stepped()
 
-    def _verify(self, order: Verify) -> None:
-        name = order.params.custom_logit_processor
-        if name is not None and order.target is not None and name not in PROCESSORS:
-            PROCESSORS.add(name, order.target)
-        self._runner.verify(order.params)
-
-    def _profile(self, order: Profile) -> dict[str, Any]:
-        made: dict[str, Any] = {}
-        if self._world.rank > 0:
-            return made  # the ranks' profiles differ little
-        if order.action == "start":
-            made = self._profiler.start(order.folder, order.steps)
-        else:
-            made = self._profiler.stop()
-        return made
-
-    def _answer(self, act: Any) -> None:
+    def _call(self, order: Call) -> None:
+        """Of the names in CALLS those below are this class's own, the others the runner's."""
+        own: dict[str, Callable[..., Any]] = {
+            "verify": self._verify,
+            "start_profile": self._start_profile,
+            "stop_profile": self._stop_profile,
+        }
         try:
-            data = act()
-        except Exception as error:  # noqa: BLE001 - it is the answer
+            arguments = arguments_of(order)
+            act = own.get(order.name) or getattr(self._runner, order.name)
+            data = act(*arguments)
+        except Exception as error:
+            if not order.answered:
+                raise
             self._send(Failure(-1, fault_of(error).to_dict()))
         else:
-            self._send(Done(data or {}))
+            if order.answered:
+                self._send(Done(data or {}))
+
+    def _verify(self, params: SamplingParams, target: str | None) -> None:
+        name = params.custom_logit_processor
+        if name is not None and target is not None and name not in PROCESSORS:
+            PROCESSORS.add(name, target)
+        self._runner.verify(params)
+
+    def _start_profile(self, folder: str | None, steps: int | None) -> dict[str, Any]:
+        """Of rank 0 alone: the ranks' profiles differ little."""
+        started: dict[str, Any] = {} if self._world.rank else self._profiler.start(folder, steps)
+        return started
+
+    def _stop_profile(self) -> dict[str, Any]:
+        written: dict[str, Any] = {} if self._world.rank else self._profiler.stop()
+        return written
 
     def _send(self, answer: Result | Failure | Done) -> None:
         self._outbox.send(answer)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from types import GenericAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,7 +20,8 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from runtime.plan import Adapter, Image, Row, Run, StepPlan, StepResult, TokenMask
-from runtime.protocol.control import MemoryPart
+from runtime.protocol.control import VERBS, MemoryPart
+from runtime.protocol.errors import WireError
 from runtime.protocol.sampling import SamplingParams
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -68,56 +70,50 @@ class Finish(msgspec.Struct, frozen=True, gc=False, array_like=True):
     size: int
 
 
-class Verify(msgspec.Struct, frozen=True, array_like=True):
-    """Can these parameters be honoured? target: where the logit processor that they name is defined."""
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    """Call the method `name` of the runner with these arguments, whose types CALLS lists; see `call`.
+    answered: whether the other side answers with Done or Failure."""
 
-    params: SamplingParams
-    target: str | None
-
-
-class Copy(msgspec.Struct, frozen=True, array_like=True):
-    pairs: tuple[tuple[Run, Run], ...]
+    name: str
+    args: msgspec.Raw
+    answered: bool = True
 
 
-class LoadAdapter(msgspec.Struct, frozen=True, array_like=True):
-    adapter: Adapter
+CALLS: Final[Mapping[str, Any]] = {
+    "verify": tuple[SamplingParams, str | None],
+    "copy_slots": tuple[tuple[tuple[Run, Run], ...]],
+    "load_adapter": tuple[Adapter],
+    "unload_adapter": tuple[int],
+    "load_images": tuple[tuple[Image, ...]],
+    "drop_images": tuple[tuple[int, ...]],
+    "update_weights": tuple[str],
+    "release_memory": tuple[tuple[MemoryPart, ...]],
+    "restore_memory": tuple[tuple[MemoryPart, ...], str],
+    "start_profile": tuple[str | None, int | None],
+    "stop_profile": tuple[()],
+    **{verb.name: GenericAlias(tuple, verb.request) for verb in VERBS.values() if verb.by == "runner"},
+}
+"""All that can be called: a name, and the types of its arguments. verify: the parameters, and where the logit
+processor that they name is defined."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
-class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True):
-    number: int
+def call(name: str, *args: Any, answered: bool = True) -> Call:
+    """Raises WireError for an argument that cannot travel."""
+    try:
+        return Call(name, msgspec.Raw(_ENCODER.encode(args)), answered)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise WireError(f"a {name} cannot be written: {error}", where=name) from error
 
 
-class LoadImages(msgspec.Struct, frozen=True, array_like=True):
-    """Plans may name them from now on. It is not answered."""
-
-    images: tuple[Image, ...]
-
-
-class DropImages(msgspec.Struct, frozen=True, array_like=True):
-    """Plans name them no more. It is not answered."""
-
-    numbers: tuple[int, ...]
-
-
-class UpdateWeights(msgspec.Struct, frozen=True, array_like=True):
-    path: str
-
-
-class ReleaseMemory(msgspec.Struct, frozen=True, array_like=True):
-    parts: tuple[MemoryPart, ...]
-
-
-class RestoreMemory(msgspec.Struct, frozen=True, array_like=True):
-    """path: where the weights are."""
-
-    parts: tuple[MemoryPart, ...]
-    path: str
-
-
-class Profile(msgspec.Struct, frozen=True, array_like=True):
-    action: Literal["start", "stop"]
-    folder: str | None
-    steps: int | None
+def arguments_of(order: Call) -> Any:
+    """Its arguments, each of its type. Raises WireError: the name is not in CALLS, or they do not fit it."""
+    if order.name not in CALLS:
+        raise WireError(f"unknown call {order.name[:80]!r}", where="name")
+    try:
+        return msgspec.msgpack.decode(order.args, type=CALLS[order.name])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"not a {order.name}: {error}", where=order.name) from error
 
 
 class Result(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -140,25 +136,9 @@ class Done(msgspec.Struct, frozen=True, array_like=True):
     data: dict[str, Any] = {}
 
 
-Order: TypeAlias = (
-    Launch
-    | Finish
-    | Verify
-    | Copy
-    | Profile
-    | LoadAdapter
-    | UnloadAdapter
-    | LoadImages
-    | DropImages
-    | UpdateWeights
-    | ReleaseMemory
-    | RestoreMemory
-)
+Order: TypeAlias = Launch | Finish | Call
 Answer: TypeAlias = Result | Failure | Done
-ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (
-    Launch, Finish, Verify, Copy, Profile, LoadAdapter, UnloadAdapter, LoadImages, DropImages, UpdateWeights,
-    ReleaseMemory, RestoreMemory,
-)  # fmt: skip
+ORDERS: Final[tuple[type[msgspec.Struct], ...]] = (Launch, Finish, Call)
 ANSWERS: Final[tuple[type[msgspec.Struct], ...]] = (Result, Failure, Done)
 
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from runtime.protocol import io_struct
+from runtime.protocol.control import VERBS
 from runtime.protocol.errors import WireError
 
 WIRE_VERSION: Final = 1
@@ -29,22 +30,7 @@ WIRE_TYPES: Final[tuple[type[msgspec.Struct], ...]] = (
     io_struct.GenerateReqInput,
     io_struct.EmbeddingReqInput,
     io_struct.AbortReq,
-    io_struct.FlushCacheReq,
-    io_struct.PauseReq,
-    io_struct.ContinueReq,
-    io_struct.OpenSessionReq,
-    io_struct.CloseSessionReq,
-    io_struct.GetStateReq,
-    io_struct.GetPrefixesReq,
-    io_struct.SetStateReq,
-    io_struct.PrecompileReq,
-    io_struct.ProfileReq,
-    io_struct.LoadLoRAAdapterReq,
-    io_struct.UnloadLoRAAdapterReq,
-    io_struct.UpdateWeightsReq,
-    io_struct.ReleaseMemoryReq,
-    io_struct.ResumeMemoryReq,
-    io_struct.HealthReq,
+    *(verb.request for verb in VERBS.values()),
     io_struct.GroupFailed,
     io_struct.ControlOutput,
 )

@@ -1,15 +1,20 @@
-"""Questions and orders to a running scheduler. Each is answered with one ControlOutput that carries its rid,
-save AbortReq and GroupFailed, which nobody answers. Knows no scheduler.
+"""Control verbs: the questions and orders to a running engine, and VERBS, the table of all of them. Each is
+answered with one ControlOutput that carries its rid. AbortReq and GroupFailed are not answered.
+
+The API, the wire, the scheduler's process and the HTTP routes read the table. To add a verb, write its struct
+and row here, and the method that carries it out. Knows no scheduler.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 import msgspec
 
 from runtime.protocol.constraint import Constraint
-from runtime.protocol.requests.base import SingleReq
+from runtime.protocol.errors import BadRequest
+from runtime.protocol.requests.base import BaseReq, SingleReq
 
 PauseMode = Literal["abort", "in_place", "retract"]
 MemoryPart = Literal["kv_cache", "weights"]
@@ -35,8 +40,10 @@ class FlushCacheReq(SingleReq):
 
 
 class PauseReq(SingleReq):
-    """Stop generating. abort: end all requests; in_place: they keep their place and their KV; retract: they
-    go back to the queue and the cache is flushed. Requests that come meanwhile wait."""
+    """Stop generating. Requests that arrive meanwhile wait.
+
+    mode: what happens to running requests. abort: all end; in_place: they keep their slots and their KV;
+    retract: they return to the queue and the cache is flushed."""
 
     mode: PauseMode = "abort"
 
@@ -59,7 +66,7 @@ class OpenSessionReq(SingleReq):
 
 
 class CloseSessionReq(SingleReq):
-    """Close a session of that owner and free what it keeps."""
+    """Close a session and free what it keeps. owner: the client that opened it."""
 
     session_id: str
     owner: str = ""
@@ -169,3 +176,68 @@ class ControlOutput(SingleReq):
     ok: bool
     message: str = ""
     data: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """One question or order.
+
+    name     the method that carries it out; Engine.control() takes it, too
+    request  its struct, whose fields are its parameters
+    by       whose method: "scheduler" (runtime.processes.pipeline.verbs.Verbs) or "runner" (TorchRunner, in
+             whatever process it runs, and with tensor parallelism every rank)
+    paths    of its HTTP routes, all POST. runtime.server.native.verbs serves a path for which no other module
+             has a route: the body holds the fields, and the answer is success, message and data
+    admin    whether it changes the engine for every client: only the admin key may then use the routes
+    summary  of a route that is served as it is
+    """
+
+    name: str
+    request: type[SingleReq]
+    by: Literal["scheduler", "runner"] = "scheduler"
+    paths: tuple[str, ...] = ()
+    admin: bool = True
+    summary: str = ""
+
+
+_ROWS: Final = (
+    Verb("flush_cache", FlushCacheReq, paths=("/flush_cache",)),
+    Verb("pause", PauseReq, paths=("/pause_generation",), summary="Pause generation"),
+    Verb("resume", ContinueReq, paths=("/continue_generation",), summary="Continue generation"),
+    Verb("open_session", OpenSessionReq, paths=("/open_session",), admin=False),
+    Verb("close_session", CloseSessionReq, paths=("/close_session",), admin=False, summary="Close a session"),
+    Verb("state", GetStateReq),
+    Verb("prefixes", GetPrefixesReq),
+    Verb("set_state", SetStateReq, paths=("/set_internal_state",)),
+    Verb("precompile", PrecompileReq, paths=("/precompile",), admin=False),
+    Verb("profile", ProfileReq, paths=("/start_profile", "/stop_profile")),
+    Verb("load_lora_adapter", LoadLoRAAdapterReq, paths=("/load_lora_adapter",)),
+    Verb("unload_lora_adapter", UnloadLoRAAdapterReq, paths=("/unload_lora_adapter",)),
+    Verb("update_weights_from_disk", UpdateWeightsReq, paths=("/update_weights_from_disk",)),
+    Verb("release_memory_occupation", ReleaseMemoryReq, paths=("/release_memory_occupation", "/sleep")),
+    Verb("resume_memory_occupation", ResumeMemoryReq, paths=("/resume_memory_occupation", "/wake_up")),
+    Verb("health", HealthReq),
+)
+VERBS: Final[Mapping[str, Verb]] = {verb.name: verb for verb in _ROWS}
+VERB_OF: Final[Mapping[type[SingleReq], Verb]] = {verb.request: verb for verb in _ROWS}
+"""The same by the request's type."""
+
+
+def parameters(verb: Verb) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of its request that are its own, without those that every message has."""
+    common = {field.name for field in msgspec.structs.fields(BaseReq)}
+    return tuple(field for field in msgspec.structs.fields(verb.request) if field.name not in common)
+
+
+def request_of(name: str, values: Mapping[str, Any]) -> SingleReq:
+    """The request of the verb `name` with these parameters. Raises BadRequest."""
+    verb = VERBS.get(name)
+    if verb is None:
+        raise BadRequest(f"unknown verb {name!r:.80}", where="control", hint=f"one of {', '.join(VERBS)}")
+    known = [field.name for field in parameters(verb)]
+    for unknown in values.keys() - {*known}:
+        hint = f"it has {', '.join(known)}" if known else "it has none"
+        raise BadRequest(f"unknown parameter {unknown!r:.80}", where=name, hint=hint)
+    try:
+        return msgspec.convert(values, verb.request)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error), where=name) from error

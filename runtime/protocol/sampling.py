@@ -7,8 +7,9 @@ field's usage (temperature below 1e-6 means greedy).
 from __future__ import annotations
 
 import math
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -74,45 +75,11 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
 
     def verify(self) -> SamplingParams:
         """Return self, or raise BadRequest naming the field, its value and the range."""
-        checks: tuple[tuple[str, bool, str], ...] = (
-            ("max_new_tokens", self.max_new_tokens >= 0, "must be at least 0"),
-            (
-                "min_new_tokens",
-                0 <= self.min_new_tokens <= self.max_new_tokens,
-                f"must be in [0, max_new_tokens({self.max_new_tokens})]",
-            ),
-            ("temperature", 0.0 <= self.temperature < math.inf, "must be a finite number, at least 0"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "must be in (0, 1]"),
-            ("top_k", self.top_k == -1 or self.top_k >= 1, "must be -1 (off) or at least 1"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "must be in [0, 1]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "must be in [-2, 2]"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "must be in [-2, 2]"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= 2.0, "must be in (0, 2]"),
-            ("stop", len(self.stop) <= MAX_STOPS, f"takes at most {MAX_STOPS} strings"),
-            ("stop", all(self.stop), "must not contain an empty string"),
-            ("stop", all(map(_is_text, self.stop)), "must not contain lone surrogates"),
-            ("stop_regex", all(map(_is_text, self.stop_regex)), "must not contain lone surrogates"),
-            ("stop_token_ids", all(t >= 0 for t in self.stop_token_ids), "must be ids, 0 or greater"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**63, "must be in [0, 2**63)"),
-            ("n", 1 <= self.n <= MAX_SAMPLES, f"must be in [1, {MAX_SAMPLES}]"),
-            ("stop_regex", len(self.stop_regex) <= MAX_STOPS, f"takes at most {MAX_STOPS} patterns"),
-            ("stream_interval", self.stream_interval >= 1, "must be at least 1"),
-            ("logit_bias", all(token >= 0 for token in self.logit_bias), "must name ids, 0 or greater"),
-            (
-                "logit_bias",
-                all(math.isfinite(bias) for bias in self.logit_bias.values()),
-                "must hold finite numbers",
-            ),
-            (
-                "custom_logit_processor",
-                self.custom_logit_processor != "",
-                "must be the name of a registered logit processor",
-            ),
-        )
-        for name, ok, rule in checks:
-            if not ok:
+        for name, holds, rule in _RULES:
+            if not holds(self):
+                text = rule.format(self.max_new_tokens)
                 raise BadRequest(
-                    f"{name} {rule}, got {getattr(self, name)!r}", where=f"sampling_params.{name}"
+                    f"{name} {text}, got {getattr(self, name)!r}", where=f"sampling_params.{name}"
                 )
         for index, pattern in enumerate(self.stop_regex):
             _check_pattern(pattern, f"sampling_params.stop_regex[{index}]")
@@ -156,7 +123,13 @@ WORDS = (*SamplingParams.__struct_fields__, *CONSTRAINT_WORDS, *JSON_WORDS, *ALI
 
 
 def _builtins(params: SamplingParams) -> dict[str, Any]:
-    return {name: getattr(params, name) for name in SamplingParams.__struct_fields__}
+    """The fields that are set, by name."""
+    pairs = zip(_DEFAULTS.items(), _values_of(params), strict=True)
+    return {name: value for (name, default), value in pairs if value is not default}
+
+
+_DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+_values_of = operator.attrgetter(*_DEFAULTS)
 
 
 def _converted(values: dict[str, Any]) -> SamplingParams:
@@ -258,3 +231,37 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+_RULES: tuple[tuple[str, Callable[[SamplingParams], bool], str], ...] = (
+    ("max_new_tokens", lambda p: p.max_new_tokens >= 0, "must be at least 0"),
+    (
+        "min_new_tokens",
+        lambda p: 0 <= p.min_new_tokens <= p.max_new_tokens,
+        "must be in [0, max_new_tokens({})]",
+    ),
+    ("temperature", lambda p: 0.0 <= p.temperature < math.inf, "must be a finite number, at least 0"),
+    ("top_p", lambda p: 0.0 < p.top_p <= 1.0, "must be in (0, 1]"),
+    ("top_k", lambda p: p.top_k == -1 or p.top_k >= 1, "must be -1 (off) or at least 1"),
+    ("min_p", lambda p: 0.0 <= p.min_p <= 1.0, "must be in [0, 1]"),
+    ("frequency_penalty", lambda p: -2.0 <= p.frequency_penalty <= 2.0, "must be in [-2, 2]"),
+    ("presence_penalty", lambda p: -2.0 <= p.presence_penalty <= 2.0, "must be in [-2, 2]"),
+    ("repetition_penalty", lambda p: 0.0 < p.repetition_penalty <= 2.0, "must be in (0, 2]"),
+    ("stop", lambda p: len(p.stop) <= MAX_STOPS, f"takes at most {MAX_STOPS} strings"),
+    ("stop", lambda p: all(p.stop), "must not contain an empty string"),
+    ("stop", lambda p: all(map(_is_text, p.stop)), "must not contain lone surrogates"),
+    ("stop_regex", lambda p: all(map(_is_text, p.stop_regex)), "must not contain lone surrogates"),
+    ("stop_token_ids", lambda p: min(p.stop_token_ids, default=0) >= 0, "must be ids, 0 or greater"),
+    ("seed", lambda p: p.seed is None or 0 <= p.seed < 2**63, "must be in [0, 2**63)"),
+    ("n", lambda p: 1 <= p.n <= MAX_SAMPLES, f"must be in [1, {MAX_SAMPLES}]"),
+    ("stop_regex", lambda p: len(p.stop_regex) <= MAX_STOPS, f"takes at most {MAX_STOPS} patterns"),
+    ("stream_interval", lambda p: p.stream_interval >= 1, "must be at least 1"),
+    ("logit_bias", lambda p: min(p.logit_bias, default=0) >= 0, "must name ids, 0 or greater"),
+    ("logit_bias", lambda p: all(map(math.isfinite, p.logit_bias.values())), "must hold finite numbers"),
+    (
+        "custom_logit_processor",
+        lambda p: p.custom_logit_processor != "",
+        "must be the name of a registered logit processor",
+    ),
+)
+"""Field, whether it is in range, and the rule."""

@@ -25,7 +25,7 @@ from runtime.server.http.metrics import Metrics
 from runtime.server.http.openapi import Operation, document
 from runtime.server.http.peers import Peers
 from runtime.server.http.routing import Paths
-from runtime.server.native import control, generate, info, introspection, pages, parsing, sleep
+from runtime.server.native import control, generate, info, introspection, pages, parsing, sleep, verbs
 from runtime.server.observe.processes import Processes
 from runtime.server.observe.tracing import Tracing
 from runtime.server.ollama import routes as ollama
@@ -34,10 +34,9 @@ from runtime.server.openai.responses import routes as responses
 from runtime.tools import ToolServer
 
 MODULES: tuple[RouteModule, ...] = (
-    generate, tokenize, parsing, info, introspection, control, sleep, models, completions, chat, embeddings,
-    scores, responses, anthropic, ollama,
+    generate, tokenize, parsing, info, introspection, control, sleep, verbs, models, completions, chat,
+    embeddings, scores, responses, anthropic, ollama,
 )  # fmt: skip
-ORDERS = control.ORDERS | sleep.ORDERS
 SHAPES = tuple((prefix, api.error_body) for api in (anthropic, ollama) for prefix in api.PREFIXES)
 """Beginnings of the paths whose errors look otherwise, and how."""
 
@@ -81,7 +80,7 @@ def build_app(
 
     routes.append(Route("/openapi.json", openapi, methods=["GET"]))
     app: ASGIApp = Gate(
-        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=ORDERS, tracing=tracing
+        Paths(routes), config, metrics.http, SHAPES, ring=ring, orders=verbs.ORDERS, tracing=tracing
     )
     if config.cors_origins:
         app = CORSMiddleware(

@@ -6,29 +6,12 @@ import opcode
 import os
 import sys
 from types import CodeType, FrameType
-from typing import NamedTuple
+
+from runtime.protocol.program import Source as Source
+from runtime.protocol.program import cell_of as cell_of
 
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _DEMO = os.path.join(_HERE, "tools", "demo.py")  # holds programs like a user's
-
-
-class Source(NamedTuple):
-    """File, line and function of the user's code that made a node."""
-
-    file: str
-    line: int
-    function: str
-
-    def __str__(self) -> str:
-        return f"{cell_of(self.file) or self.file}:{self.line}"
-
-
-def cell_of(file: str) -> str | None:
-    """In IPython, the cell that a file's name stands for, as its tracebacks call it."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    named = None if shell is None else shell.compile.format_code_name(file)
-    return None if named is None else " ".join(named)
 
 
 class Discarded(Source):

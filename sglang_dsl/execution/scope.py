@@ -26,7 +26,7 @@ from sglang_dsl.interpreter.metering import Meter
 from sglang_dsl.interpreter.record import CallLog, records
 from sglang_dsl.interpreter.run import RunInfo
 from sglang_dsl.ir import Sampling
-from sglang_dsl.ir.mistakes import INSIDE
+from sglang_dsl.ir.syntax import INSIDE
 from sglang_dsl.settings import global_config
 
 T = TypeVar("T")

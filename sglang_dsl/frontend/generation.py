@@ -18,7 +18,7 @@ from sglang_dsl.errors.source import Discarded
 from sglang_dsl.errors.tracebacks import exposed, trim
 from sglang_dsl.interpreter import lower
 from sglang_dsl.ir import Gen, Select, caller
-from sglang_dsl.ir.mistakes import added
+from sglang_dsl.ir.syntax import added
 from sglang_dsl.ir.typed import is_type
 
 if TYPE_CHECKING:

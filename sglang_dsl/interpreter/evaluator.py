@@ -52,7 +52,7 @@ from sglang_dsl.ir import (
     Text,
     Tools,
 )
-from sglang_dsl.ir.interpolation import KEPT, marked
+from sglang_dsl.ir.syntax import KEPT, marked
 
 
 class Evaluator:

@@ -24,7 +24,7 @@ from sglang_dsl.conversation.requests import Call, Prompt
 from sglang_dsl.errors import BadProgram, warn
 from sglang_dsl.ir import Gen, Sampling, caller
 from sglang_dsl.ir import typed as types
-from sglang_dsl.ir.interpolation import KEPT, marked
+from sglang_dsl.ir.syntax import KEPT, marked
 from sglang_dsl.patterns import REGEX_BOOL, REGEX_FLOAT, REGEX_INT, REGEX_STR
 
 # Words of a program and of a generation -> the field of Sampling.

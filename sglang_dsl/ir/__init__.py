@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dsl.ir.nodes import (
+from runtime.protocol.program import (
     Calls,
     Fork,
     Gen,
@@ -21,9 +21,6 @@ from sglang_dsl.ir.nodes import (
     Source,
     Text,
     Tools,
-    as_node,
-    caller,
-    concat,
     cut,
     flatten,
     from_dict,
@@ -31,6 +28,8 @@ from sglang_dsl.ir.nodes import (
     media_of,
     to_dict,
 )
+from sglang_dsl.errors.source import caller
+from sglang_dsl.ir.syntax import as_node, concat
 
 __all__ = [
     "as_node", "caller", "Calls", "concat", "cut", "flatten", "Fork", "from_dict", "Gen", "Join", "leaves",

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.errors import BadProgram, warn
-from sglang_dsl.ir.nodes import (
+from runtime.protocol.program import (
     Fork,
     Gen,
     Join,
@@ -33,6 +32,7 @@ from sglang_dsl.ir.nodes import (
     Source,
     Text,
 )
+from sglang_dsl.errors import BadProgram, warn
 
 _QUIET = frozenset({Gen, Select, ScopeEnd, ScopeBegin, Media})
 _SETTERS = frozenset({Gen, Select, ScopeEnd})

@@ -17,7 +17,7 @@ from sglang_dsl.interpreter import lower
 from sglang_dsl.interpreter.core import Checkpoint, Core
 from sglang_dsl.interpreter.variables import Variable
 from sglang_dsl.ir import Node
-from sglang_dsl.ir.interpolation import KEPT, marked
+from sglang_dsl.ir.syntax import KEPT, marked
 from sglang_dsl.state import branches
 from sglang_dsl.state.branches import Vote
 from sglang_dsl.state.partial import Reading

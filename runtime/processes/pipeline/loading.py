@@ -18,7 +18,7 @@ from runtime.disagg.transfer.memory import KVMemory
 from runtime.plan import Runner, TextRunner
 from runtime.processes.checkpoint.model import Model
 from runtime.processes.pipeline.runner_process import RunnerProcess
-from runtime.processes.pipeline.scheduler import Profiler
+from runtime.processes.pipeline.verbs import Profiler
 from runtime.protocol.errors import BadRequest, RuntimeFault
 from runtime.protocol.registry import Registry
 

@@ -34,24 +34,15 @@ from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, Outbox
 from runtime.ipc.plans import (
     Answer,
-    Copy,
     Done,
-    DropImages,
     Failure,
     Finish,
     Launch,
-    LoadAdapter,
-    LoadImages,
     MaskWriter,
     Order,
     PlanWriter,
-    Profile,
-    ReleaseMemory,
-    RestoreMemory,
     Result,
-    UnloadAdapter,
-    UpdateWeights,
-    Verify,
+    call,
 )
 from runtime.ipc.ranks import Ranks
 from runtime.plan import Adapter, Image, Run, StepPlan, StepResult, TokenMask
@@ -66,6 +57,7 @@ from runtime.protocol.errors import (
     WireError,
     from_dict,
 )
+from runtime.protocol.requests.base import SingleReq
 from runtime.protocol.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -174,8 +166,8 @@ class RunnerProcess:
         for what cannot be sent."""
         name = params.custom_logit_processor
         target = None if name is None else PROCESSORS.target(name)
-        order = Verify(params, target)
         try:
+            order = call("verify", params, target)
             TO_RUNNER.encode(order)
         except WireError as error:
             where = "sampling_params.custom_params" if params.custom_params else "sampling_params"
@@ -230,50 +222,55 @@ class RunnerProcess:
         for source, target in pairs:
             if source.length != target.length:
                 raise ValueError(f"cannot copy {source} to {target}: their lengths differ")
-        self._ask(Copy(tuple(pairs)))
+        self._ask(call("copy_slots", tuple(pairs)))
 
     def load_adapter(self, adapter: Adapter) -> None:
         """All ranks read it, each its part. Raises AdapterError; no rank keeps it then."""
         try:
-            self._ask(LoadAdapter(adapter))
+            self._ask(call("load_adapter", adapter))
         except BadRequest:
             self.unload_adapter(adapter.number)
             raise
 
     def unload_adapter(self, number: int) -> None:
-        self._ask(UnloadAdapter(number))
+        self._ask(call("unload_adapter", number))
 
     def load_images(self, images: Sequence[Image]) -> None:
         """Each in a message of its own. Every rank makes their tokens itself."""
         for image in images:
-            self._send(LoadImages((image,)))
+            self._send(call("load_images", (image,), answered=False))
 
     def drop_images(self, numbers: Sequence[int]) -> None:
-        self._send(DropImages(tuple(numbers)))
+        self._send(call("drop_images", tuple(numbers), answered=False))
 
     def update_weights(self, path: str) -> None:
         """All ranks read them, each its part, within step_timeout_s. Raises ModelLoadError, BadRequest."""
         if self._launched is not None:
             raise InternalFault("update_weights() during a step", where="runner")
-        self._ask(UpdateWeights(path))
+        self._ask(call("update_weights", path))
 
     def release_memory(self, parts: Sequence[MemoryPart]) -> None:
         """Of all ranks."""
         if self._launched is not None:
             raise InternalFault("release_memory() during a step", where="runner")
-        self._ask(ReleaseMemory(tuple(parts)))
+        self._ask(call("release_memory", tuple(parts)))
 
     def restore_memory(self, parts: Sequence[MemoryPart], path: str) -> None:
         """Within step_timeout_s. Where one rank cannot, others may have theirs; it can be asked again."""
-        self._ask(RestoreMemory(tuple(parts), path))
+        self._ask(call("restore_memory", tuple(parts), path))
 
     def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
         """Begin a profile of the process. Raises BadRequest as TorchProfiler does."""
-        return self._ask(Profile("start", folder, steps))
+        return self._ask(call("start_profile", folder, steps))
 
     def stop(self) -> dict[str, Any]:
         """End it. Raises BadRequest when none is made, or it cannot be written."""
-        return self._ask(Profile("stop", None, None))
+        return self._ask(call("stop_profile"))
+
+    def call(self, name: str, request: SingleReq) -> dict[str, Any]:
+        """Carry out a verb that runtime.protocol.control gives to the runner, on every rank; the answer is
+        rank 0's. Raises what the method raises."""
+        return self._ask(call(name, request))
 
     def stepped(self) -> None:
         """The process counts its steps itself."""

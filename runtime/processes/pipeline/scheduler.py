@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -18,45 +17,24 @@ import msgspec
 from runtime.grammar.manager import GrammarManager
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
 from runtime.plan import Runner, TextRunner
-from runtime.processes.pipeline.memory_release import MemoryRelease
 from runtime.processes.pipeline.posts import as_fault, batch, failed, vector_batch
-from runtime.processes.pipeline.precompile import LOOK_S, Precompiles
-from runtime.processes.pipeline.prefixes import surveyed
+from runtime.processes.pipeline.precompile import LOOK_S
 from runtime.processes.pipeline.vectors import Vectors, failed_vector, loop_of
-from runtime.processes.pipeline.weight_updates import WeightUpdates
-from runtime.protocol.adapters import no_adapters
+from runtime.processes.pipeline.verbs import Profiler, Verbs
 from runtime.protocol.errors import BadRequest, EngineDead, RuntimeFault, WireError
 from runtime.protocol.io_struct import (
     AbortReq,
     BatchStrOutput,
     BatchTokenizedGenerateReqInput,
-    CloseSessionReq,
-    ContinueReq,
-    ControlOutput,
     EmbeddingOutput,
-    FlushCacheReq,
-    GetPrefixesReq,
-    GetStateReq,
-    HealthReq,
-    LoadLoRAAdapterReq,
-    OpenSessionReq,
-    PauseReq,
-    PrecompileReq,
-    ProfileReq,
-    ReleaseMemoryReq,
-    ResumeMemoryReq,
-    SetStateReq,
     SingleReq,
     StrOutput,
     TextRequest,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     TokenOutput,
-    UnloadLoRAAdapterReq,
-    UpdateWeightsReq,
 )
 from runtime.scheduler.embedding import EmbeddingScheduler
-from runtime.scheduler.requests.adapters import AdapterRegistry
 from runtime.scheduler.requests.request import failure
 from runtime.scheduler.scheduler import Scheduler
 
@@ -73,28 +51,6 @@ PAUSED_S = 0.05
 LOST_S = 0.5
 """How long it may take until it is noticed that the runner is lost."""
 MAX_FAULTS_IN_A_ROW = 3
-
-Answer = tuple[bool, str, dict[str, Any]]
-
-
-class Profiler(Protocol):
-    """Writes down where time goes."""
-
-    def start(self, folder: str | None, steps: int | None) -> dict[str, Any]:
-        """Raises BadRequest: one runs already, or the folder cannot be written to."""
-        ...
-
-    def stop(self) -> dict[str, Any]:
-        """Raises BadRequest when none runs."""
-        ...
-
-    def stepped(self) -> None:
-        """A step was made."""
-        ...
-
-    def close(self) -> None:
-        """The engine ends; so does a profile that is being made: in this process it is written."""
-        ...
 
 
 class Closing(Protocol):
@@ -128,11 +84,10 @@ class SchedulerProcess:
         self._vectors = vectors or Vectors()
         self._begun: list[TextRequest] = []
         self._live: dict[str, str | None] = {}  # rid -> its frontend
-        self._flushes: list[tuple[float, FlushCacheReq]] = []  # (until when, question) that wait for idleness
-        self._updates = WeightUpdates(scheduler, runner, path)
-        self._memory = MemoryRelease(scheduler, runner, self._updates, clock, shared=peers is not None)
-        self._precompiles = Precompiles(grammar)
-        self._faults = 0
+        self._verbs = Verbs(
+            scheduler, runner, grammar, outbox.send, clock, self._live,
+            profiler=profiler, path=path, shared=peers is not None,
+        )  # fmt: skip
         self._working_since: float | None = None
         self.closed_because = "the engine was closed"
         self._lost: RuntimeFault | None = None
@@ -202,43 +157,8 @@ class SchedulerProcess:
             case AbortReq():
                 rid = None if item.abort_all else item.rid
                 self._scheduler.abort(rid, prefix=item.prefix, message=item.message)
-            case FlushCacheReq():
-                self._flushes.append((self._clock() + max(0.0, item.timeout_s), item))
-            case PauseReq():
-                self._answer(item, lambda: self._pause(item))
-            case ContinueReq():
-                self._answer(item, self._resume)
-            case OpenSessionReq():
-                self._answer(item, lambda: self._open_session(item))
-            case CloseSessionReq():
-                self._answer(item, lambda: self._close_session(item))
-            case GetStateReq():
-                self._answer(item, lambda: (True, "", self._state()))
-            case GetPrefixesReq():
-                self._answer(item, lambda: (True, "", surveyed(self._scheduler, item)))
-            case SetStateReq():
-                self._answer(item, lambda: (True, "", self._scheduler.tune(item.values)))
-            case PrecompileReq():
-                self._begin(item, lambda: self._precompiles.add(item, self._clock()))
-            case ProfileReq():
-                self._answer(item, lambda: self._profile(item))
-            case LoadLoRAAdapterReq():
-                self._answer(item, lambda: self._load_adapter(item))
-            case UnloadLoRAAdapterReq():
-                self._answer(item, lambda: self._unload_adapter(item))
-            case UpdateWeightsReq():
-                self._begin(item, lambda: self._update(item))
-            case ReleaseMemoryReq():
-                self._begin(item, lambda: self._memory.add(item))
-            case ResumeMemoryReq():
-                self._answer(item, partial(self._memory.make, item))
-            case HealthReq():
-                paused, released = self._scheduler.paused, self._memory.released
-                state = {"live": len(self._live), "paused": paused, "released": released}
-                self._reply(item, (True, "", state))
             case SingleReq():
-                fault = BadRequest(f"the scheduler does not know {type(item).__name__}", where="type")
-                self._reply(item, (False, str(fault), fault.to_dict()))
+                self._verbs.take(item)
             case _:
                 # Dropped rather than fatal: whoever sent it is a defect, those who run are not.
                 log.error("the scheduler got mail it does not know: %s", type(item).__name__)
@@ -266,7 +186,7 @@ class SchedulerProcess:
         )
         self._live[rid] = frontend
         try:
-            self._memory.check_awake()
+            self._verbs.check_awake()
             self._scheduler.add(request)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
@@ -280,7 +200,7 @@ class SchedulerProcess:
             return
         self._live[rid] = frontend
         try:
-            self._memory.check_awake()
+            self._verbs.check_awake()
             self._vectors.add(request, self._scheduler)
         except Exception as error:  # noqa: BLE001 - it is this request's answer
             self._scheduler.abort(rid)
@@ -294,31 +214,25 @@ class SchedulerProcess:
             outputs = self._loop.step()
         except Exception as error:
             # A defect: the requests in hand are answered with it. If it comes again and again, nothing works.
-            self._faults += 1
+            self._verbs.faults += 1
             log.exception("a step failed")
             self._fail_all(as_fault(error, "a step failed"))
-            if self._faults >= MAX_FAULTS_IN_A_ROW:
+            if self._verbs.faults >= MAX_FAULTS_IN_A_ROW:
                 raise
             return 0.0
         if outputs:
-            self._faults = 0
+            self._verbs.faults = 0
         self._post(outputs)
         if self._profiler is not None:
             self._profiler.stepped()
-        self._answer_flushes()
-        for update in self._updates.due(self._loop.in_flight):
-            self._answer(update, partial(self._updates.make, update))
-        if (release := self._memory.due(self._loop.in_flight)) is not None:
-            self._answer(release, partial(self._memory.make, release))
-        for asked, data in self._precompiles.due(self._clock()):
-            self._reply(asked, (True, "", data))
+        self._verbs.answer_due(self._loop.in_flight)
         if self._loop.in_flight or outputs:
             self._awaited_s = 0.0
             return 0.0
         if not self._scheduler.busy:
-            return LOOK_S if self._precompiles else IDLE_S
+            return LOOK_S if self._verbs.compiling else IDLE_S
         if self._scheduler.paused is not None:
-            return LOOK_S if self._precompiles else PAUSED_S
+            return LOOK_S if self._verbs.compiling else PAUSED_S
         if self._scheduler.running:
             self._awaited_s = 0.0
             return 0.0  # a step without deltas, such as a part of a prompt
@@ -380,124 +294,3 @@ class SchedulerProcess:
             self._scheduler.abort(output.rid)
             self._live.pop(output.rid, None)
             self._outbox.send(batch([failed(output.rid, output.http_worker_ipc, error)], []))
-
-    # -- questions -------------------------------------------------------------------------------------------
-
-    def _answer(self, request: SingleReq, act: Callable[[], Answer]) -> None:
-        try:
-            answer = act()
-        except RuntimeFault as fault:
-            answer = (False, str(fault), fault.to_dict())
-        except Exception as error:
-            log.exception("%s failed", type(request).__name__)
-            defect = as_fault(error, type(request).__name__)
-            answer = (False, str(defect), defect.to_dict())
-        self._reply(request, answer)
-
-    def _reply(self, request: SingleReq, answer: Answer) -> None:
-        ok, message, data = answer
-        self._outbox.send(
-            ControlOutput(
-                rid=request.rid, http_worker_ipc=request.http_worker_ipc, ok=ok, message=message, data=data
-            )
-        )
-
-    def _answer_flushes(self) -> None:
-        """Flush for those who asked: once nothing runs, or when their time is up."""
-        if not self._flushes:
-            return
-        now, busy = self._clock(), self._scheduler.busy
-        waiting = self._flushes if busy else []
-        due = [item for until, item in self._flushes if not busy or until <= now]
-        self._flushes = [(until, item) for until, item in waiting if until > now]
-        for item in due:
-            self._answer(item, self._flush)
-
-    def _flush(self) -> Answer:
-        if self._scheduler.busy:
-            count = len(self._live)
-            left = f"{count} request{'s are' if count != 1 else ' is'} not finished"
-            return False, f"the cache was not flushed: {left}", {"live": count}
-        done = self._scheduler.flush_cache()
-        if self._grammar is not None:
-            self._grammar.flush()
-        return done, "" if done else "some of the cache is still in use", {}
-
-    def _begin(self, item: SingleReq, add: Callable[[], None]) -> None:
-        try:
-            add()
-        except RuntimeFault as fault:
-            self._reply(item, (False, str(fault), fault.to_dict()))
-
-    def _update(self, item: UpdateWeightsReq) -> None:
-        self._memory.check_weights()
-        self._updates.add(item)
-
-    def _pause(self, item: PauseReq) -> Answer:
-        self._scheduler.pause(item.mode)
-        return True, "", {"paused": item.mode}
-
-    def _resume(self) -> Answer:
-        self._scheduler.resume()
-        return True, "", {"paused": None}
-
-    def _open_session(self, item: OpenSessionReq) -> Answer:
-        opened = self._scheduler.open_session(
-            item.session_id, item.capacity, item.timeout_s, streaming=item.streaming, owner=item.owner
-        )
-        return True, "", {"session_id": opened}
-
-    def _close_session(self, item: CloseSessionReq) -> Answer:
-        self._scheduler.close_session(item.session_id, item.owner)
-        return True, "", {"session_id": item.session_id}
-
-    def _load_adapter(self, item: LoadLoRAAdapterReq) -> Answer:
-        """No step is made meanwhile."""
-        adapters = self._adapters()
-        adapters.load(item.lora_name, item.lora_path, pinned=item.pinned)
-        return True, "", {"loaded_adapters": adapters.loaded}
-
-    def _unload_adapter(self, item: UnloadLoRAAdapterReq) -> Answer:
-        adapters = self._adapters()
-        adapters.unload(item.lora_name)
-        return True, "", {"loaded_adapters": adapters.loaded}
-
-    def _adapters(self) -> AdapterRegistry:
-        match self._scheduler:
-            case Scheduler(adapters=adapters):
-                return adapters
-            case EmbeddingScheduler():
-                raise no_adapters("lora_name")
-
-    def _profile(self, item: ProfileReq) -> Answer:
-        if self._profiler is None:
-            raise BadRequest("this engine has no profiler", where="profile")
-        if item.action == "start":
-            return True, "", self._profiler.start(item.folder, item.steps)
-        return True, "", self._profiler.stop()
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            **self._scheduler.state(),
-            **self._grammar_state(),
-            "live": len(self._live),
-            "faults_in_a_row": self._faults,
-            "released": self._memory.released,
-        }
-
-    def _grammar_state(self) -> dict[str, Any]:
-        if self._grammar is None:
-            return {}
-        state = self._grammar.state()
-        return {
-            "num_grammar_kept": state["cached"],
-            "num_grammar_total": state["hits"] + state["misses"],
-            "num_grammar_cache_hit_total": state["hits"],
-            "num_grammar_cache_miss_total": state["misses"],
-            "num_grammar_timeout_total": state["timeouts"],
-            "num_grammar_refused_total": state["refused"],
-            "num_grammar_compiling": state["compiling"],
-            "num_grammar_stuck": state["stuck"],
-            "grammar_kept_bytes": state["cached_bytes"],
-            "grammar_compile_seconds": state["seconds"],
-        }

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal, Self
 
 import msgspec
@@ -205,17 +206,18 @@ class GenerateReqInput(ManyReq, forbid_unknown_fields=True):
     # -- what it is ------------------------------------------------------------------------------------------
 
     def _item(self, index: int) -> Self:
-        one: dict[str, Any] = {}
-        for name in self.__struct_fields__:
-            value = getattr(self, name)
-            per_item = isinstance(value, list) and name not in _WHOLE
-            one[name] = value[index] if per_item else value
-        item = type(self)(**one)
+        values: dict[str, Any] = {}
+        for (name, default), value in zip(_FIELDS.items(), _values_of(self), strict=True):
+            if value is not default:
+                values[name] = value[index] if isinstance(value, list) and name not in _WHOLE else value
+        item = type(self)(**values)
         item.__dict__["spread"] = Spread(1, 1, True)
         item.__dict__["items"] = {}
         return item
 
 
+_FIELDS = {field.name: field.default for field in msgspec.structs.fields(GenerateReqInput)}
+_values_of = operator.attrgetter(*_FIELDS)
 _WHOLE = frozenset({"messages", "tools", "choices"})
 """Lists that belong to every item as a whole."""
 _SPREAD = (

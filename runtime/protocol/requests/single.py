@@ -6,6 +6,7 @@ name, not dropped. Knows no tokenizer and no model.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -73,7 +74,14 @@ _MADE = (
     "rid", "sampling_params", "constraint", "extra_key", "session_params", "input_ids", "cumulative",
     "image_data",
 )  # fmt: skip
-_COPIED = tuple(name for name in SingleGenerateReq.__struct_fields__ if name not in _MADE)
+_COPIED = {
+    field.name: field.default
+    for field in msgspec.structs.fields(SingleGenerateReq)
+    if field.name not in _MADE
+}
+"""Fields that are taken over as they are, each with its default. A request sets few of its 60 fields; only
+those that it sets are converted and checked."""
+_copied = operator.attrgetter(*_COPIED)
 _HELD = ("messages", "tools", "template_kwargs", "choices", "token_ids_logprob", "custom_labels")
 """Those of them that may be long, besides texts, and that items share."""
 _UNSERVED = (
@@ -110,16 +118,17 @@ def resolve(request: GenerateReqInput, known: Known | None = None) -> SingleGene
         )
     _refuse_unserved(one)
     params, constraint = _sampling(one, known)
-    values = {name: getattr(one, name) for name in _COPIED}
-    shared = {name: known[name, id(values[name])][1] for name in _HELD if (name, id(values[name])) in known}
+    pairs = zip(_COPIED.items(), _copied(one), strict=True)
+    values = {name: value for (name, default), value in pairs if value is not default}
+    held = {name: (name, id(values[name])) for name in _HELD if name in values}
+    shared = {name: known[key][1] for name, key in held.items() if key in known}
     fields = {name: _plain(value) for name, value in values.items() if name not in shared}
     fields |= {"session_params": _session(one), "constraint": _plain(constraint)}
     made = _typed(fields)
     for name, value in shared.items():
         setattr(made, name, value)
-    for name in _HELD:
-        if (value := values[name]) is not None:
-            known[name, id(value)] = value, getattr(made, name)
+    for name, key in held.items():
+        known[key] = values[name], getattr(made, name)
     made.image_data = ImageData.listed(_plain(one.image_data)) or None
     if made.top_logprobs_num or made.token_ids_logprob:
         made.return_logprob = True

@@ -1,4 +1,5 @@
-"""The native routes that give orders to the engine: cache, requests, pause, sessions, profile, settings.
+"""The native routes that give orders to the engine and read or answer in a way of their own: cache, requests,
+sessions, profile, settings, adapters, weights. The other orders are in verbs.py.
 
 What the field's servers have and this one has not is answered with 501 and the reason.
 """
@@ -19,14 +20,10 @@ from runtime.processes.frontend.client import CLIENT
 from runtime.processes.supervise.logs import ACCESS
 from runtime.protocol.constraint import Constraint
 from runtime.protocol.control import (
-    CloseSessionReq,
-    ContinueReq,
     ControlOutput,
     FlushCacheReq,
     LoadLoRAAdapterReq,
     OpenSessionReq,
-    PauseMode,
-    PauseReq,
     PrecompileReq,
     ProfileReq,
     SetStateReq,
@@ -73,10 +70,6 @@ class _OwnAbort(msgspec.Struct):
     client: str
 
 
-class Pause(msgspec.Struct, forbid_unknown_fields=True):
-    mode: PauseMode = "abort"
-
-
 class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
     """capacity_of_str_len: tokens the session may hold, 0 for as many as the model's context; session_id: a
     name of one's own; timeout: seconds without use after which it is closed; streaming: every turn goes on
@@ -86,10 +79,6 @@ class OpenSession(msgspec.Struct, forbid_unknown_fields=True):
     session_id: str | None = None
     streaming: bool = False
     timeout: float | None = None
-
-
-class CloseSession(msgspec.Struct, forbid_unknown_fields=True):
-    session_id: str
 
 
 class StartProfile(msgspec.Struct, forbid_unknown_fields=True):
@@ -184,14 +173,9 @@ OPENAPI: dict[str, Operation] = {
         "Drop all cached prefixes", response="text", errors=(400, 504), query=_WAIT, plain_errors=True
     ),
     "POST /abort_request": Operation("Cancel requests", request=Abort, response=Done),
-    "POST /pause_generation": Operation(
-        "Pause generation", request=Pause, response=Done, empty_ok=True, errors=(504,)
-    ),
-    "POST /continue_generation": Operation("Continue generation", response=Done, errors=(400, 504)),
     "POST /open_session": Operation(
         "Open a session; returns its id", request=OpenSession, response=str, empty_ok=True, errors=(504,)
     ),
-    "POST /close_session": Operation("Close a session", request=CloseSession, response=Done, errors=(504,)),
     "POST /start_profile": Operation(
         "Start a profile", request=StartProfile, response=Done, empty_ok=True, errors=(504,)
     ),
@@ -215,10 +199,8 @@ OPENAPI: dict[str, Operation] = {
 }
 
 
-OF_REQUESTS = frozenset({"/abort_request", "/open_session", "/close_session", "/precompile"})
-"""What is done for requests of one's own, and any client may do."""
-ORDERS = frozenset(key.partition(" ")[2] for key in OPENAPI) - OF_REQUESTS
-"""What changes the server for everybody (see KeyCheck)."""
+OF_REQUESTS = frozenset({"/abort_request"})
+"""What any client may do, besides the verbs that are not for the admin alone."""
 
 
 def routes(ctx: ServerContext) -> list[Route]:
@@ -227,10 +209,7 @@ def routes(ctx: ServerContext) -> list[Route]:
     orders = {
         "/flush_cache": control.flush,
         "/abort_request": control.abort,
-        "/pause_generation": control.pause,
-        "/continue_generation": control.resume,
         "/open_session": control.open_session,
-        "/close_session": control.close_session,
         "/start_profile": control.start_profile,
         "/stop_profile": control.stop_profile,
         "/configure_logging": control.configure_logging,
@@ -308,13 +287,6 @@ class Control:
             self._ctx.manager.abort(f"{rid}_", prefix=True, client=asked.client)
         return True
 
-    async def pause(self, request: Request) -> Response:
-        asked = await self._ctx.asked(request, Pause, empty_ok=True)
-        return await self._order(PauseReq(mode=asked.mode))
-
-    async def resume(self, request: Request) -> Response:
-        return await self._order(ContinueReq())
-
     async def open_session(self, request: Request) -> Response:
         asked = await self._ctx.asked(request, OpenSession, empty_ok=True)
         if asked.capacity_of_str_len < 0:
@@ -336,10 +308,6 @@ class Control:
         )
         raise_if_refused(answer)
         return json_response(answer.data.get("session_id", asked.session_id))
-
-    async def close_session(self, request: Request) -> Response:
-        asked = await self._ctx.asked(request, CloseSession)
-        return await self._order(CloseSessionReq(session_id=asked.session_id, owner=CLIENT.get().owner))
 
     async def start_profile(self, request: Request) -> Response:
         asked = await self._ctx.asked(request, StartProfile, empty_ok=True)

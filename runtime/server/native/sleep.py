@@ -62,8 +62,6 @@ OPENAPI: dict[str, Operation] = {
         "Take the memory back", request=Memory, response=Done, empty_ok=True, errors=_ERRORS
     ),
 }  # fmt: skip
-ORDERS = frozenset(key.partition(" ")[2] for key in OPENAPI if key.startswith("POST"))
-"""See KeyCheck."""
 
 
 def routes(ctx: ServerContext) -> list[Route]:

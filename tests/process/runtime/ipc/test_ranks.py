@@ -18,7 +18,7 @@ import pytest
 
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import Inbox, MailboxClosed, Outbox
-from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch, Profile
+from runtime.ipc.plans import ANSWERS, ORDERS, Done, Launch, call
 from runtime.ipc.ranks import Ranks
 from runtime.ipc.wire import Wire
 from runtime.plan import Row, Run, StepPlan
@@ -195,8 +195,8 @@ def test_what_cannot_travel_reaches_nobody() -> None:
             others.send(Done())
         others.send(plan(1, 2))
         assert len(others.gather(LONG_S)) == 2
-    ranks.send(Profile("stop", None, None))
-    assert [there.inbox().receive(0) for there, _ in boxes] == [[Profile("stop", None, None)]] * 2
+    ranks.send(call("stop_profile"))
+    assert [there.inbox().receive(0) for there, _ in boxes] == [[call("stop_profile")]] * 2
 
 
 def test_what_a_lost_rank_said_last_can_be_read_and_the_others_are_let_go() -> None:

@@ -24,7 +24,7 @@ from runtime.ipc.plans import (
     PlanReader,
     PlanWriter,
     Result,
-    Verify,
+    call,
 )
 from runtime.ipc.wire import Wire
 from runtime.plan import (
@@ -204,5 +204,5 @@ def test_answers_arrive_as_they_are() -> None:
         Done({"file": "f"}),
     ):
         assert FROM_RUNNER.decode(FROM_RUNNER.encode(answer)) == answer
-    with pytest.raises(WireError, match="Verify"):
-        FROM_RUNNER.decode(TO_RUNNER.encode(Verify(SamplingParams(), None)))
+    with pytest.raises(WireError, match="Call"):
+        FROM_RUNNER.decode(TO_RUNNER.encode(call("verify", SamplingParams(), None)))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from runtime.ipc import wire
 from runtime.ipc.wire import PIPELINE, WIRE_TYPES, WIRE_VERSION, Wire
 from runtime.protocol import io_struct
+from runtime.protocol.control import VERBS
 from runtime.protocol.errors import WireError
 from runtime.protocol.io_struct import (
     BaseBatchReq,
@@ -42,7 +43,14 @@ ALL = [
     for name in io_struct.__all__
     if isinstance(kind := getattr(io_struct, name), type) and issubclass(kind, msgspec.Struct)
 ]
-TRAVELLING = [kind for kind in ALL if issubclass(kind, BaseReq | BaseBatchReq) and kind not in ABSTRACT]
+TRAVELLING = list(
+    dict.fromkeys(
+        [
+            *(kind for kind in ALL if issubclass(kind, BaseReq | BaseBatchReq) and kind not in ABSTRACT),
+            *(verb.request for verb in VERBS.values()),
+        ]
+    )
+)
 INNER = [kind for kind in ALL if kind not in TRAVELLING and kind not in ABSTRACT]
 
 TEXT = st.text(max_size=6)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sglang_dsl as sgl
 from sglang_dsl import BadProgram, MockBackend, assistant, gen, select, system, user
-from sglang_dsl.ir import Seq, Text, concat, interpolation
+from sglang_dsl.ir import Seq, Text, concat, syntax
 
 WAYS: list[Callable[[str, Any, str], str]] = [
     lambda a, node, b: f"{a}{node}{b}",
@@ -140,15 +140,15 @@ def test_what_a_model_or_a_user_writes_is_text() -> None:
 
 
 def test_marks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interpolation, "MOST_KEPT", len(interpolation.KEPT) + 10)
+    monkeypatch.setattr(syntax, "MOST_KEPT", len(syntax.KEPT) + 10)
     node = gen("kept", stop=["a"])
     first, used = f"{gen('old', stop=['a'])}", f"{node}"
     for index in range(50):
         f"{gen(f'x{index}', stop=['a'])}{node}"
-    assert len(interpolation.KEPT) <= interpolation.MOST_KEPT
-    assert len(interpolation._numbers) == len(interpolation.KEPT)
+    assert len(syntax.KEPT) <= syntax.MOST_KEPT
+    assert len(syntax._numbers) == len(syntax.KEPT)
     assert concat(used).nodes == (node,)
-    if first not in (f"{one}" for one in list(interpolation.KEPT.values())):
+    if first not in (f"{one}" for one in list(syntax.KEPT.values())):
         with pytest.raises(BadProgram, match="too long ago"):
             user(first)
 

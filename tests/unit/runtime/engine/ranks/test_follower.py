@@ -11,7 +11,7 @@ from runtime.config.runner import World
 from runtime.engine.follower import Follower, OutOfStep
 from runtime.ipc.address import Address
 from runtime.ipc.mailbox import MailboxClosed
-from runtime.ipc.plans import Done, Failure, MaskReader, MaskWriter, PlanWriter, Profile, Result
+from runtime.ipc.plans import Done, Failure, MaskReader, MaskWriter, PlanWriter, Result, call
 from runtime.plan import Row, RowResult, Run, Sample, StepPlan, StepResult, TokenMask
 from runtime.protocol.errors import EngineDead, InternalFault
 from runtime.protocol.sampling import SamplingParams
@@ -61,7 +61,7 @@ def served(runner: Odd, world: World, *, masks: MaskWriter | None = None) -> tup
     """What it answers to a profile and two plans, and whether it ended before the orders did."""
     orders, answers = Address.memory(), Address.memory()
     writer, memory = PlanWriter(), masks or MaskWriter()
-    orders.outbox().send(Profile("start", None, None))
+    orders.outbox().send(call("start_profile", None, None))
     for _ in range(2):
         orders.outbox().send(writer.write(ONE, at_once=True))
     orders.inbox().close()

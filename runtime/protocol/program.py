@@ -1,4 +1,5 @@
-"""The IR: frozen nodes, and `+` between them. It knows no backend, no template and no running state.
+"""The nodes of a program, and their form as plain JSON data. Knows no backend, no template and no running
+state, and not the language in which people write them: sglang_dsl.ir adds its syntax to these classes.
 
     Node
     +-- Text          constant text
@@ -21,16 +22,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
-from sglang_dsl.errors import BadProgram
-from sglang_dsl.errors.source import Source as Source
-from sglang_dsl.errors.source import caller as caller
-from sglang_dsl.ir.interpolation import KEPT, mark, marked, parts
-from sglang_dsl.ir.mistakes import Unread, not_a_node, opens_no_block, refuse_text
-from sglang_dsl.ir.typed import Typed
+from runtime.protocol.typed import Typed
 
 if TYPE_CHECKING:
     import typing_extensions  # has TypeVars with defaults before Python 3.13
@@ -38,6 +35,26 @@ if TYPE_CHECKING:
     V = typing_extensions.TypeVar("V", covariant=True, default=Any)
 else:
     V = TypeVar("V", covariant=True)
+
+
+class Source(NamedTuple):
+    """File, line and function of the user's code that made a node."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{cell_of(self.file) or self.file}:{self.line}"
+
+
+def cell_of(file: str) -> str | None:
+    """In IPython, the cell that a file's name stands for, as its tracebacks call it."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    return None if named is None else " ".join(named)
+
 
 # Fields that may be pages long; so much of them is shown to people.
 _LONG = frozenset({"json_schema", "ebnf", "structural_tag", "tools"})
@@ -62,21 +79,6 @@ class Node:
     def __radd__(self, other: str) -> Seq:
         return concat(other, self)
 
-    def __str__(self) -> str:
-        """What stands for it in a text, and becomes the node again where that text is added; to look at it,
-        repr()."""
-        return mark(self)
-
-    def __format__(self, spec: str) -> str:
-        if spec:
-            what = f"{self!r:.80} cannot be formatted with {spec!r}"
-            raise BadProgram(f"{what}: its text is not known yet, at {caller()}")
-        return mark(self)
-
-    if not TYPE_CHECKING:
-        __enter__ = opens_no_block
-        __exit__ = opens_no_block
-
     def children(self) -> tuple[Node, ...]:
         return ()
 
@@ -87,15 +89,15 @@ class Node:
             yield from child.walk()
 
     def label(self) -> str:
-        """One line for people: what is said, without what is left at its default."""
-        return f"{type(self).__name__}({', '.join(_said(self))})"
+        """One line for people: the fields that differ from their defaults."""
+        return f"{type(self).__name__}({', '.join(_fields_set(self))})"
 
     def __repr__(self) -> str:
         """label(), long values cut."""
-        return self._short(*(cut(one) for one in _said(self)))
+        return self._short(*(cut(one) for one in _fields_set(self)))
 
-    def _short(self, *said: str) -> str:
-        return f"{type(self).__name__}({cut(', '.join(said), _LINE)})"
+    def _short(self, *parts: str) -> str:
+        return f"{type(self).__name__}({cut(', '.join(parts), _LINE)})"
 
     def tree(self, depth: int = 0) -> str:
         lines = ["  " * depth + self.label()]
@@ -103,15 +105,15 @@ class Node:
         return "\n".join(lines)
 
 
-def _said(value: Any) -> list[str]:
-    """name=value of the fields that differ from their default; those of a Sampling stand among them."""
+def _fields_set(item: Any) -> list[str]:
+    """name=value of the fields that differ from their defaults; those of a Sampling are listed among them."""
     shown: list[str] = []
-    for f in dataclasses.fields(value):
-        said = getattr(value, f.name)
-        if isinstance(said, Sampling):
-            shown += _said(said)
-        elif f.repr and said != f.default:
-            text = f"{said!r}"
+    for f in dataclasses.fields(item):
+        value = getattr(item, f.name)
+        if isinstance(value, Sampling):
+            shown += _fields_set(value)
+        elif f.repr and value != f.default:
+            text = f"{value!r}"
             shown.append(f"{f.name}={cut(text) if f.name in _LONG else text}")
     return shown
 
@@ -125,7 +127,7 @@ class Text(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Media(Node):
-    """A picture, a video or a sound. `part`: what messages carry for it (frontend/media.py), as JSON."""
+    """A picture, a video or a sound. `part`: the part of a message that holds it, as JSON."""
 
     KIND: ClassVar[str] = "media"
     part: str = ""
@@ -165,8 +167,8 @@ class RoleEnd(Node):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sampling:
-    """Sampling words as written; None means "not said", so that defaults < program < call merge once, in
-    lower.py."""
+    """Sampling parameters as written. None means not set, so that defaults, program and call can be merged
+    (see `over`)."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -197,24 +199,24 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] | None = None
 
     def __repr__(self) -> str:
-        return f"Sampling({', '.join(_said(self))})"
+        return f"Sampling({', '.join(_fields_set(self))})"
 
     def over(self, base: Sampling) -> Sampling:
-        """These words where said, `base`'s elsewhere."""
-        if self is base or _words(self).count(None) == len(_WORDS):
+        """These parameters, and those of `base` for the ones that are not set."""
+        if self is base or _values(self).count(None) == len(_NAMES):
             return base
-        if _words(base).count(None) == len(_WORDS):
+        if _values(base).count(None) == len(_NAMES):
             return self
-        said = {name: v for name, v in zip(_WORDS, _words(self), strict=True) if v is not None}
-        return dataclasses.replace(base, **said) if said else base
+        own = {name: v for name, v in zip(_NAMES, _values(self), strict=True) if v is not None}
+        return dataclasses.replace(base, **own) if own else base
 
 
-_WORDS = tuple(f.name for f in dataclasses.fields(Sampling))
-_words = operator.attrgetter(*_WORDS)
+_NAMES = tuple(f.name for f in dataclasses.fields(Sampling))
+_values = operator.attrgetter(*_NAMES)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Gen(Unread, Node, Generic[V]):
+class Gen(Node, Generic[V]):
     """A generation; Gen[int] is one whose variable is an int. At most one of dtype, regex, json_schema, ebnf,
     structural_tag, choices says what it must match; `typed` as what type the text is read, and one of the
     others then follows from it. `retries`: how often it is asked for again where its text is no such value.
@@ -237,10 +239,10 @@ class Gen(Unread, Node, Generic[V]):
     src: Source | None = field(default=None, compare=False, repr=False)
 
     def label(self) -> str:
-        return f"Gen({', '.join(_said(self._written()))})"
+        return f"Gen({', '.join(_fields_set(self._written()))})"
 
     def __repr__(self) -> str:
-        return self._short(*(cut(one) for one in _said(self._written())))
+        return self._short(*(cut(one) for one in _fields_set(self._written())))
 
     def _written(self) -> Gen[V]:
         """What follows from a type is not shown beside it."""
@@ -250,10 +252,10 @@ class Gen(Unread, Node, Generic[V]):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Select(Unread, Node):
-    """A choice among `choices` by log-probability; `method` is a name in choices.METHODS. A temperature above
-    0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
-    brought, which the table does not have; it is not written down."""
+class Select(Node):
+    """A choice among `choices` by log-probability. `method` is the name of a way to choose. A temperature
+    above 0 draws from the normalised probabilities, with `seed` where given. `own`: a method that the program
+    brought and that has no name; it is not written down."""
 
     KIND: ClassVar[str] = "select"
     name: str | None = None
@@ -283,7 +285,7 @@ class ScopeEnd(Node):
 @dataclass(frozen=True, slots=True, repr=False)
 class Tools(Node):
     """What the model may call from here on, in place of what was offered before: each tool as chat APIs take
-    it, as JSON. `own`: name -> what runs it (tool_use.definitions.Runner); it is not written down."""
+    it, as JSON. `own`: name -> what runs it; it is not written down."""
 
     KIND: ClassVar[str] = "tools"
     tools: tuple[str, ...] = ()
@@ -303,8 +305,9 @@ class Calls(Node):
 @dataclass(frozen=True, slots=True, repr=False)
 class LoopBegin(Node):
     """Calls that generations make from here on are run, and the model goes on with the results. `max_steps`:
-    replies with calls, at most; `timeout`: seconds of one call; `choice`: of the first reply, "auto",
-    "required" or a tool's name with "=" before it. `own`: where the steps are told (state.tool_loop)."""
+    maximum number of replies with calls; `timeout`: seconds of one call; `choice`: of the first reply,
+    "auto", "required" or a tool's name with "=" before it. `own`: the object that observes the steps; it is
+    not written down."""
 
     KIND: ClassVar[str] = "loop_begin"
     max_steps: int = 8
@@ -364,36 +367,13 @@ class Join(Node):
     src: Source | None = field(default=None, compare=False, repr=False)
 
 
-def as_node(value: object, src: Source | None = None) -> Node:
-    """A node from what a user may add: text, in which nodes may have been formatted, or a node. Anything else
-    is a TypeError that says so, None (often what a function forgot to return) a ValueError."""
+def as_node(value: object) -> Node:
+    """A node as it is, a str as Text. Raises TypeError for anything else."""
     if isinstance(value, str):
-        return interpolated(value, src) if KEPT and marked(value) else Text(value, src=src)
+        return Text(value)
     if isinstance(value, Node):
         return value
-    raise not_a_node(value)
-
-
-def interpolated(text: str, src: Source | None = None) -> Seq:
-    """The nodes of a text that was made with nodes in it. Raises BadProgram."""
-    flat: list[Node] = []
-    try:
-        for part in parts(text):
-            if isinstance(part, Node):
-                flat.extend(leaves(part))
-            elif part:
-                flat.append(Text(part, src=src))
-    except LookupError as error:
-        raise BadProgram(
-            f"a text contains a gen or another node that was formatted too long ago, at {src or caller()}; "
-            "add the text soon after it is made, or join the parts with +"
-        ) from error
-    except ValueError as error:
-        raise BadProgram(
-            "a formatted text that contains a gen or another node was cut or changed, at "
-            f"{src or caller()}; change the text before formatting, or join the parts with +"
-        ) from error
-    return Seq(tuple(flat))
+    raise TypeError(f"expected text or a node, got {type(value).__name__}")
 
 
 def concat(*given: Node | str) -> Seq:
@@ -426,8 +406,6 @@ KINDS: dict[str, type[Node]] = {
         Seq, Fork, Join,
     )
 }  # fmt: skip
-for _kind in KINDS.values():
-    refuse_text(_kind)
 
 
 def to_dict(node: Node) -> dict[str, Any]:
@@ -440,8 +418,8 @@ def to_dict(node: Node) -> dict[str, Any]:
         if f.name in ("nodes", "branches"):
             value = [to_dict(child) for child in node.children()]
         elif isinstance(value, Sampling):
-            said = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
-            value = {k: list(v) if isinstance(v, tuple) else v for k, v in said.items()}
+            own = {k: v for k, v in dataclasses.asdict(value).items() if v is not None}
+            value = {k: list(v) if isinstance(v, tuple) else v for k, v in own.items()}
         elif isinstance(value, Typed):
             value = {"name": value.name, "kind": value.kind}
         elif isinstance(value, tuple):
@@ -466,8 +444,8 @@ def from_dict(data: dict[str, Any]) -> Node:
         if below in fields:
             fields[below] = tuple(from_dict(child) for child in fields[below])
     if "sampling" in fields:
-        said: dict[str, Any] = fields["sampling"]
-        fields["sampling"] = Sampling(**{word: _frozen(value) for word, value in said.items()})
+        values: dict[str, Any] = fields["sampling"]
+        fields["sampling"] = Sampling(**{name: _frozen(value) for name, value in values.items()})
     if "typed" in fields:
         fields["typed"] = Typed(**fields["typed"])
     for listed in ("choices", "tools", "calls"):
