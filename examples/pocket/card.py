@@ -1,8 +1,8 @@
 """Writes the checkpoint's model card from evaluation records.
 
-    python -m runtime.pocket.card --date 2026-11-21 seed1.json seed2.json ...
+    python -m examples.pocket.card --date 2026-11-21 seed1.json seed2.json ...
 
-The records are what `python -m runtime.pocket.evaluate --json` writes; this module judges nothing.
+The records are what `python -m examples.pocket.evaluate --json` writes; this module judges nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from examples.pocket.items import TARGETS
 from runtime.pocket import path
-from runtime.pocket.items import TARGETS
 
 __all__ = ["card", "main"]
 
@@ -38,7 +38,7 @@ _TEXT = """# pocket
 
 A very small language model for tests, tutorials and demonstrations of structured generation: a Llama
 of {parameters:,} parameters in Hugging Face layout ({size:.1f} MB in bfloat16), trained from scratch on
-text that `runtime/pocket/` generates. Licence: Apache-2.0, weights and data alike; nothing was copied
+text that `examples/pocket/` generates. Licence: Apache-2.0, weights and data alike; nothing was copied
 from elsewhere.
 
 ## Figures
@@ -55,7 +55,7 @@ seeds were looked at to choose task mixes, to add training wordings and to drop 
 found too hard (JSON with only some of the fields, reviews such as "not bad"); the figures describe these
 task families, not language at large.
 
-Repeat with `python -m runtime.pocket.evaluate --seed N`; it draws fresh held-out items for any seed and
+Repeat with `python -m examples.pocket.evaluate --seed N`; it draws fresh held-out items for any seed and
 exits with status 1 when a target is missed.
 
 ## What it can do
@@ -78,7 +78,7 @@ memorised and the same in both splits.
 
 ## Training
 
-`python -m runtime.pocket.train` does everything in one command on CPU cores: corpus, tokenizer, training
+`python -m examples.pocket.train` does everything in one command on CPU cores: corpus, tokenizer, training
 (Muon for matrices, AdamW for the rest), export and evaluation. Part of the way through, it writes a copying
 circuit into the last two layers (`graft.py`) and goes on training; held-out figures decide what it trains
 more of, when the learning rate falls and when it ends. {training}

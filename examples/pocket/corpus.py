@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.pocket.chat import Message, segments
-from runtime.pocket.systems import THINK_SYSTEM, system_prompt
-from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented
-from runtime.pocket.tasks.classify import classify_group
-from runtime.pocket.tasks.extract import extract_group
-from runtime.pocket.tasks.facts import fact_group, record_group
-from runtime.pocket.tasks.numbers import arithmetic_group, small_sum_group, sum_lines, think_group
-from runtime.pocket.tasks.talk import greeting_group, identity_group
-from runtime.pocket.tasks.tools import TOOLS, tool_group
-from runtime.pocket.tasks.unknown import unknown_group
+from examples.pocket.chat import Message, segments
+from examples.pocket.systems import THINK_SYSTEM, system_prompt
+from examples.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented
+from examples.pocket.tasks.classify import classify_group
+from examples.pocket.tasks.extract import extract_group
+from examples.pocket.tasks.facts import fact_group, record_group
+from examples.pocket.tasks.numbers import arithmetic_group, small_sum_group, sum_lines, think_group
+from examples.pocket.tasks.talk import greeting_group, identity_group
+from examples.pocket.tasks.tools import TOOLS, tool_group
+from examples.pocket.tasks.unknown import unknown_group
 
 __all__ = ["MIX", "Conversation", "conversation", "document", "documents"]
 

@@ -1,6 +1,6 @@
 """Evaluates the pocket checkpoint on held-out items of any seed.
 
-    python -m runtime.pocket.evaluate --seed 7 --items 100
+    python -m examples.pocket.evaluate --seed 7 --items 100
 
 Prints a table and exits with status 1 when a task is below its target. It talks to an `Answerer`
 and does not know how that one computes its answers, nor how the checkpoint was trained.
@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from examples.pocket.items import TARGETS, Item, correct, items
 from runtime.api import Engine
 from runtime.pocket import path
-from runtime.pocket.items import TARGETS, Item, correct, items
 from runtime.protocol.sampling import SamplingParams
 
 __all__ = ["Answerer", "EngineAnswerer", "TransformersAnswerer", "evaluate", "main", "shortfalls"]

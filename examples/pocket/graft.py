@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from runtime.pocket.model import Pocket
+from examples.pocket.model import Pocket
 
 __all__ = ["graft"]
 

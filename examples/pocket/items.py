@@ -10,9 +10,9 @@ import random
 import re
 from dataclasses import dataclass
 
-from runtime.pocket.chat import Message, render
-from runtime.pocket.corpus import conversation
-from runtime.pocket.tasks import HELD, Turn
+from examples.pocket.chat import Message, render
+from examples.pocket.corpus import conversation
+from examples.pocket.tasks import HELD, Turn
 
 __all__ = ["TARGETS", "Item", "correct", "items"]
 

@@ -7,7 +7,7 @@ the others. Knows figures and clocks, nothing of models.
 
 from __future__ import annotations
 
-from runtime.pocket.items import TARGETS
+from examples.pocket.items import TARGETS
 
 __all__ = ["Schedule", "adapted"]
 

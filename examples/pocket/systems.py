@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import random
 
-from runtime.pocket.tasks import HELD, TRAIN, Split, Style, Turn, words
-from runtime.pocket.tasks.classify import classify_group
-from runtime.pocket.tasks.facts import fact_group
-from runtime.pocket.tasks.numbers import arithmetic_group
+from examples.pocket.tasks import HELD, TRAIN, Split, Style, Turn, words
+from examples.pocket.tasks.classify import classify_group
+from examples.pocket.tasks.facts import fact_group
+from examples.pocket.tasks.numbers import arithmetic_group
 
 __all__ = ["THINK_SYSTEM", "system_prompt"]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from runtime.pocket.chat import CHAT_TEMPLATE
+from examples.pocket.chat import CHAT_TEMPLATE
 
 __all__ = ["SPECIAL", "TAGS", "train_tokenizer", "write_tokenizer"]
 

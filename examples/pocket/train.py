@@ -1,6 +1,6 @@
 """Trains the pocket checkpoint from nothing: corpus, tokenizer, weights, export, evaluation.
 
-    python -m runtime.pocket.train
+    python -m examples.pocket.train
 
 Runs unattended on a CPU with `--workers` processes of one thread each that average their gradients. It
 ends when held-out figures reach all targets or the minutes are spent, and prints how long it took. When a
@@ -32,14 +32,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from examples.pocket.corpus import MIX, documents
+from examples.pocket.graft import graft
+from examples.pocket.items import TARGETS, correct, items
+from examples.pocket.model import Pocket, Shape, export, greedy
+from examples.pocket.optim import Optimizer
+from examples.pocket.schedule import Schedule, adapted
+from examples.pocket.tokenizer import train_tokenizer, write_tokenizer
 from runtime.pocket import path
-from runtime.pocket.corpus import MIX, documents
-from runtime.pocket.graft import graft
-from runtime.pocket.items import TARGETS, correct, items
-from runtime.pocket.model import Pocket, Shape, export, greedy
-from runtime.pocket.optim import Optimizer
-from runtime.pocket.schedule import Schedule, adapted
-from runtime.pocket.tokenizer import train_tokenizer, write_tokenizer
 
 __all__ = ["main"]
 

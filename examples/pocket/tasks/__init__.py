@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
-from runtime.pocket.world import PLACES, world_names
+from examples.pocket.world import PLACES, world_names
 
 __all__ = ["HELD", "TRAIN", "Group", "Split", "Style", "Turn", "held", "invented", "pick", "words"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from runtime.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, words
+from examples.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, words
 
 __all__ = ["SENTIMENTS", "TOPICS", "classify_group"]
 

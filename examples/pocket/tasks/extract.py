@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 
-from runtime.pocket.tasks import TRAIN, Group, Split, Turn, invented, pick, words
+from examples.pocket.tasks import TRAIN, Group, Split, Turn, invented, pick, words
 
 __all__ = ["extract_group"]
 

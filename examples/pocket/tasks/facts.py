@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import random
 
-from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, held
-from runtime.pocket.world import ATTRIBUTES, PEOPLE, PLACES, Person, Place
+from examples.pocket.tasks import TRAIN, Group, Split, Style, Turn, held
+from examples.pocket.world import ATTRIBUTES, PEOPLE, PLACES, Person, Place
 
 __all__ = ["fact_group", "record_group", "unknown_person_question", "unknown_place_question"]
 

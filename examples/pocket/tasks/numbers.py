@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from runtime.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, words
+from examples.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, pick, words
 
 __all__ = ["arithmetic_group", "pair_is_held", "small_sum_group", "sum_lines", "think_group", "worked"]
 

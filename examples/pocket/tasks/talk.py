@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from runtime.pocket.tasks import TRAIN, Group, Split, Turn, held, pick
+from examples.pocket.tasks import TRAIN, Group, Split, Turn, held, pick
 
 IDENTITY = "I am Pocket, a very small language model."
 SKILLS = "I know a small world, do sums, label texts, write JSON and call tools."

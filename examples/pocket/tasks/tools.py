@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from runtime.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, invented
+from examples.pocket.tasks import HELD, TRAIN, Group, Split, Turn, held, invented
 
 __all__ = ["TOOLS", "call_text", "tool_group"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from runtime.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented, pick
-from runtime.pocket.tasks.facts import unknown_person_question, unknown_place_question
-from runtime.pocket.tasks.talk import casual, things
-from runtime.pocket.world import world_names
+from examples.pocket.tasks import TRAIN, Group, Split, Style, Turn, invented, pick
+from examples.pocket.tasks.facts import unknown_person_question, unknown_place_question
+from examples.pocket.tasks.talk import casual, things
+from examples.pocket.world import world_names
 
 UNKNOWN = "I don't know."
 

@@ -1,4 +1,4 @@
-"""unit/runtime/pocket/test_training.py, at length."""
+"""unit/examples/pocket/test_training.py, at length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_run_without_the_time_to_learn_says_so_and_replaces_nothing(tmp_path: 
         str(work),
     ]
     done = subprocess.run(
-        [sys.executable, "-m", "runtime.pocket.train", *words],
+        [sys.executable, "-m", "examples.pocket.train", *words],
         capture_output=True, text=True, timeout=PROGRAM_S, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -9,13 +9,13 @@ from itertools import islice
 
 import pytest
 
-from runtime.pocket.corpus import conversation, documents
-from runtime.pocket.items import TARGETS, correct, items
-from runtime.pocket.tasks import HELD, TRAIN, Split, Turn, held, invented
-from runtime.pocket.tasks.numbers import arithmetic_group, pair_is_held, small_sum_group, worked
-from runtime.pocket.tasks.tools import TOOLS
-from runtime.pocket.tasks.unknown import UNKNOWN, unknown_group
-from runtime.pocket.world import ATTRIBUTES, PEOPLE, PLACES, world_names
+from examples.pocket.corpus import conversation, documents
+from examples.pocket.items import TARGETS, correct, items
+from examples.pocket.tasks import HELD, TRAIN, Split, Turn, held, invented
+from examples.pocket.tasks.numbers import arithmetic_group, pair_is_held, small_sum_group, worked
+from examples.pocket.tasks.tools import TOOLS
+from examples.pocket.tasks.unknown import UNKNOWN, unknown_group
+from examples.pocket.world import ATTRIBUTES, PEOPLE, PLACES, world_names
 
 SEEDS = range(12)
 

@@ -8,14 +8,14 @@ from itertools import islice
 import torch
 from safetensors.torch import load_file
 
+from examples.pocket.corpus import MIX, documents
+from examples.pocket.graft import graft
+from examples.pocket.items import TARGETS
+from examples.pocket.model import Pocket, Shape, greedy
+from examples.pocket.optim import Optimizer
+from examples.pocket.schedule import Schedule, adapted
+from examples.pocket.train import tell_apart
 from runtime.pocket import path
-from runtime.pocket.corpus import MIX, documents
-from runtime.pocket.graft import graft
-from runtime.pocket.items import TARGETS
-from runtime.pocket.model import Pocket, Shape, greedy
-from runtime.pocket.optim import Optimizer
-from runtime.pocket.schedule import Schedule, adapted
-from runtime.pocket.train import tell_apart
 
 SMALL = Shape(vocab=300, hidden=64, layers=3, heads=2, kv_heads=1, inner=96, head_dim=64, positions=128)
 
@@ -69,7 +69,7 @@ def test_grafting_keeps_the_model_finite_and_is_deterministic() -> None:
 def test_batches_learn_only_what_the_assistant_writes() -> None:
     from tokenizers import Tokenizer
 
-    from runtime.pocket.train import _batches
+    from examples.pocket.train import _batches
 
     tokenizer = Tokenizer.from_file(str(path() / "tokenizer.json"))
     mix = {**MIX, "doc_sums": 0.0, "doc_completion": 0.0, "doc_copies": 0.0}
