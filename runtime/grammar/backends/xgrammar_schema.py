@@ -177,6 +177,8 @@ def _states(pattern: str, place: Place) -> int:
 def _left_out(place: Place, node: Mapping[str, Any]) -> Iterator[str]:
     """What a schema object allows and the library does not offer."""
     properties = node.get("properties", {})
+    if "type" not in node and {"properties", "items", "prefixItems", "additionalProperties"} & node.keys():
+        yield f"values of other types at {show(place)}"
     if len(properties) > 1:
         yield ORDER
     if (properties or "maxProperties" in node) and "additionalProperties" not in node:
