@@ -2,8 +2,9 @@
 
 Release 0.2.8 compiled 830 schemas of one to three keywords, and 500 drawn ones, as they are; jsonschema
 judged random outputs and documents near to valid ones. The library leaves out some keywords without a word,
-alone or beside others. These are refused by name and place. What is taken is never widened; `Kept.narrowed`
-tells which valid documents are not offered. Compiles nothing.
+alone or beside others. These are refused by name and place. Of 2,356 other drawn schemas that are taken, with
+28,000 documents, none was widened; a vocabulary of single bytes can spell lone surrogates in strings, though.
+`Kept.narrowed` tells which valid documents are not offered. Compiles nothing.
 """
 
 from __future__ import annotations
