@@ -44,7 +44,9 @@ EVERYTHING = ("pyproject.toml", ".ci/constraints.txt", "tests/conftest.py")
 """A change of one of these is one step away from every test."""
 READ = ("tutorials", "examples", "README.md", "CONTRIBUTING.md", "Makefile", ".github", ".ci")
 """What tests read, and do not import."""
-MODULE = re.compile(r"(?:runtime|sglang_dsl)(?:\.\w+)*(?=:\w|$)")
+SCRIPTS = ("tests/", "benchmarks/", "examples/pocket/")
+"""Modules outside of the packages."""
+MODULE = re.compile(r"(?:runtime|sglang_dsl|examples\.pocket)(?:\.\w+)*(?=:\w|$)")
 DRAWN = re.compile(r"^(?:from|import) hypothesis|mark\.drawn", re.MULTILINE)
 LENGTHS = {
     "SOAK_REQUESTS": "1500", "FUZZ_SECONDS": "90", "PROGRAMS": "3000", "SLOW_EXAMPLES": "30",
@@ -138,7 +140,10 @@ def arrows() -> dict[str, set[str]]:
     for module in graph.modules:
         for target in graph.find_modules_directly_imported_by(module):
             back[target].add(module)
-    tests = {module_of(file): file for file in git("ls-files", "tests/*.py", "benchmarks/*.py").splitlines()}
+    tests = {
+        module_of(file): file
+        for file in git("ls-files", *(f"{folder}*.py" for folder in SCRIPTS)).splitlines()
+    }
     known = graph.modules | tests.keys()
     sources = {module: ROOT / file for module, file in tests.items()}
     for module in graph.modules:
@@ -165,17 +170,9 @@ def begins(changed: Iterable[str]) -> dict[str, tuple[int, str]]:
         path = Path(file)
         if path.parts[0] in PACKAGES and path.suffix != ".py":  # sources in C, pages, a checkpoint
             begin[".".join(path.parts[:-1])] = (1, file)
-        elif path.suffix == ".py" and path.parts[0] in (*PACKAGES, "tests", "benchmarks"):
+        elif path.suffix == ".py" and (path.parts[0] in PACKAGES or file.startswith(SCRIPTS)):
             begin[module_of(file)] = (0, file)
-        elif path.parts[0] in (
-            "tutorials",
-            "examples",
-            "README.md",
-            "CONTRIBUTING.md",
-            "Makefile",
-            ".github",
-            ".ci",
-        ):
+        if path.parts[0] in READ:
             others.append(file)
     if others:  # read by the tests that name their folder
         pattern = re.compile("|".join(f'"{re.escape(Path(file).parts[0])}' for file in others))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sglang_dsl import sglang_modules as sglang_modules  # finds lang, srt, test and global_config
 from sglang_dsl import shadowing as shadowing  # before anything of the runtime: another one is told here
 
 # isort: split

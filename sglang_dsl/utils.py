@@ -1,9 +1,10 @@
 """Small helpers that programs written for sglang import: files of JSON lines, states as text, downloads, a
-server in a process of its own, streams. Knows no programs.
+server in a process of its own, streams, the command line of benchmarks. Knows no programs.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib
 import io
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,11 @@ from urllib.parse import urlsplit
 import httpx
 
 from runtime.protocol.registry import MissingExtra
+from sglang_dsl.api import separate_reasoning
+from sglang_dsl.backends import as_backend
+from sglang_dsl.backends.base import Backend
 from sglang_dsl.console.server_options import flags_of, own_flags, server_command
+from sglang_dsl.ir import Node, Seq, leaves
 
 MAX_DOWNLOAD_BYTES = 4 << 30
 CONNECT_S, READ_S = 10.0, 60.0
@@ -249,3 +254,81 @@ async def async_stream_and_merge(
 def _new_in(chunk: Any, text: str) -> str:
     told = chunk["text"] if isinstance(chunk, Mapping) else chunk.text
     return str(told[len(text) :]) if str(told).startswith(text) else trim_overlap(text, str(told))
+
+
+# -- programs that measure -----------------------------------------------------------------------------------
+
+
+def add_common_sglang_args_and_parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """Add --parallel, --host, --port, --backend, --device, --result-file and --raw-result-file, and parse."""
+    add = parser.add_argument
+    add("--parallel", type=int, default=64, help="programs under way at once")
+    add("--host", default="http://127.0.0.1", help="of the server")
+    add("--port", type=int, default=30000, help="of the server")
+    add("--backend", default="srt", help=f"{', '.join(_BACKENDS)}, or a model's name at OpenAI")
+    add("--device", default="auto", help="told in the results")
+    add("--result-file", default="result.jsonl", help="results are appended here")
+    add("--raw-result-file", default=None, help="each output is written here")
+    return parser.parse_args(argv)
+
+
+def add_common_other_args_and_parse(
+    parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+) -> argparse.Namespace:
+    """The same for programs that talk to other systems."""
+    return add_common_sglang_args_and_parse(parser, argv)
+
+
+_BACKENDS = ("srt", "srt-no-parallel", "engine", "mock")
+
+
+def select_sglang_backend(args: argparse.Namespace) -> Backend:
+    """The backend that --backend, --host and --port name: "srt" the bundled server, "engine" the bundled
+    engine in this process, "mock", a name that begins with "gpt-" or "o" and a digit at OpenAI. Raises
+    ValueError."""
+    name = str(args.backend)
+    if name.startswith("srt"):
+        return as_backend(normalize_base_url(args.host, args.port))
+    if name in ("engine", "mock"):
+        return as_backend(name)
+    if name.startswith("gpt-") or (name[:1] == "o" and name[1:2].isdigit()):
+        from sglang_dsl.backends.openai import OpenAI
+
+        return OpenAI(name)
+    raise ValueError(f"unknown backend {name!r}; known: {', '.join(_BACKENDS)}, or an OpenAI model's name")
+
+
+def is_in_ci() -> bool:
+    """Whether SGLANG_IS_IN_CI in the environment says so, by which notebooks choose how to start a server."""
+    return os.environ.get("SGLANG_IS_IN_CI", "false").lower() in ("true", "1")
+
+
+def dump_bench_raw_result(
+    path: str | None, states: Sequence[Any], preds: Sequence[Any], labels: Sequence[Any]
+) -> None:
+    """One JSON line per state: its number, prompt, output, and whether the prediction was right. Nothing
+    where `path` is None."""
+    if not path:
+        return
+    with open(path, "w", encoding="utf-8") as out:
+        for number, (state, pred, label) in enumerate(zip(states, preds, labels, strict=True)):
+            answer = state["answer"]
+            row = {
+                "prompt_id": number,
+                "prompt": state.text().removesuffix(answer),
+                "output": answer,
+                "correct": bool(pred == label),
+            }
+            out.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+# -- nodes ---------------------------------------------------------------------------------------------------
+
+
+class SglSeparateReasoning(Seq):
+    """separate_reasoning(expr, model_type), as a class. Raises BadProgram."""
+
+    def __init__(self, model_type: str, expr: Node) -> None:
+        super().__init__(leaves(separate_reasoning(expr, model_type)))

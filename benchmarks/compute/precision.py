@@ -18,8 +18,8 @@ from rich.table import Table
 from tqdm import tqdm
 
 from benchmarks.measuring import HERE, conditions, keep
+from examples.pocket.items import Item, correct, items
 from runtime.api import Engine
-from runtime.pocket.items import Item, correct, items
 from runtime.protocol.sampling import SamplingParams
 
 WAYS: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import tasks
 
 import sglang_dsl as sgl
-from runtime.pocket.world import PEOPLE, Person
+from examples.pocket.world import PEOPLE, Person
 
 
 @sgl.function

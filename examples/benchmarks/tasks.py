@@ -1,7 +1,7 @@
 """What the programs of this folder share: questions that the bundled model can answer, flags, a line of
 results, and transcripts.
 
-The questions come from the bundled model's own world (runtime/pocket), so that an accuracy means something;
+The questions come from the bundled model's own world (examples/pocket), so that an accuracy means something;
 with another model, put your own data in their place. The same numbers give the same questions each time.
 """
 
@@ -14,13 +14,17 @@ import re
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from runtime.pocket.tasks import HELD
-from runtime.pocket.tasks.classify import SENTIMENTS, TOPICS, classify_group
-from runtime.pocket.tasks.extract import extract_group
-from runtime.pocket.tasks.numbers import think_group
-from runtime.pocket.world import ATTRIBUTES, PLACES, Place
+# The root of the checkout: examples.pocket is no part of the installed package.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from examples.pocket.tasks import HELD
+from examples.pocket.tasks.classify import SENTIMENTS, TOPICS, classify_group
+from examples.pocket.tasks.extract import extract_group
+from examples.pocket.tasks.numbers import think_group
+from examples.pocket.world import ATTRIBUTES, PLACES, Place
 from sglang_dsl import ProgramState
 from sglang_dsl.backends import BACKENDS
 from sglang_dsl.console.backend_flag import opened

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from runtime import pocket
 from runtime.config.gguf.directory import SUFFIX, directory_of
 from runtime.protocol.errors import ModelLoadError, NoSuchModel
 
-_RUNTIME = Path(__file__).resolve().parent.parent
-BUNDLED: dict[str, Path] = {"pocket": _RUNTIME / "pocket" / "checkpoint"}
+BUNDLED: dict[str, Path] = {"pocket": pocket.path()}
 """Name -> directory in this package."""
 
 

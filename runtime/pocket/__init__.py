@@ -1,7 +1,6 @@
 """The bundled `pocket` checkpoint: where it lies on disk.
 
-Knows nothing about torch, tokenizers or how the weights were made (see `train.py` for that);
-importing it costs nothing.
+Importing it loads nothing else. The weights were trained by `examples/pocket` of the source repository.
 """
 
 from __future__ import annotations

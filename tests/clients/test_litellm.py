@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runtime.pocket.tasks.tools import TOOLS
+from examples.pocket.tasks.tools import TOOLS
 from tests.process.patience import PROGRAM_S
 from tests.process.tools.weather import ANSWER, BAD_SCHEMA_TOLD
 

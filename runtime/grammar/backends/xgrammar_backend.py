@@ -1,10 +1,10 @@
 """XGrammarBackend: JSON schemas, EBNF, regular expressions and choices by the xgrammar library.
 
 xgrammar matches with a pushdown automaton over bytes whose masks are prepared, for the whole vocabulary, when
-a grammar is compiled. Everything goes in as plain EBNF with characters by code point, because the library's
-own reading of patterns differs from Python's (`\\x00b` is one character there, `\\w` is ASCII), or as a
-schema of which it keeps every keyword. Importing the library imports torch and transformers, so that is done
-when the first constraint is compiled, never by importing this module. It knows no tokenizer.
+a grammar is compiled. A JSON schema goes in as it is, if the library keeps it (see xgrammar_schema.py). All
+else goes in as EBNF with characters by code point, because the library's own reading of patterns differs from
+Python's (`\\x00b` is one character there, `\\w` is ASCII). Importing the library imports torch and
+transformers, so that is done when the first constraint is compiled. It knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import importlib.util
 import json
 import re
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +22,7 @@ import msgspec
 import numpy as np
 
 from runtime.grammar.automata import regex_syntax
-from runtime.grammar.automata.charset import SURROGATES, difference
-from runtime.grammar.backends.xgrammar_schema import check, spelled_out
+from runtime.grammar.backends.xgrammar_schema import check
 from runtime.grammar.base import GrammarBackend, Matcher, Origin, last_steps
 from runtime.grammar.ebnf import reading as ebnf
 from runtime.grammar.ebnf import tree as ebnf_tree
@@ -42,8 +42,10 @@ from runtime.protocol.vocabulary import Vocabulary
 if TYPE_CHECKING:
     import xgrammar
 
-_LINES = re.compile(rb"[\t\n\r]")
-"""No JSON string holds these as they are: where they are barred at once, white space is spaces."""
+_CONTROLS = re.compile(rb"[\x00-\x1f]")
+_CONTROLS_NOT_LINES = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+"""Bytes that no JSON string holds, and that the library lets into strings of bounded length: texts with one
+are barred. Whitespace is then spaces, or spaces and line breaks."""
 
 _WHITESPACE: dict[str, dict[str, Any]] = {
     "compact": {"any_whitespace": False, "separators": (",", ":")},
@@ -101,20 +103,25 @@ class XSpace:
         if not vocabulary.eos:
             tokens.append(b"")
         self.words = -(-len(tokens) // 32)
-        texts = np.array([bool(data) for data in tokens], dtype=np.bool_)
-        padded = np.zeros(self.words * 32, dtype=np.bool_)
-        padded[: len(tokens)] = texts
-        self.spoken = np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
+        self.spoken = self._packed(map(bool, tokens))
         """Ids that stand for text."""
-        padded[: len(tokens)] = [_LINES.search(data) is not None for data in tokens]
-        self.lines = np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
-        """Ids of texts with line breaks or tabs."""
+        self.barred: dict[re.Pattern[bytes], Bits] = {
+            pattern: self._packed(pattern.search(data) for data in tokens)
+            for pattern in (_CONTROLS, _CONTROLS_NOT_LINES)
+        }
+        """Ids of the texts in which each is found."""
         self.library = _library()
         info = self.library.TokenizerInfo(
             tokens, self.library.VocabType.RAW, vocab_size=len(tokens), stop_token_ids=self.ends,
             add_prefix_space=False,
         )  # fmt: skip
         self.compiler = self.library.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+
+    def _packed(self, flags: Iterable[object]) -> Bits:
+        padded = np.zeros(self.words * 32, dtype=np.bool_)
+        chosen = np.fromiter(map(bool, flags), dtype=np.bool_)
+        padded[: len(chosen)] = chosen
+        return np.packbits(padded, bitorder="little").view("<u4").astype(np.uint32)
 
 
 class _Step(NamedTuple):
@@ -130,9 +137,8 @@ class _Compiled:
     space: XSpace
     origin: Origin
     size: int
-    lines: bool = True
-    """Whether its text may have line breaks and tabs."""
-    first: list[TokenMask] = field(default_factory=list)
+    barred: re.Pattern[bytes] | None = None
+    """What no token of it may hold."""
 
 
 class XGrammarMatcher(Matcher):
@@ -145,8 +151,7 @@ class XGrammarMatcher(Matcher):
         self.vocabulary = self._space.vocabulary
         self._last: _Step | None = None
         self._stopped = False
-        self._mask: TokenMask | None = compiled.first[0] if compiled.first else None
-        self._final: bool | None = None
+        self._mask: TokenMask | None = None
         self.origin = compiled.origin
 
     def advance(self, token: int) -> bool:
@@ -155,14 +160,14 @@ class XGrammarMatcher(Matcher):
             return self._done(0, stopped=True) if self.may_stop() else False
         if self._stopped or not 0 <= token < space.bits.width or not space.bits.texts[token]:
             return False
-        if not self._compiled.lines and _LINES.search(space.bits.texts[token]):
+        if self._compiled.barred and self._compiled.barred.search(space.bits.texts[token]):
             return False
         return self._done(1) if self._parser.accept_token(token) else False
 
     def advance_bytes(self, data: bytes) -> bool:
         if self._stopped:
             return self._done(0, stopped=True) if not data else False
-        if not self._compiled.lines and _LINES.search(data):
+        if self._compiled.barred and self._compiled.barred.search(data):
             return False
         if data and not self._parser.accept_string(data):
             return False
@@ -172,7 +177,7 @@ class XGrammarMatcher(Matcher):
         self._last = _Step(taken, self._stopped, self._last)
         self._stopped = stopped
         if taken:
-            self._mask = self._final = None
+            self._mask = None
         return True
 
     def mask(self) -> TokenMask:
@@ -186,11 +191,11 @@ class XGrammarMatcher(Matcher):
         """The library's mask, uint32 [words]; it writes into the array that is then given out."""
         bits = np.zeros(self._space.words, dtype=np.uint32)
         self._parser.fill_next_token_bitmask(bits.view(np.int32).reshape(1, -1))
-        return bits if self._compiled.lines else bits & ~self._space.lines
+        barred = self._compiled.barred
+        return bits & ~self._space.barred[barred] if barred else bits
 
     def _compute(self) -> TokenMask:
         bits, space = self._fill(), self._space
-        self._final = not np.any(bits & space.spoken)
         if not space.vocabulary.eos:
             return space.bits.seal(bits)
         may_stop = self._parser.is_completed()
@@ -211,13 +216,9 @@ class XGrammarMatcher(Matcher):
         return self._stopped or self._parser.is_completed()
 
     def is_terminated(self) -> bool:
-        if self._stopped:
-            return True
-        if not self._parser.is_completed():
-            return False
-        if self._final is None:
-            self._final = not np.any(self._fill() & self._space.spoken)
-        return self._final
+        if self._stopped or not self._parser.is_completed():
+            return self._stopped
+        return not np.any(self._fill() & self._space.spoken)
 
     def rollback(self, steps: int) -> None:
         last, taken, stopped = self._last, 0, self._stopped
@@ -225,7 +226,7 @@ class XGrammarMatcher(Matcher):
             taken, stopped, last = taken + step.taken, step.stopped, step.before
         if taken:
             self._parser.rollback(taken)
-            self._mask = self._final = None
+            self._mask = None
         self._last, self._stopped = last, stopped
 
     def footprint(self) -> int:
@@ -234,17 +235,16 @@ class XGrammarMatcher(Matcher):
     def copy(self) -> XGrammarMatcher:
         twin = XGrammarMatcher(self._compiled, self._parser.fork())
         twin._last, twin._stopped = self._last, self._stopped
-        twin._mask, twin._final, twin.origin = self._mask, self._final, self.origin
+        twin._mask, twin.origin = self._mask, self.origin
         return twin
 
 
 class XGrammarBackend(GrammarBackend):
-    """Kinds: json_schema (the keywords that xgrammar_schema lists), ebnf (GBNF text), regex, choices, and
-    structural_tag over them. Raises MissingExtra where the library is not installed.
+    """Kinds: json_schema (but for the keywords that xgrammar_schema refuses), ebnf (GBNF text), regex,
+    choices, and structural_tag over them. Raises MissingExtra where the library is not installed.
 
     whitespace: between the tokens of JSON: "compact" (none), "single" (at most one space) or "flexible" (at
-    most 40 characters of it). schema_format: with "annotation" the keyword `format` binds nothing; with
-    "assertion" it is refused, as all keywords that are not kept.
+    most 40 spaces and line breaks). schema_format: with "annotation" the keyword `format` binds nothing.
     """
 
     name = "xgrammar"
@@ -285,7 +285,7 @@ class XGrammarBackend(GrammarBackend):
                     )
                 return self._grammar(ebnf.parse_ebnf(constraint.spec), "ebnf")
             case "regex":
-                node = _node(regex_syntax.parse(constraint.spec))
+                node = ebnf_tree.of_regex(regex_syntax.parse(constraint.spec))
                 return self._grammar(ebnf.from_node(node, "regex"), "regex")
             case "choices":
                 return self._grammar(ebnf.from_node(_choice(constraint.spec), "choices"), "choices")
@@ -297,17 +297,18 @@ class XGrammarBackend(GrammarBackend):
         spaces = _WHITESPACE[constraint.whitespace or self._policy]
         kept = check(document)
         self._afford(kept.work, KIND)
-        schema = json.dumps(spelled_out(document.root))
+        schema = json.dumps(document.root)
         try:
             compiled = self.space.compiler.compile_json_schema(schema, strict_mode=True, **spaces)
         except RuntimeError as error:
-            raise BadConstraint(_told(error), where=KIND) from None
+            raise UnsupportedConstraint(
+                _told(error), where=KIND, hint='grammar backend "auto" may keep it'
+            ) from None
         origin = Origin(
-            self.name, ignored=tuple(document.told), narrowed=kept.narrowed,
-            examples=partial(examples, document),
-        )  # fmt: skip
-        single = (constraint.whitespace or self._policy) == "single"
-        return self._start(compiled, KIND, origin, lines=not single)
+            self.name, ignored=kept.ignored, narrowed=kept.narrowed, examples=partial(examples, document)
+        )
+        flexible = (constraint.whitespace or self._policy) == "flexible"
+        return self._start(compiled, KIND, origin, barred=_CONTROLS_NOT_LINES if flexible else _CONTROLS)
 
     def _grammar(self, grammar: ebnf_tree.Grammar, where: str) -> Matcher:
         self._afford(ebnf_tree.counted(grammar), where)
@@ -345,7 +346,7 @@ class XGrammarBackend(GrammarBackend):
 
     def _start(
         self, compiled: xgrammar.CompiledGrammar, where: str, origin: Origin | None = None, *,
-        lines: bool = True,
+        barred: re.Pattern[bytes] | None = None,
     ) -> Matcher:  # fmt: skip
         if compiled.memory_size_bytes > self._limits.memory_bytes:
             raise BadConstraint(
@@ -353,32 +354,11 @@ class XGrammarBackend(GrammarBackend):
                 where=where,
                 hint="simplify it",
             )
-        shared = _Compiled(self.space, origin or Origin(self.name), compiled.memory_size_bytes, lines)
+        shared = _Compiled(self.space, origin or Origin(self.name), compiled.memory_size_bytes, barred)
         matcher = XGrammarMatcher(shared, self.space.library.GrammarMatcher(compiled))
-        mask = matcher.mask()
-        if not self.space.bits.count(mask) and not matcher.may_stop():
+        if not self.space.bits.count(matcher.mask()) and not matcher.may_stop():
             raise BadConstraint("nothing that the vocabulary spells matches", where=where)
-        shared.first.append(mask)
         return MissingByteMatcher(matcher, self.space.bits) if self.space.lacks_bytes else matcher
-
-
-def _node(node: regex_syntax.Node) -> ebnf_tree.Node:
-    """A regular expression's tree as one of EBNF."""
-    match node:
-        case regex_syntax.Chars(ranges):
-            return ebnf_tree.Chars(difference(ranges, SURROGATES))
-        case regex_syntax.Seq(items):
-            return ebnf_tree.Seq(tuple(map(_node, items)))
-        case regex_syntax.Alt(options):
-            return ebnf_tree.Alt(tuple(map(_node, options)))
-        case regex_syntax.Repeat(item, low, high):
-            return ebnf_tree.Repeat(_node(item), low, high)
-        case regex_syntax.At(kind):
-            raise UnsupportedConstraint(
-                f"a condition on neighbouring characters ({kind}) inside of the pattern is not kept",
-                where="regex",
-                hint='grammar backend "outlines" keeps it',
-            )
 
 
 def _choice(spec: str) -> ebnf_tree.Node:

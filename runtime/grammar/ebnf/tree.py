@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runtime.grammar.automata import regex_syntax
 from runtime.grammar.automata.charset import SURROGATES, Ranges, difference
-from runtime.protocol.errors import BadConstraint
+from runtime.protocol.errors import BadConstraint, UnsupportedConstraint
 
 MAX_DEPTH = 1500
 """Rules and groups inside of each other, from one rule to the next: engines recurse on their stack."""
@@ -50,6 +51,38 @@ class Repeat:
 
 Node = Chars | Ref | Seq | Alt | Repeat
 EMPTY = Seq(())
+
+
+def of_regex(node: regex_syntax.Node) -> Node:
+    """A regular expression's tree as one of a grammar. Raises UnsupportedConstraint for a condition on
+    neighbouring characters."""
+    match node:
+        case regex_syntax.Chars(ranges):
+            return Chars(difference(ranges, SURROGATES))
+        case regex_syntax.Seq(items):
+            return Seq(tuple(map(of_regex, items)))
+        case regex_syntax.Alt(options):
+            return Alt(tuple(map(of_regex, options)))
+        case regex_syntax.Repeat(item, low, high):
+            return Repeat(of_regex(item), low, high)
+        case regex_syntax.At(kind):
+            raise UnsupportedConstraint(
+                f"a condition on neighbouring characters ({kind}) inside of the pattern is not kept",
+                where="regex",
+                hint='grammar backend "outlines" keeps it',
+            )
+
+
+def characters_of(node: Node) -> Iterator[Ranges]:
+    """The sets of characters in `node`."""
+    match node:
+        case Chars(ranges):
+            yield ranges
+        case Seq(parts) | Alt(parts):
+            for part in parts:
+                yield from characters_of(part)
+        case Repeat(item):
+            yield from characters_of(item)
 
 
 class Grammar(NamedTuple):

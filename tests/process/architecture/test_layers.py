@@ -107,7 +107,7 @@ def all_registries() -> list[tuple[str, object]]:
     found = []
     for package in ("runtime", "sglang_dsl"):
         for name in modules_below(package):
-            if name.endswith(("train", "evaluate", "demo")):
+            if name.endswith("demo"):
                 continue
             module = importlib.import_module(name)
             found += [

@@ -11,7 +11,7 @@ import httpx
 import ollama
 import pytest
 
-from runtime.pocket.tasks.tools import TOOLS
+from examples.pocket.tasks.tools import TOOLS
 from tests.process.conftest import Served
 
 RIVER = [{"role": "user", "content": "Which river runs through Ostrel?"}]

@@ -17,6 +17,7 @@ import pytest
 
 from runtime.api import Engine
 from runtime.formats.json_stream import is_prefix
+from runtime.protocol.errors import BadRequest
 from sglang_dsl import (
     BackendError,
     ProgramError,
@@ -277,3 +278,15 @@ def test_anthropic_parses_and_streams_a_model(shared_server: Any) -> None:
             anthropic.BadRequestError, match=r"output_config\.format\.schema #/properties/a/type"
         ):
             made.messages.create(output_config=form, **words)
+
+
+def test_the_grammar_backend_that_was_asked_for_keeps_a_model_and_is_named() -> None:
+    pytest.importorskip("xgrammar")
+    with Engine("pocket", max_total_tokens=4096, grammar_backend="xgrammar") as running:
+        request = {"json_schema": json.dumps(Hero.model_json_schema()), "max_new_tokens": 300}
+        out = running.generate("A hero:", request)
+        assert out["meta_info"]["grammar"]["backend"] == "xgrammar"
+        assert isinstance(Hero.model_validate_json(out["text"]), Hero)
+        unkept = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+        with pytest.raises(BadRequest, match="uniqueItems is not kept exactly by xgrammar"):
+            running.generate("Numbers:", {"json_schema": json.dumps(unkept)})

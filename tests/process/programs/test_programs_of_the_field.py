@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import sglang_dsl as sgl
+from examples.pocket.world import PLACES
 from runtime.api import Engine
-from runtime.pocket.world import PLACES
 from sglang_dsl.lang.ir import REGEX_FLOAT, REGEX_INT, REGEX_STR
 from tests.process.patience import in_pieces
 

@@ -8,12 +8,12 @@ import os
 import jsonschema
 import pytest
 
+from examples.pocket.tasks.tools import TOOLS
 from runtime.api import Engine
 from runtime.formats.tools import FunctionCallParser
 from runtime.formats.tools.constraints import structure_constraint
 from runtime.formats.tools.parser import detector_of
 from runtime.formats.tools.types import tools_of
-from runtime.pocket.tasks.tools import TOOLS
 
 OFFERED = tools_of(TOOLS.values())
 NAMED = OFFERED[0].name

@@ -4,12 +4,14 @@ model, options of its server, words of its metas.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
 import subprocess
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -27,9 +29,11 @@ from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores
 from sglang_dsl.console.server_options import flags_of, own_flags, own_options
 from sglang_dsl.errors import BadProgram, Unsupported
 from sglang_dsl.ir.schema_regex import build_regex_from_object, regex_of_schema
+from sglang_dsl.sglang_modules import MODULES
 from sglang_dsl.utils import launch_server_cmd, terminate_process, wait_for_server
 from tests.exploring import tries
 
+ROOT = Path(__file__).parents[3]
 IMPORTED = """
 api: set_default_backend gen select function system user assistant flush_cache get_server_info Runtime
 lang.api: function gen gen_int gen_string select set_default_backend image Runtime RuntimeEndpoint
@@ -70,6 +74,43 @@ def test_programs_find_what_they_import(line: str) -> None:
     found = importlib.import_module(f"sglang_dsl.{module}")
     for name in names.split():
         assert getattr(found, name) is not None
+
+
+def stub_names(file: Path) -> dict[str, str]:
+    """Each name of a stub, with where it comes from; modules of a package aside."""
+    found = {}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            source = str(node.module)
+            names = {one.asname or one.name: f"{source}:{one.name}" for one in node.names}
+            found |= {name: target for name, target in names.items() if f"{source}.{name}" not in MODULES}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_stub_says_what_the_table_says(module: str) -> None:
+    folder = ROOT.joinpath(*module.split("."))
+    file = folder / "__init__.pyi" if folder.is_dir() else folder.with_suffix(".pyi")
+    assert stub_names(file) == MODULES[module]
+    imported = importlib.import_module(module)
+    assert sorted(imported.__all__) == sorted(MODULES[module])
+    for name, target in MODULES[module].items():
+        source, _, attribute = target.partition(":")
+        assert getattr(imported, name) is getattr(importlib.import_module(source), attribute)
+
+
+def test_every_stub_is_in_the_table() -> None:
+    stubs = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for file in (ROOT / "sglang_dsl").rglob("*.pyi")
+    }
+    assert stubs == set(MODULES)
+
+
+def test_a_module_of_names_runs_and_does_nothing() -> None:
+    command = [sys.executable, "-W", "error", "-m", "sglang_dsl.lang.ir"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_picture_without_pillow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import jsonschema
 import openai
 import pytest
 
-from runtime.pocket.tasks.tools import TOOLS
+from examples.pocket.tasks.tools import TOOLS
 from tests.process.patience import PATIENCE_S
 
 WEATHER, TIMER = TOOLS["get_weather"], TOOLS["set_timer"]

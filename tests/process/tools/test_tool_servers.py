@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import psutil
 
-from runtime.pocket.tasks.tools import call_text
+from examples.pocket.tasks.tools import call_text
 from tests.process.patience import PATIENCE_S, until
 
 PEER = Path(__file__).parents[2] / "process" / "runtime" / "server" / "openai" / "weather_peer.py"

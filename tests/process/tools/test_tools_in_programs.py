@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 import sglang_dsl as sgl
-from runtime.pocket.tasks.tools import TOOLS
+from examples.pocket.tasks.tools import TOOLS
 from sglang_dsl.backends.anthropic import Anthropic
 from sglang_dsl.backends.engine import EngineBackend
 from sglang_dsl.backends.openai import OpenAI

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples.pocket.chat import render
+from examples.pocket.corpus import conversation
+from examples.pocket.items import TARGETS
+from examples.pocket.tasks import HELD
+from examples.pocket.tokenizer import SPECIAL, TAGS
 from runtime.pocket import path
-from runtime.pocket.chat import render
-from runtime.pocket.corpus import conversation
-from runtime.pocket.items import TARGETS
-from runtime.pocket.tasks import HELD
-from runtime.pocket.tokenizer import SPECIAL, TAGS
 from tests.exploring import tries
 
 pytest.importorskip("transformers")
@@ -118,7 +118,7 @@ def test_the_training_module_equals_transformers() -> None:
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
-    from runtime.pocket.model import Pocket, Shape
+    from examples.pocket.model import Pocket, Shape
 
     weights = {k: v.float() for k, v in load_file(str(path() / "model.safetensors")).items()}
     ours = Pocket(Shape(vocab=weights["model.embed_tokens.weight"].shape[0]))

@@ -19,8 +19,8 @@ from typing import Any
 import openai
 import pytest
 
+from examples.pocket.tasks.tools import TOOLS, call_text
 from runtime.config.serving.server import ServerConfig
-from runtime.pocket.tasks.tools import TOOLS, call_text
 from runtime.processes.pipeline.launch import Pipeline
 from runtime.protocol.errors import BadRequest
 from runtime.server.app import build_app

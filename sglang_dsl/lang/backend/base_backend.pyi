@@ -1,0 +1,3 @@
+from sglang_dsl.backends.blocking import BaseBackend, SglSamplingParams
+
+__all__ = ["BaseBackend", "SglSamplingParams"]

@@ -1,0 +1,3 @@
+from sglang_dsl.compiler.trace import Program, Tracer
+
+__all__ = ["Program", "Tracer"]
