@@ -150,7 +150,7 @@ class JinjaChatTemplate:
         context = {"strftime_now": self._strftime_now, **self._variables, "documents": None, "tools": None,
                    "add_generation_prompt": False, **context}  # fmt: skip
         try:
-            return run(template, context, Budget(_given(context), time_limit_s))
+            return run(template, context, Budget(context, time_limit_s))
         except Exception as error:  # a stranger's code may raise anything
             kind = TemplateLimit if isinstance(error, Limit) else TemplateError
             raise kind(
@@ -274,19 +274,6 @@ def _odd(folder: Path, what: str) -> ModelLoadError:
         f'"chat_template" is neither a text nor a list of named texts: {what}',
         where=str(folder / "tokenizer_config.json"),
     )
-
-
-def _given(value: Any) -> int:
-    """Characters of a request's texts."""
-    match value:
-        case str(text):
-            return len(text)
-        case {**pairs}:
-            return sum(_given(item) for item in pairs.values())
-        case [*items]:
-            return sum(_given(item) for item in items)
-        case _:
-            return 8
 
 
 def _said(error: BaseException) -> str:
