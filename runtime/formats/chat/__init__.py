@@ -2,8 +2,8 @@
 
 Which chat template an engine uses is decided once, in `processes/checkpoint/templates.py`: asked for, else
 the checkpoint's own Jinja, else by a registered matching function, else by its marks, else by its name
-(both are data in the families' files, searched by `formats/chat/matching.py`), else none, and then turns
-are refused. A Jinja template is never replaced by the prefixes and suffixes derived from it
+(both are data in `formats/chat/families.py`, searched by `formats/chat/matching.py`), else none, and then
+turns are refused. A Jinja template is never replaced by the prefixes and suffixes derived from it
 (`formats/chat/derive.py`): these only say what holds of it.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
@@ -19,7 +19,7 @@ from runtime.formats.chat.jinja import JinjaChatTemplate
 from runtime.formats.chat.template import ChatTemplate, ChatTemplateStyle
 from runtime.protocol.errors import TemplateError
 
-_U, _A, _S, _T = "Sq7user0", "Sq7assistant0", "Sq7system0", "Sq7tool0"
+_U, _A, _S = "Sq7user0", "Sq7assistant0", "Sq7system0"
 _ROUNDS = 24
 _PATIENCE_S = 20.0
 _SHOWN = 160
@@ -112,7 +112,6 @@ def derive_chat_template(
     bos_token: str = "",
     eos_token: str = "",
     name: str = "derived",
-    template_kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Derivation:
     """Prefixes and suffixes of `jinja`, verified on random conversations. Raises nothing for a template that
@@ -125,7 +124,7 @@ def derive_chat_template(
         jinja = JinjaChatTemplate({"default": jinja}, {"bos_token": bos_token, "eos_token": eos_token})
     try:
         # On one day, so that midnight is not taken for a template that rewrites.
-        return _Deriver(jinja.stopped(), name, template_kwargs, seed).derive()
+        return _Deriver(jinja.stopped(), name, seed).derive()
     except _TooLong:
         reason = Reason(Trait.NOT_VERIFIED, f"looking at it took longer than {_PATIENCE_S:g} s")
         return Derivation(None, False, False, "", reasons=(reason,))
@@ -142,10 +141,8 @@ def after_reply(jinja: JinjaChatTemplate) -> str:
 
 
 class _Deriver:
-    def __init__(
-        self, jinja: JinjaChatTemplate, name: str, kwargs: Mapping[str, Any] | None, seed: int
-    ) -> None:
-        self._jinja, self._name, self._kwargs, self._random = jinja, name, kwargs, random.Random(seed)
+    def __init__(self, jinja: JinjaChatTemplate, name: str, seed: int) -> None:
+        self._jinja, self._name, self._random = jinja, name, random.Random(seed)
         self._bos = jinja.bos_token
         self._reasons: list[Reason] = []
         self._end, self._last_differs = "", False
@@ -156,34 +153,30 @@ class _Deriver:
         try:
             first = self._render(_turn("user", _U))
         except TemplateError as error:
-            return self._none(Reason(Trait.REFUSES, error.message))
+            return Derivation(None, False, False, "", reasons=(Reason(Trait.REFUSES, error.message),))
         bos = self._bos if self._bos and first.startswith(self._bos) else ""
         append_only, keeps = self._append_only(), self._keeps_reasoning()
         reuses = self._reuses_replies()
         dated = any("strftime_now" in source for source in self._jinja.sources.values())
         if dated or "date_string" in self._jinja.reads:
             self._note(Trait.DATE, "a conversation rendered tomorrow may begin differently")
-        template, preamble, offered = None, "", ""
+        template, preamble = None, ""
         try:
-            template, preamble, offered = self._shape(bos)
+            template, preamble = self._shape(bos)
         except _Odd as odd:
             self._reasons.append(odd.reason)
-            offered = self._offered_or_nothing()
         except TemplateError as error:
-            self._reasons.append(Reason(Trait.REFUSES, error.message))
-            offered = self._offered_or_nothing()
+            self._note(Trait.REFUSES, error.message)
+        offered = self._offered()
         reasons = tuple(dict.fromkeys(self._reasons))
         return Derivation(template, append_only, keeps, offered, reuses, bos, preamble, reasons)
-
-    def _none(self, reason: Reason) -> Derivation:
-        return Derivation(None, False, False, "", reasons=(reason,))
 
     def _note(self, trait: Trait, detail: str = "") -> None:
         self._reasons.append(Reason(trait, detail))
 
     # -- reading the pieces off ------------------------------------------------------------------------------
 
-    def _shape(self, bos: str) -> tuple[ChatTemplate, str, str]:
+    def _shape(self, bos: str) -> tuple[ChatTemplate, str]:
         user, reply = _turn("user", _U), _turn("assistant", _A)
         self._end = self._ending()
         closed = self._closed(bos, user)
@@ -226,9 +219,6 @@ class _Deriver:
         roles = {"user": (later_prefix, user_suffix), "assistant": (assistant_prefix, assistant_suffix)}
         if system is not None:
             roles["system"] = system
-        tool = self._tool(bos)
-        if tool is not None:
-            roles["tool"] = tool
         template = self._template(roles, default, style)
         wrong = self._verify(template, bos, preamble, system is not None)
         if wrong is not None and system is not None:
@@ -240,7 +230,7 @@ class _Deriver:
                 wrong = None
         if wrong is not None:
             raise _Odd(Trait.NOT_VERIFIED, wrong)
-        return template, preamble, offered
+        return template, preamble
 
     def _template(
         self, roles: Mapping[str, tuple[str, str]], default: str | None, style: ChatTemplateStyle
@@ -306,23 +296,6 @@ class _Deriver:
             return None
         return preamble[len(prefix) : len(prefix) + inner]
 
-    def _tool(self, bos: str) -> tuple[str, str] | None:
-        """A tool's answer after a reply that called it; None where it is no prefix and suffix."""
-        call = {"id": "call00000", "type": "function", "function": {"name": "Sq7f", "arguments": {}}}
-        asked: list[dict[str, Any]] = [
-            _turn("user", _U),
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        answer = {"role": "tool", "content": _T, "name": "Sq7f", "tool_call_id": "call00000"}
-        try:
-            before, text = self._closed(bos, *asked), self._closed(bos, *asked, answer)
-        except TemplateError:
-            return None
-        if not text.startswith(before) or text.count(_T) != 1:
-            return None
-        prefix, suffix = _cut(text[len(before) :], _T)
-        return None if "Sq7f" in prefix or "call00000" in prefix else (prefix, suffix)
-
     # -- what holds of the whole -----------------------------------------------------------------------------
 
     def _append_only(self) -> bool:
@@ -341,7 +314,7 @@ class _Deriver:
             with_system = []  # that it takes no system message is noted elsewhere
         for shorter, longer in (*pairwise(texts), *pairwise(with_system)):
             if not longer.startswith(shorter):
-                at = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), 0)
+                at = _common(shorter, longer)
                 self._note(Trait.REWRITES, f"{shorter[max(0, at - 20) : at + 20]!r} is no more")
                 return False
         return True
@@ -414,18 +387,19 @@ class _Deriver:
         text = "".join(self._random.choice(letters) for _ in range(self._random.randint(1, 24)))
         return (text.strip() or "x") if trims else text
 
-    def _offered_or_nothing(self) -> str:
+    def _offered(self) -> str:
+        """What opens a reply; "" if that is not known."""
         user = _turn("user", _U)
         try:
-            closed, offered = self._render(user), self._render(user, open=True)
+            closed, opened = self._closed("", user), self._render(user, open=True)
         except TemplateError:
             return ""
-        return offered.removeprefix(closed) if offered.startswith(closed) else ""
+        return opened.removeprefix(closed) if opened.startswith(closed) else ""
 
     def _render(self, *turns: Mapping[str, Any], open: bool = False) -> str:
         if time.monotonic() > self._until:
             raise _TooLong
-        return self._jinja.render(list(turns), add_generation_prompt=open, template_kwargs=self._kwargs)
+        return self._jinja.render(list(turns), add_generation_prompt=open)
 
 
 def _turn(role: str, content: str) -> dict[str, str]:
@@ -447,14 +421,16 @@ def _cut(text: str, *marks: str) -> list[str]:
     return [*pieces, rest]
 
 
+def _common(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
 def _common_end(one: str, other: str) -> str:
-    length = 0
-    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
-        length += 1
-    return one[len(one) - length :]
+    return one[len(one) - _common(one[::-1], other[::-1]) :]
 
 
 def _difference(got: str, expected: str) -> str:
-    pairs: Sequence[tuple[str, str]] = list(zip(got, expected, strict=False))
-    at = next((index for index, (a, b) in enumerate(pairs) if a != b), len(pairs))
+    at = _common(got, expected)
     return f"{expected[max(0, at - 24) : at + 24]!r} instead of {got[max(0, at - 24) : at + 24]!r}"

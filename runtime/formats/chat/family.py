@@ -1,5 +1,4 @@
-"""What a family file says besides its templates: by which marks of a checkpoint, and by which names, to know
-them.
+"""A family of chat templates: the templates, and by which marks and names of a checkpoint it is known.
 
 Only the data's shape; the search is in matching.
 """
@@ -9,17 +8,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from runtime.formats.chat.template import ChatTemplate
+
 
 @dataclass(frozen=True)
 class Marks:
-    """A checkpoint writes `template` when its Jinja text holds every text of `jinja` and none of `without`.
+    """A checkpoint writes `template` if its Jinja text holds every text of `jinja` and none of `without`.
 
-    Where a checkpoint has no Jinja text, every one of `tokens` must be among its special tokens (no `tokens`:
-    such a checkpoint is not recognised). `types`: and only when the model's type is one of these (letters and
+    If a checkpoint has no Jinja text, every one of `tokens` must be among its special tokens (no `tokens`:
+    such a checkpoint is not recognised). `types`: and only if the model's type is one of these (letters and
     digits, lower case: "gptoss").
 
     `ends`: tokens that end a turn of this format and no base checkpoint's text: one that generates until such
-    a token was trained to chat. Left empty where base checkpoints stop at the same tokens.
+    a token was trained to chat. Left empty if base checkpoints stop at the same tokens.
     """
 
     template: str
@@ -46,5 +47,8 @@ class Named:
 
 @dataclass(frozen=True)
 class Family:
+    """Templates that are alike, and how to know a checkpoint that writes one of them."""
+
+    templates: tuple[ChatTemplate, ...]
     marks: tuple[Marks, ...] = ()
     names: tuple[Named, ...] = ()

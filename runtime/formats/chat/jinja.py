@@ -27,7 +27,7 @@ from runtime.protocol.errors import ModelLoadError, TemplateError
 
 _THINKING = ("enable_thinking", "thinking")
 _OWN = ("messages", "tools", "add_generation_prompt")
-"""Variables that a request says in fields of its own."""
+"""Variables that a request has fields of its own for."""
 _PROBE_TIME_S = 0.2
 _A_TOOL: Mapping[str, Any] = {
     "type": "function",
@@ -60,9 +60,9 @@ class JinjaChatTemplate:
     def stopped(self) -> JinjaChatTemplate:
         """The same template, its clock standing still from now on."""
         _ = self.opening  # once, not for each copy
-        moment, made = self._now(), copy.copy(self)
-        made._strftime_now = strftime_at(lambda: moment)
-        return made
+        moment, same = self._now(), copy.copy(self)
+        same._strftime_now = strftime_at(lambda: moment)
+        return same
 
     @property
     def bos_token(self) -> str:
@@ -94,14 +94,13 @@ class JinjaChatTemplate:
         for source in self._sources.values():
             try:
                 names |= meta.find_undeclared_variables(Sandbox().parse(source))
-            except Exception:  # noqa: BLE001 - told to whoever renders it
+            except Exception:  # noqa: BLE001 - render raises it
                 continue
         return frozenset(names)
 
     @cached_property
     def force_reasoning(self) -> bool:
-        """Whether the generation prompt itself opens the model's reasoning (`<think>`), so that a reply
-        begins within it."""
+        """Whether the generation prompt opens the model's reasoning (`<think>`): a reply begins inside it."""
         closed, opened = self._asked_and_opened
         offered = opened.removeprefix(closed) if opened.startswith(closed) else opened.rpartition("?")[2]
         return offered.rfind("<think>") > offered.rfind("</think>")
@@ -150,11 +149,11 @@ class JinjaChatTemplate:
         context = {"strftime_now": self._strftime_now, **self._variables, "documents": None, "tools": None,
                    "add_generation_prompt": False, **context}  # fmt: skip
         try:
-            return run(template, context, Budget(_given(context), time_limit_s))
+            return run(template, context, Budget(context, time_limit_s))
         except Exception as error:  # a stranger's code may raise anything
             kind = TemplateLimit if isinstance(error, Limit) else TemplateError
             raise kind(
-                f"the chat template refused the messages: {_said(error)}", where=_place(name, error)
+                f"the chat template refused the messages: {_text_of(error)}", where=_place(name, error)
             ) from error
 
     def check(self) -> None:
@@ -188,12 +187,12 @@ class JinjaChatTemplate:
             found = self._formats[name] = ContentFormats(self._sources[name], render)
         return found
 
-    def _thinking(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Families name the switch differently; it is said by the name that the template reads, too."""
-        said = [given[name] for name in _THINKING if name in given]
-        if not said:
-            return given
-        return {**{name: said[0] for name in _THINKING if name in self.reads}, **given}
+    def _thinking(self, template_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Families name the switch differently; set it under the name that this template reads, too."""
+        values = [template_kwargs[name] for name in _THINKING if name in template_kwargs]
+        if not values:
+            return template_kwargs
+        return {**{name: values[0] for name in _THINKING if name in self.reads}, **template_kwargs}
 
     def _pick(self, with_tools: bool) -> str:
         if with_tools and "tool_use" in self._sources:
@@ -214,7 +213,7 @@ class JinjaChatTemplate:
             return Sandbox().from_string(self._sources[name])
         except Exception as error:  # noqa: BLE001 - a stranger's text may break parser or compiler anyhow
             return TemplateError(
-                f"the chat template cannot be parsed: {_said(error)}", where=_place(name, error),
+                f"the chat template cannot be parsed: {_text_of(error)}", where=_place(name, error),
                 hint='pass chat_template="chatml", another built-in name, or the path of a .jinja file',
             )  # fmt: skip
 
@@ -276,20 +275,7 @@ def _odd(folder: Path, what: str) -> ModelLoadError:
     )
 
 
-def _given(value: Any) -> int:
-    """Characters of a request's texts."""
-    match value:
-        case str(text):
-            return len(text)
-        case {**pairs}:
-            return sum(_given(item) for item in pairs.values())
-        case [*items]:
-            return sum(_given(item) for item in items)
-        case _:
-            return 8
-
-
-def _said(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 

@@ -1,19 +1,18 @@
 """Which chat template a checkpoint writes: by what the checkpoint holds first, by its name second, never by
 guess.
 
-The marks and names are data in the families' own files; this searches them. It opens no file.
+The marks and names are data in `families`; this searches them. It opens no file.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 
-from runtime.formats.chat.family import Family, Marks
-from runtime.formats.chat.registry import BUILT_IN, get_chat_template
+from runtime.formats.chat.families import FAMILIES
+from runtime.formats.chat.family import Marks
+from runtime.formats.chat.registry import get_chat_template
 from runtime.formats.chat.template import ChatTemplate
 from runtime.protocol.errors import TemplateError
 
@@ -82,7 +81,7 @@ def match_model_path(model_path: str) -> str | None:
     if _NO_CHAT.search(name):
         return None
     best: tuple[int, int, str] | None = None
-    for family in families():
+    for family in FAMILIES:
         for rule in family.names:
             match = rule.search(name)
             if match is not None:
@@ -139,7 +138,7 @@ def chat_by_name(names: Iterable[str]) -> bool | None:
 
 def mark_tokens() -> frozenset[str]:
     """All tokens that any family's marks speak of."""
-    marks = [marks for family in families() for marks in family.marks]
+    marks = [marks for family in FAMILIES for marks in family.marks]
     return frozenset(token for one in marks for token in (*one.tokens, *one.ends))
 
 
@@ -158,17 +157,10 @@ def _spelled(model_path: str) -> str:
     return model_name(model_path).lower().replace("_", "-")
 
 
-@cache
-def families() -> tuple[Family, ...]:
-    """What every family file says about itself."""
-    modules = dict.fromkeys(target.partition(":")[0] for target in BUILT_IN.values())
-    return tuple(importlib.import_module(module).FAMILY for module in modules)
-
-
 def _best_marks(jinja: str | None, tokens: frozenset[str], kind: str) -> Marks | None:
     """The most specific marks that hold, unless as specific ones name another template."""
     jinja = jinja and _with_newlines(jinja)
-    scored = [(_score(marks, jinja, tokens, kind), marks) for family in families() for marks in family.marks]
+    scored = [(_score(marks, jinja, tokens, kind), marks) for family in FAMILIES for marks in family.marks]
     top = max(score for score, _ in scored)
     best = [marks for score, marks in scored if score == top] if top else []
     return best[0] if len({marks.template for marks in best}) == 1 else None

@@ -5,7 +5,6 @@ It knows Jinja's syntax; what the filters that are put there do is theirs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import cast
 
 import jinja2
@@ -14,7 +13,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.visitor import NodeTransformer
 
-from runtime.formats.chat.budget import Limit
+from runtime.formats.chat.budget import ITEM, OBJECT, Limit
 
 MAX_SOURCE_BYTES = 1 << 18
 MAX_TOKENS = 16_000
@@ -59,65 +58,56 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-class Reckon(NodeTransformer):
-    """Puts the sandbox's own filters around what jinja2 compiles to bare Python."""
+class Bounded(NodeTransformer):
+    """Puts the sandbox's own filters around what jinja2 compiles to bare Python and a loop could repeat."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
-        weight = sum(len(data.data) for part in node.body for data in _literals(part))
+        # A round adds the loop's own texts to a buffer, one by one.
+        texts = sum(1 for part in node.body for _ in part.find_all(nodes.TemplateData))
         self.generic_visit(node)
-        node.iter = _filter(
-            cast(nodes.Expr, node.iter), "sandbox_counted", nodes.Const(weight, lineno=node.lineno)
-        )
+        units = nodes.Const(OBJECT + ITEM * texts, lineno=node.lineno)
+        node.iter = _filter(cast(nodes.Expr, node.iter), "sandbox_rounds", units)
         return node
 
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        weight = sum(len(data.data) for part in node.body for data in _literals(part))
-        self.generic_visit(node)
-        # A body's own text counts each time that it is written.
-        line = node.lineno
-        counted = _filter(
-            nodes.Tuple([], "load", lineno=line), "sandbox_made", nodes.Const(weight, lineno=line)
-        )
-        node.body.insert(0, nodes.ExprStmt(counted, lineno=line))
-        return node
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        """`a + b + c` at once: a call for each sum is most of what rendering costs."""
+        terms: list[nodes.Expr] = [node.right]
+        first = node.left
+        while isinstance(first, nodes.Add):
+            terms.append(first.right)
+            first = first.left
+        terms.append(first)
+        terms = [self.visit(term) for term in reversed(terms)]
+        return _filter(nodes.Tuple(terms, "load", lineno=node.lineno), "sandbox_sum")
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
-        return _filter(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "sandbox_joined")
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(node, "sandbox_made")
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(node, "sandbox_made")
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        self.generic_visit(node)
-        return _filter(node, "sandbox_made") if node.ctx == "load" else node
+        return _filter(nodes.Tuple(node.nodes, "load", lineno=node.lineno), "sandbox_text")
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         self.generic_visit(node)
-        node.expr = _searched(node.expr)
-        for operand in node.ops:
-            operand.expr = _searched(operand.expr)
+        if any(not _small(side.expr) and (side.op != "eq" or not _small(node.expr)) for side in node.ops):
+            node.expr = _filter(node.expr, "sandbox_new")
         return node
 
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+    def _new(self, node: nodes.Expr) -> nodes.Node:
         self.generic_visit(node)
-        return _filter(node, "sandbox_made") if isinstance(node.arg, nodes.Slice) else node
+        return node if _small(node) else _filter(node, "sandbox_new")
+
+    visit_List = visit_Dict = _new
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
+        return self._new(node) if node.ctx == "load" else self.generic_visit(node)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        return self._new(node) if isinstance(node.arg, nodes.Slice) else self.generic_visit(node)
 
 
-def _searched(node: nodes.Expr) -> nodes.Expr:
-    """A literal is as big as the source says."""
-    return node if isinstance(node, nodes.Const) else _filter(node, "sandbox_searched")
-
-
-def _literals(node: nodes.Node) -> Iterator[nodes.TemplateData]:
-    if isinstance(node, nodes.TemplateData):
-        yield node
-    yield from node.find_all(nodes.TemplateData)
+def _small(node: nodes.Expr) -> bool:
+    """Whether it is written out in the source, and so no bigger than that."""
+    if isinstance(node, (nodes.List, nodes.Tuple)):
+        return all(isinstance(item, nodes.Const) for item in node.items)
+    return isinstance(node, nodes.Const)
 
 
 def _filter(node: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:

@@ -46,6 +46,8 @@ print("\\n".join(failed))
 
 TWO = "{% set b = 'a' * 1000000 %}{% set c = ('a' * 999999) ~ 'b' %}"
 BIG = "{% set ns = namespace(x='abcdefgh') %}"
+TWO_LISTS = "{% set l = range(90000)|list %}{% set k = range(90000)|list %}"
+HELD = "{{ raise_exception('held') }}"  # these may end, but soon and small
 ATTACKS: dict[str, list[str]] = {
     "time": [
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -162,6 +164,32 @@ ATTACKS: dict[str, list[str]] = {
         "{{ ([ns.x] * 900) | tojson(indent=64) | length }}",
         "{% set ns = namespace(x=[]) %}{% for i in range(5000) %}{% set ns.x = [ns.x] %}{% endfor %}"
         "{{ ns.x | tojson }}",
+    ],
+    "one operation": [
+        "{% set l = range(90000)|list %}{{ l|select('in', l[1:] + [-1])|list|length }}" + HELD,
+        TWO_LISTS + "{% if " + " and ".join(["l == k"] * 3500) + " %}{% endif %}" + HELD,
+        TWO_LISTS + "{% if " + " and ".join(["-1 not in l"] * 2500) + " %}{% endif %}" + HELD,
+        TWO_LISTS + "{% if " + " and ".join(["-1 is not in l"] * 2500) + " %}{% endif %}" + HELD,
+        "{% for a in [[1]] recursive %}{% if loop.depth < 4 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
+        "{{ ('f' * 90000)|int(base=16) // 3 }}",
+        "{{ 1|round(10 ** 9) }}",
+        BIG + "{% for i in range(40) %}{% set ns.x = (ns.x ~ ns.x ~ '&')|e %}{% endfor %}",
+        "{{ ('é' * 9000000)|select|reverse|first }}" + HELD,
+        "{{ ('é' * 9000000)|select|list|length }}" + HELD,
+        "{{ ('é,' * 4000000).split(',')|length }}" + HELD,
+        "{{ ('é ' * 4000000).split()|length }}" + HELD,
+        "{% set l = ['x' * 1000] * 1000 %}{% set s %}{% for i in range(9999) %}{{ l }}{% endfor %}{% endset %}",
+        "{{ range(99999)|join('x' * 1000)|length }}",
+        "{{ ('🦊' * 2000000)|tojson(ensure_ascii=true)|length }}" + HELD,
+        "{% macro m(x) %}{% set y = x[1:] %}{{ m(y) }}{% endmacro %}{{ m('a' * 4000000) }}",
+        "{% set ns = namespace(x=(1,)) %}{% for i in range(40) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}",
+        BIG + "{% for i in range(40) %}{% set ns.x = [ns.x, ns.x]|tojson %}{% endfor %}",
+        "{{ ('%s' * 90000)|format(*(['x' * 10000] * 90000))|length }}",
+        "{% filter upper %}{% for i in range(99999) %}" + "z" * 4000 + "{% endfor %}{% endfilter %}",
+        "{% block a %}{% for i in range(99999) %}" + "z" * 4000 + "{% endfor %}{% endblock %}",
+        "{{ ('x' * 20000)|wordwrap(1, wrapstring='y' * 9999)|length }}",
+        "{{ ('http://a.b ' * 8000)|urlize(target='y' * 99999)|length }}",
+        "{{ {}.fromkeys(range(99999), 'x' * 9000)|string|length }}",
     ],
     "escape": [
         "{{ ''.__class__ }}{{ ''.__class__.__mro__[1].__subclasses__() }}",

@@ -15,7 +15,8 @@ from runtime.formats.chat import (
     matching,
     register_chat_template_matching_function,
 )
-from runtime.formats.chat.matching import families, match_model_path, model_name
+from runtime.formats.chat.families import FAMILIES
+from runtime.formats.chat.matching import match_model_path, model_name
 from runtime.formats.chat.registry import BUILT_IN
 from runtime.protocol.errors import TemplateError
 
@@ -473,13 +474,13 @@ def test_any_checkpoint_has_a_registered_name_or_none(
 @pytest.mark.parametrize("model", WELL_KNOWN)
 def test_no_two_rules_claim_a_model_equally(model: str) -> None:
     name = model_name(model).lower()
-    claims = [(rule, rule.search(name)) for family in families() for rule in family.names]
+    claims = [(rule, rule.search(name)) for family in FAMILIES for rule in family.names]
     found = [(match.start(), -match.end(), rule.template) for rule, match in claims if match is not None]
     best = min(found)[:2]
     assert {template for start, end, template in found if (start, end) == best} == {WELL_KNOWN[model]}
 
 
 def test_rules_and_marks_name_registered_templates() -> None:
-    for family in families():
+    for family in FAMILIES:
         assert {rule.template for rule in family.names} <= set(BUILT_IN)
         assert {marks.template for marks in family.marks} <= set(BUILT_IN)

@@ -158,7 +158,7 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 @pytest.fixture
 def clean_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CHAT_TEMPLATES, "_made", {})
+    monkeypatch.setattr(CHAT_TEMPLATES, "_templates", dict(BUILT_IN))
 
 
 @pytest.mark.usefixtures("clean_table")
