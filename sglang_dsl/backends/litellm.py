@@ -16,11 +16,11 @@ from typing import Any
 from runtime.protocol.registry import MissingExtra
 from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Completion, Delta
 from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
+from sglang_dsl.backends.common.openai_chat import offered, response_format, wire
 from sglang_dsl.backends.common.openai_stream import Reply
-from sglang_dsl.backends.common.openai_tools import offered
 from sglang_dsl.backends.common.prompts import RETRYABLE, turns
-from sglang_dsl.backends.common.remote import Shaped, form_for, response_format, spoken
-from sglang_dsl.backends.openai import TAKES, wire
+from sglang_dsl.backends.common.remote import Shaped, form_for, spoken
+from sglang_dsl.backends.openai import TAKES
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Timeout, Unsupported
 

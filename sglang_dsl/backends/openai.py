@@ -11,7 +11,6 @@ import json
 import math
 import os
 import random
-import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -19,7 +18,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from runtime.protocol.messages import Message
 from sglang_dsl.backends.base import (
     Backend,
     Call,
@@ -32,16 +30,15 @@ from sglang_dsl.backends.base import (
 )
 from sglang_dsl.backends.common.chat_choices import ChatChoices, options_schema
 from sglang_dsl.backends.common.faults import scored, scoring
+from sglang_dsl.backends.common.openai_chat import offered, response_format, wire
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import Reply, pieces_of
-from sglang_dsl.backends.common.openai_tools import offered
 from sglang_dsl.backends.common.prompts import faults, turns
 from sglang_dsl.backends.common.remote import (
     Leading,
     Shaped,
     check_spec_only,
     form_for,
-    response_format,
     spoken,
 )
 from sglang_dsl.backends.common.transport import Limits, Transport
@@ -438,33 +435,3 @@ def _first_after(answer: Mapping[str, Any], length: int) -> int:
     offsets = answer["text_offset"]
     ends = [*offsets[1:], math.inf]
     return next(at for at, end in enumerate(ends) if end > length)
-
-
-def _part(part: Mapping[str, Any]) -> dict[str, Any]:
-    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
-    match part:
-        case {"type": "audio_url", "audio_url": {"url": str(url)}}:
-            found = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
-            if found is None:
-                return dict(part)
-            name = {"mpeg": "mp3"}.get(found[1], found[1])
-            return {"type": "input_audio", "input_audio": {"data": found[2], "format": name}}
-        case _:
-            return dict(part)
-
-
-def wire(message: Message) -> dict[str, Any]:
-    """A turn as the chat API takes it."""
-    made: dict[str, Any] = {"role": message.role, "content": message.content}
-    if not isinstance(message.content, str):
-        made["content"] = [_part(part) for part in message.content]
-    if message.name is not None:
-        made["name"] = message.name
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        made["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    return made

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from sglang_dsl.backends.base import Delta
-from sglang_dsl.backends.common.openai_tools import called
+from sglang_dsl.backends.common.openai_chat import called
 from sglang_dsl.errors import BackendError
 
 _FINISHES = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}

@@ -382,8 +382,3 @@ def form_for(call: Call, backend: str, hint: str = "use json_schema or choices")
             hint="make every property required and additionalProperties false, or pip install jsonschema-rs",
         )
     return form
-
-
-def response_format(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """A schema as OpenAI's chat API asks for it."""
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}

@@ -1,0 +1,72 @@
+"""Messages, tools and schemas in the wire format of OpenAI's chat completions. Knows no requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runtime.protocol.messages import Message
+from sglang_dsl.backends.common.remote import is_strict
+
+
+def offered(
+    tools: Sequence[Mapping[str, Any]], choice: str = "none", parallel: bool = True
+) -> dict[str, Any]:
+    """Fields of a request; none without tools. A tool whose schema strict mode takes is asked for so."""
+    if not tools:
+        return {}
+    said: list[dict[str, Any]] = []
+    for tool in tools:
+        function = dict(tool["function"])
+        if is_strict(function.get("parameters") or {}):
+            function.setdefault("strict", True)
+        said.append({"type": "function", "function": function})
+    named = {"type": "function", "function": {"name": choice[1:]}}
+    body: dict[str, Any] = {"tools": said, "tool_choice": named if choice.startswith("=") else choice}
+    return body if parallel or choice == "none" else {**body, "parallel_tool_calls": False}
+
+
+def called(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a completion's meta tells of a message's calls; nothing without any."""
+    found = [
+        {"id": call.get("id"), "name": call["function"]["name"], "arguments": call["function"]["arguments"]}
+        for call in message.get("tool_calls") or ()
+        if isinstance(call.get("function"), Mapping)
+    ]
+    return {"tool_calls": found} if found else {}
+
+
+def response_format(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
+    """A schema as OpenAI's chat API asks for it."""
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
+
+
+def wire(message: Message) -> dict[str, Any]:
+    """A turn as the chat API takes it."""
+    made: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not isinstance(message.content, str):
+        made["content"] = [_part(part) for part in message.content]
+    if message.name is not None:
+        made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        made["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in message.tool_calls
+        ]
+    return made
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """A part of a turn; sounds that are at hand as the API takes them, {"data", "format"}."""
+    match part:
+        case {"type": "audio_url", "audio_url": {"url": str(url)}}:
+            found = re.match(r"data:audio/([\w.+-]+);base64,(.*)\Z", url, re.DOTALL)
+            if found is None:
+                return dict(part)
+            name = {"mpeg": "mp3"}.get(found[1], found[1])
+            return {"type": "input_audio", "input_audio": {"data": found[2], "format": name}}
+        case _:
+            return dict(part)
