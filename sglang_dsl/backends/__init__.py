@@ -1,12 +1,12 @@
 """Backends by name, and how other objects become one. Loads a backend's module only when it is asked for.
 
-Backends. `common/remote.py` has what the backends for other people's APIs share: which words they take
-(all others are refused), a constraint as structured output, their errors as the language's;
-`common/transport.py` the HTTP of all of them and of `endpoint.py`. `openai.py` (with
-`common/openai_stream.py`), `anthropic.py`, `gemini.py` and `crusoe.py` are one wire format each;
-`litellm.py` uses that package. `blocking.py` runs backends that programs write as sglang's (BaseBackend),
-`common/openai_choices.py` chooses where a completion model scores nothing. `mock.py` answers as told and
-`faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
+`common/api.py` has ApiBackend, the base class of the backends for other providers' APIs: it refuses what an
+API cannot do, sends requests and reads replies. `openai.py`, `anthropic.py` and `gemini.py` are one wire format
+each; `crusoe.py` is OpenAI's at another address, and `litellm.py` uses that package. `common/remote.py` turns
+constraints into structured output, and `common/transport.py` is the HTTP client of all of them and of
+`endpoint.py`. `blocking.py` runs backends that programs write as sglang's (BaseBackend),
+`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` answers as scripted,
+and `faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
 `tutorials/decisions/007-apis-without-their-packages.md`.
 """
 

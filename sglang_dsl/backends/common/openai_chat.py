@@ -7,7 +7,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.backends.common.remote import is_strict
+from sglang_dsl.backends.base import Call
+from sglang_dsl.backends.common.remote import JsonForm, is_strict
+
+STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+"""Fields of a request whose reply is streamed."""
+
+
+def chat_fields(call: Call, form: JsonForm | None, limit_field: str) -> dict[str, Any]:
+    """Fields of a request beside its model, messages and sampling parameters. limit_field: the name of
+    max_new_tokens."""
+    body: dict[str, Any] = {
+        limit_field: call.sampling.max_new_tokens,
+        **offered(call.prompt.tools, call.tool_choice, call.parallel_tools),
+    }
+    if call.n > 1:
+        body["n"] = call.n
+    if call.wants_logprobs:
+        body |= {"logprobs": True, "top_logprobs": call.top_logprobs}
+    if form is not None:
+        schema = {"name": form.name, "schema": form.schema, "strict": form.strict}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return body
 
 
 def offered(
@@ -35,11 +56,6 @@ def called(message: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(call.get("function"), Mapping)
     ]
     return {"tool_calls": found} if found else {}
-
-
-def response_format(name: str, schema: dict[str, Any], *, strict: bool) -> dict[str, Any]:
-    """A schema as OpenAI's chat API asks for it."""
-    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
 
 
 def wire(message: Message) -> dict[str, Any]:

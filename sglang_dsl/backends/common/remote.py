@@ -13,11 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
-
 from runtime.formats.json_stream import JsonStream, JsonStreamError
 from runtime.protocol.constraint import JSON_WORDS, Constraint
-from runtime.protocol.sampling import SamplingParams
 from sglang_dsl.backends.base import Call, Completion, Delta
 from sglang_dsl.errors import Unsupported
 from sglang_dsl.ir.typed import json_in, unfenced
@@ -27,18 +24,16 @@ ANY_JSON = "$$ANY$$"
 """The json_schema that stands for any JSON value."""
 
 
-def spoken(params: SamplingParams, takes: Mapping[str, str], backend: str) -> dict[str, Any]:
-    """The sampling words that differ from their defaults, under the names of `takes` (ours -> the API's).
-    Raises Unsupported for those that are not in it."""
-    said: dict[str, Any] = msgspec.to_builtins(params)
-    said.pop("max_new_tokens", None)
-    if unknown := sorted(set(said) - set(takes)):
+def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str) -> dict[str, Any]:
+    """Sampling parameters under an API's names. `takes`: our name -> the API's. Raises Unsupported for
+    parameters that are not in it."""
+    if unknown := sorted(set(sampling) - set(takes)):
         raise Unsupported(
             f"{backend} does not take {', '.join(unknown)}",
             backend=backend,
             hint=f"it supports {', '.join(sorted(takes))}; leave the others out for this backend",
         )
-    return {takes[word]: value for word, value in said.items()}
+    return {takes[name]: value for name, value in sampling.items()}
 
 
 # -- constraints as structured output ------------------------------------------------------------------------
@@ -69,12 +64,14 @@ class JsonForm:
     plain    whether that value is a string whose text, without quotes, is what was wanted
     strict   whether every object of the schema names all its properties as required and allows no others,
              which is what "strict" structured output takes
+    name     what the schema is called in a request
     """
 
     schema: dict[str, Any]
     wrapped: bool
     plain: bool
     strict: bool
+    name: str = "reply"
 
     def read(self, text: str, constraint: Constraint) -> str:
         """The text wanted, from the reply: a fence or prose around the one JSON value is left out. Raises
@@ -226,22 +223,30 @@ def _first_fault(schema: Any, value: Any) -> tuple[Sequence[str | int], str] | N
 
 
 class Shaped:
-    """Replies on their way to the texts wanted. One that does not fit its constraint stays as it is, and its
-    meta says why under "invalid": that is the error of its variable. One that was taken out of a fence or of
-    prose is whole under "reply"."""
+    """How a call's constraint is asked for, and how its replies are read. A reply that does not fit its
+    constraint stays as it is, and its meta says why under "invalid": that is the error of its variable. A
+    reply that was taken out of a fence or of prose is whole under "reply".
 
-    def __init__(self, call: Call, form: JsonForm | None, body: dict[str, Any], stop: str = "stop") -> None:
-        self._constraint, self._form = call.constraint, form
+    form     the JSON schema to ask for; None: the API enforces the constraint itself, or there is none
+    opening  what the request writes for the model at the end of its prompt
+    """
+
+    opening = ""
+
+    def __init__(self, call: Call, form: JsonForm | None) -> None:
+        self.form = form
+        self._constraint = call.constraint
         self._free = form is None
         # A stream: what came, what of it was shown, and the object that it begins with until that is over.
         self._came: list[str] = []
         self._shown, self._over = "", form is not None and form.wrapped
         self._object, self._read = JsonStream(strings=False), 0
-        self._stops: tuple[str, ...] = ()
-        if form is not None and form.wrapped:
-            # They are about the value, not the JSON around it: `body` loses them, the value is cut here.
-            self._stops = call.sampling.stop
-            body.pop(stop, None)
+        # Stop texts are about the value, not the JSON around it: a wrapped value is cut here.
+        self._stops = call.sampling.stop if form is not None and form.wrapped else ()
+
+    def stops(self, stops: Sequence[str]) -> list[str]:
+        """Of the call's stop texts, those that the API is asked for."""
+        return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
         """What whole replies come to."""
@@ -293,31 +298,29 @@ class Shaped:
 
     def read(self, text: str) -> str:
         """The text wanted, of a whole reply. Raises Misfit."""
-        if self._form is None or self._constraint is None:
+        if self.form is None or self._constraint is None:
             return text
-        value = self._form.read(text, self._constraint)
+        value = self.form.read(text, self._constraint)
         ends = [at for stop in self._stops if (at := value.find(stop)) >= 0]
         return value[: min(ends)] if ends else value
 
 
 class Leading(Shaped):
-    """A number, bool or string read from the begin of what a completion model says, where nothing holds the
-    model to one. `body`: a request with "prompt", and maybe "stop", which is changed: a string's opening
-    quote is said for the model, and stop texts that end a number before it began are left out."""
+    """A number, bool or string read from the start of a completion model's text, which no constraint holds.
+    A string's opening quote is written for the model. Stop texts of blanks, which would end the text before
+    the value begins, are left out."""
 
     KINDS: ClassVar[frozenset[str]] = frozenset({REGEX_INT, REGEX_FLOAT, REGEX_BOOL, REGEX_STR})
 
-    def __init__(self, call: Call, constraint: Constraint, body: dict[str, Any]) -> None:
-        super().__init__(call, None, body)
+    def __init__(self, call: Call, constraint: Constraint) -> None:
+        super().__init__(call, None)
         self._asked, self._free = constraint, False
         self._quote = constraint.spec == REGEX_STR
-        stops = [stop for stop in body.get("stop", ()) if stop.strip()]
-        if self._quote:
-            body["prompt"] += '"'
-            stops = ['"', *stops]
-        body.pop("stop", None)
-        if stops:
-            body["stop"] = stops
+        self.opening = '"' if self._quote else ""
+
+    def stops(self, stops: Sequence[str]) -> list[str]:
+        own = ['"'] if self._quote else []
+        return [*own, *(stop for stop in stops if stop.strip())]
 
     def piece(self, text: str) -> str:
         self._came.append(text)

@@ -308,6 +308,17 @@ class EventDecoder:
         return None
 
 
+def json_event(text: str, backend: str) -> dict[str, Any]:
+    """The JSON object in an event's data. Raises BackendError."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}", backend=backend) from error
+    if not isinstance(found, dict):
+        raise BackendError(f"an event of the stream is not an object: {text[:200]!r}", backend=backend)
+    return found
+
+
 async def _closable(pieces: AsyncIterator[bytes]) -> Any:
     async for piece in pieces:
         yield piece
