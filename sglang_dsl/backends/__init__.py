@@ -1,13 +1,14 @@
 """Backends by name, and how other objects become one. Loads a backend's module only when it is asked for.
 
-`common/api.py` has ApiBackend, the base class of the backends for other providers' APIs: it refuses what an
-API cannot do, sends requests and reads replies. `openai.py`, `anthropic.py` and `gemini.py` are one wire format
-each; `crusoe.py` is OpenAI's at another address, and `litellm.py` uses that package. `common/remote.py` turns
-constraints into structured output, and `common/transport.py` is the HTTP client of all of them and of
-`endpoint.py`. `blocking.py` runs backends that programs write as sglang's (BaseBackend),
-`common/openai_choices.py` chooses with a completion model that scores nothing. `mock.py` answers as scripted,
-and `faulty.py` is another backend over a bad line, for tests. Why without the providers' packages:
-`tutorials/decisions/007-apis-without-their-packages.md`.
+`common/runtime.py` has RuntimeBackend, the base class of the backends for the bundled runtime: `engine.py` in
+this process, and `endpoint.py` over HTTP. `common/api.py` has ApiBackend, the base class of the backends
+for other providers' APIs: it refuses what an API cannot do, sends requests and reads replies. `openai.py`,
+`anthropic.py` and `gemini.py` are one wire format each; `crusoe.py` is OpenAI's at another address, and
+`litellm.py` uses that package. `common/remote.py` turns constraints into structured output, and
+`common/transport.py` is the HTTP client of all of them. `blocking.py` runs backends that programs write as
+sglang's (BaseBackend), and `common/openai_choices.py` chooses with a completion model that scores nothing.
+`mock.py` answers as scripted, and `faulty.py` is another backend over a bad line, for tests. Why without the
+providers' packages: `tutorials/decisions/007-apis-without-their-packages.md`.
 """
 
 from __future__ import annotations

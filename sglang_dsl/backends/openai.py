@@ -14,11 +14,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from sglang_dsl.backends.base import Call, ChoiceCall, ChoiceScore, ChoiceScores, Prompt
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
-from sglang_dsl.backends.common.faults import scored, scoring
+from sglang_dsl.backends.common.native import (
+    as_json,
+    choices_request,
+    output_of,
+    prompt_fields,
+    scores_of,
+)
 from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, wire
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import OpenAIReply
@@ -317,13 +321,12 @@ class OpenAI(ApiBackend):
 
     async def _measured(self, call: ChoiceCall) -> ChoiceScores:
         """By the bundled server's own interface, at the same address."""
-        prompt = call.prompt
-        body = {"messages": msgspec.to_builtins(prompt.messages), **scoring(call)}
-        body |= {"tools": list(prompt.tools)} if prompt.tools else {}
+        body = as_json(choices_request(call, prompt_fields(call.prompt)))
         path = f"{self._transport.base_url.removesuffix('/v1')}/generate"
-        found = scored(await self.send(ApiRequest(path, body), call.timeout), call, self.name)
-        self.token_usage.count(found.meta)
-        return found
+        output = output_of(await self.send(ApiRequest(path, body), call.timeout), self.name)
+        missing = BackendError("the server returned a choice without scores", backend=self.name)
+        self.token_usage.count(output.meta)
+        return scores_of(output, call, missing)
 
 
 def _first_after(answer: Mapping[str, Any], length: int) -> int:
