@@ -7,10 +7,10 @@ about how the server works.
 
 from __future__ import annotations
 
-import json
+import functools
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence, Set
 from contextlib import aclosing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,9 +24,9 @@ from runtime.protocol.constraint import Constraint
 from runtime.protocol.io_struct import GenerateOutput, GenerateReqInput, OutputDelta
 from runtime.protocol.registry import UnknownName
 from sglang_dsl.backends.base import Call, Prompt
-from sglang_dsl.backends.common.native import as_json, error_of, output_of
+from sglang_dsl.backends.common.native import as_json, check_answer, error_of, output_of
 from sglang_dsl.backends.common.runtime import PER_TOKEN, RuntimeBackend
-from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport, json_event
+from sglang_dsl.backends.common.transport import HttpFault, Limits, Transport, json_body, json_event
 from sglang_dsl.concurrency.loop import background
 from sglang_dsl.errors import BackendError, ProgramError, Unsupported
 
@@ -34,6 +34,8 @@ GRACE_S = 15.0
 """How much longer than a request's own deadline the client waits for the server to say that it is over."""
 INFO_S = 30.0
 PROBE_S = 10.0
+_UNKNOWN = frozenset({404, 405})
+"""Statuses of a server that does not know the path."""
 
 
 class RuntimeEndpoint(RuntimeBackend):
@@ -74,7 +76,14 @@ class RuntimeEndpoint(RuntimeBackend):
         super().__init__()
         self.base_url = base_url.rstrip("/")
         self.timeout = timeout
-        self._made_with = (api_key, verify, chat_template_name, timeout, retries, max_connections)
+        self._made_with: dict[str, Any] = {
+            "api_key": api_key,
+            "verify": verify,
+            "chat_template_name": chat_template_name,
+            "timeout": timeout,
+            "retries": retries,
+            "max_connections": max_connections,
+        }
         self._transport = Transport(
             self.base_url,
             {"Authorization": f"Bearer {api_key}"} if api_key else {},
@@ -95,7 +104,7 @@ class RuntimeEndpoint(RuntimeBackend):
     def __reduce__(self) -> Any:
         """For worker processes of a batch: another endpoint of the same server, with connections of its
         own."""
-        return _made_again, (self.base_url, *self._made_with)
+        return functools.partial(RuntimeEndpoint, lazy=True, **self._made_with), (self.base_url,)
 
     @property
     def identity(self) -> str:
@@ -159,7 +168,7 @@ class RuntimeEndpoint(RuntimeBackend):
     ) -> AsyncIterator[OutputDelta]:
         """The streamed answer to POST /generate with this body. Raises BackendError and its subclasses."""
         stream = _Stream()
-        data = json.dumps({**body, "stream": True}).encode()
+        data = json_body({**body, "stream": True})
         with self.faults():
             events = self._transport.events("/generate", data, self._wait_limit(timeout))
             async with aclosing(events):  # type: ignore[type-var]
@@ -207,41 +216,22 @@ class RuntimeEndpoint(RuntimeBackend):
 
     async def precompile(self, constraints: Sequence[Constraint]) -> list[dict[str, Any]]:
         body = {"constraints": msgspec.to_builtins(list(constraints))}
-        try:
-            answer = await self._transport.post("/precompile", json.dumps(body).encode(), self.timeout)
-        except HttpFault as fault:
-            if fault.status in (404, 405):
-                return []  # a server that does not know the path compiles when it has to
-            raise _error_of(fault) from fault
-        return [dict(one) for one in answer["constraints"]]
+        answer = await self._unless(_UNKNOWN, "/precompile", body, self.timeout)
+        # A server that does not know the path compiles when it has to.
+        return [] if answer is None else [dict(one) for one in answer["constraints"]]
 
     async def count_tokens(self, prompt: Prompt) -> int | None:
         text = self.prompt_fields(prompt).get("text")
-        asked = _conversation(prompt) if text is None else {"prompt": text}
-        try:
-            found = await self._transport.post("/tokenize", json.dumps(asked).encode(), INFO_S)
-        except HttpFault as fault:
-            if fault.status in (404, 405):
-                return None  # a server that does not know the path
-            raise _error_of(fault) from fault
-        return int(found["count"])
+        body = _conversation(prompt) if text is None else {"prompt": text}
+        answer = await self._unless(_UNKNOWN, "/tokenize", body)
+        return None if answer is None else int(answer["count"])
 
     async def aflush_cache(self) -> bool:
-        try:
-            await self._transport.post("/flush_cache", b"{}", INFO_S)
-        except HttpFault as fault:
-            if fault.status == 400:
-                return False  # in use
-            raise _error_of(fault) from fault
-        return True
+        return await self._unless({400}, "/flush_cache", {}) is not None  # 400: in use
 
     async def prefix_cache(self) -> dict[str, Any] | None:
-        try:
-            return dict(await self._transport.get("/radix_tree", INFO_S))
-        except HttpFault as fault:
-            if fault.status in (403, 404, 405):
-                return None  # not for this key, or a server that does not know the path
-            raise _error_of(fault) from fault
+        answer = await self._unless({*_UNKNOWN, 403}, "/radix_tree")  # 403: not for this key
+        return None if answer is None else dict(answer)
 
     async def info(self) -> dict[str, Any]:
         told = await self._get("/server_info")
@@ -253,13 +243,25 @@ class RuntimeEndpoint(RuntimeBackend):
 
     # -- within ----------------------------------------------------------------------------------------------
 
+    async def _unless(self, statuses: Set[int], path: str, body: Any = None, timeout: float = INFO_S) -> Any:
+        """The JSON of the answer to a GET, or with a body to a POST; None if its status is one of these.
+        Raises BackendError."""
+        try:
+            if body is None:
+                return await self._transport.get(path, timeout)
+            return await self._transport.post(path, json_body(body), timeout)
+        except HttpFault as fault:
+            if fault.status in statuses:
+                return None
+            raise _error_of(fault) from fault
+
     def _wait_limit(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else timeout + GRACE_S
 
     async def request(self, path: str, body: Mapping[str, Any], timeout: float | None = None) -> Any:
         """POST this JSON and return the JSON of the answer. Raises BackendError and its subclasses."""
         with self.faults():
-            return await self._transport.post(path, json.dumps(body).encode(), self._wait_limit(timeout))
+            return await self._transport.post(path, json_body(body), self._wait_limit(timeout))
 
     async def _get(self, path: str) -> dict[str, Any]:
         with self.faults():
@@ -324,8 +326,8 @@ class _Stream:
 
     def delta(self, event: dict[str, Any]) -> OutputDelta:
         """What is new in an event. Raises BackendError."""
-        output = output_of(event, RuntimeEndpoint.name)
-        text, meta = output.text, output.meta
+        check_answer(event, RuntimeEndpoint.name)
+        text, meta = event.get("text", ""), event.get("meta_info") or {}
         ids, counted = event.get("output_ids"), meta.get("completion_tokens")
         tokens = counted if isinstance(counted, int) else 0
         if not (isinstance(ids, list) and self._tokens > 0 and len(ids) < tokens):
@@ -354,25 +356,4 @@ def _error_of(fault: HttpFault) -> ProgramError:
         status=fault.status,
         retryable=fault.status in (429, 502, 503, 504),
         hint="is api_key right?" if fault.status == 401 else None,
-    )
-
-
-def _made_again(
-    base_url: str,
-    api_key: str | None,
-    verify: bool | str | None,
-    template: str | None,
-    timeout: float,
-    retries: int,
-    connections: int,
-) -> RuntimeEndpoint:
-    return RuntimeEndpoint(
-        base_url,
-        api_key,
-        verify,
-        template,
-        timeout=timeout,
-        retries=retries,
-        max_connections=connections,
-        lazy=True,
     )

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from runtime.protocol.registry import MissingExtra
-from sglang_dsl.backends.base import Call, Prompt
+from sglang_dsl.backends.base import Call
 from sglang_dsl.backends.common.api import ApiBackend, ApiRequest
-from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, wire
+from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_stream import OpenAIReply
-from sglang_dsl.backends.common.prompts import RETRYABLE, turns
+from sglang_dsl.backends.common.prompts import RETRYABLE
 from sglang_dsl.backends.common.remote import Shaped
 from sglang_dsl.backends.openai import TAKES
 from sglang_dsl.errors import BackendError, Timeout, Unsupported
@@ -70,7 +70,8 @@ class LiteLLM(ApiBackend):
         self._package: Any = None
 
     def request(self, call: Call, sampling: dict[str, Any], shaped: Shaped, *, stream: bool) -> ApiRequest:
-        body = self._messages(call.prompt) | chat_fields(call, shaped.form, "max_tokens") | sampling
+        body = chat_messages(call.prompt, self.name)
+        body |= chat_fields(call, shaped.form, "max_tokens") | sampling
         if stream:
             body |= STREAMED
         return ApiRequest("", body)
@@ -100,16 +101,6 @@ class LiteLLM(ApiBackend):
         return  # litellm keeps connections of its own
 
     # -- within ----------------------------------------------------------------------------------------------
-
-    def _messages(self, prompt: Prompt) -> dict[str, Any]:
-        done, prefill = turns(prompt, self.name)
-        if prefill is not None:
-            raise Unsupported(
-                f"{self.name} cannot continue a reply that has begun ({str(prefill.content)[:60]!r})",
-                backend=self.name,
-                hint="start assistant(...) with gen",
-            )
-        return {"messages": [wire(message) for message in done]}
 
     async def _ask(self, body: dict[str, Any], timeout: float | None) -> Any:
         litellm = await self._loaded()

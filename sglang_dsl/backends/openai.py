@@ -23,10 +23,10 @@ from sglang_dsl.backends.common.native import (
     prompt_fields,
     scores_of,
 )
-from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, wire
+from sglang_dsl.backends.common.openai_chat import STREAMED, chat_fields, chat_messages
 from sglang_dsl.backends.common.openai_choices import Steps, drawn, likeliest
 from sglang_dsl.backends.common.openai_stream import OpenAIReply
-from sglang_dsl.backends.common.prompts import faults, turns
+from sglang_dsl.backends.common.prompts import faults
 from sglang_dsl.backends.common.remote import Leading, Shaped, check_spec_only, renamed
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -185,7 +185,8 @@ class OpenAI(ApiBackend):
             body |= STREAMED
         text = self._text_of(call.prompt)
         if text is None:
-            body |= self._messages(call.prompt)
+            hint = 'or pass extensions=["prefill"] if the server supports continue_final_message'
+            body |= chat_messages(call.prompt, self.name, prefill=self.prefills, hint=hint)
             body |= chat_fields(call, shaped.form, self._limit_field)
             return ApiRequest(f"/chat/completions{self._query}", body)
         if call.prompt.tools and call.tool_choice != "none":
@@ -229,21 +230,6 @@ class OpenAI(ApiBackend):
                 hint="leave is_chat_model out",
             )
         return text
-
-    def _messages(self, prompt: Prompt) -> dict[str, Any]:
-        done, prefill = turns(prompt, self.name)
-        body: dict[str, Any] = {"messages": [wire(message) for message in done]}
-        if prefill is not None:
-            if "prefill" not in self._extensions:
-                raise Unsupported(
-                    f"{self.name} cannot continue a reply that has begun ({str(prefill.content)[:60]!r})",
-                    backend=self.name,
-                    hint='start assistant(...) with gen, or pass extensions=["prefill"] if the server '
-                    "supports continue_final_message",
-                )
-            body["messages"].append(wire(prefill))
-            body |= {"continue_final_message": True, "add_generation_prompt": False}
-        return body
 
     # -- choices ---------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ reads the reply: whole, as a stream, or as a choice. Knows no API's wire format.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
@@ -18,7 +17,7 @@ from sglang_dsl.backends.base import Backend, Call, ChoiceCall, ChoiceScores, Co
 from sglang_dsl.backends.common.chat_choices import ChatChoices, choice_form
 from sglang_dsl.backends.common.prompts import faults
 from sglang_dsl.backends.common.remote import Shaped, form_for, renamed
-from sglang_dsl.backends.common.transport import Limits, Transport, json_event
+from sglang_dsl.backends.common.transport import Limits, Transport, json_body, json_event
 from sglang_dsl.conversation.usage import TokenUsage
 from sglang_dsl.errors import BackendError, Unsupported
 
@@ -127,12 +126,12 @@ class ApiBackend(Backend):
     async def send(self, request: ApiRequest, timeout: float | None) -> Any:
         """The JSON of the whole answer. Raises BackendError."""
         with faults(self.name):
-            return await self._transport.post(request.path, json.dumps(request.body).encode(), timeout)
+            return await self._transport.post(request.path, json_body(request.body), timeout)
 
     async def events(self, request: ApiRequest, timeout: float | None) -> AsyncIterator[dict[str, Any]]:
         """The events of a streamed answer. Raises BackendError."""
         with faults(self.name):
-            events = self._transport.events(request.path, json.dumps(request.body).encode(), timeout)
+            events = self._transport.events(request.path, json_body(request.body), timeout)
             async with aclosing(events):  # type: ignore[type-var]
                 async for event in events:
                     if event == "[DONE]":
@@ -162,7 +161,8 @@ class ApiBackend(Backend):
             async for data in events:
                 delta = reply.event(data)
                 length += len(delta.text)
-                reasoning.append(delta.reasoning)
+                if delta.reasoning:
+                    reasoning.append(delta.reasoning)
                 piece = shaped.piece(delta.text)
                 if piece or delta.reasoning:
                     yield Delta(piece, reasoning=delta.reasoning)
@@ -174,7 +174,7 @@ class ApiBackend(Backend):
                 hint="the connection or the server failed; the text so far is incomplete",
             )
         meta = reply.meta()
-        if any(reasoning):
+        if reasoning:
             meta["reasoning_content"] = "".join(reasoning)
         self.token_usage.count(meta)
         yield shaped.last(meta)
@@ -186,7 +186,7 @@ class ApiBackend(Backend):
         async def ask(max_tokens: int, sampling: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             limit = SamplingParams(max_new_tokens=max_tokens)
             one = Call(call.prompt, limit, timeout=call.timeout, tool_choice="none")
-            request = self._asked(one, dict(sampling), Shaped(one, choice_form(call.choices)))
+            request = self._build(one, dict(sampling), Shaped(one, choice_form(call.choices)))
             texts, metas = await self._texts(request, one)
             return texts[0], metas[0]
 
@@ -203,26 +203,28 @@ class ApiBackend(Backend):
         shaped = self.shape(call)
         sampling: dict[str, Any] = msgspec.to_builtins(call.sampling)
         sampling.pop("max_new_tokens", None)
-        return self._asked(call, sampling, shaped, stream=stream), shaped
+        return self._build(call, sampling, shaped, stream=stream), shaped
 
     def _check(self, call: Call) -> None:
         """Raise Unsupported for what no request to this API can ask for."""
-        asked = {
-            "n above 1": call.n > 1 and not self.samples,
-            "return_logprob": call.return_logprob and not self.logprobs,
-            "top_logprobs_num": call.top_logprobs > 0 and not self.logprobs,
-            "logprob_start_len": call.logprob_start_len >= 0,
-        }
-        refused = [*(name for name, wanted in asked.items() if wanted), *sorted(call.options)]
+        refused = sorted(call.options)
+        if call.n > 1 and not self.samples:
+            refused.append("n above 1")
+        if call.return_logprob and not self.logprobs:
+            refused.append("return_logprob")
+        if call.top_logprobs > 0 and not self.logprobs:
+            refused.append("top_logprobs_num")
+        if call.logprob_start_len >= 0:
+            refused.append("logprob_start_len")
         if refused:
             of_prompt = "the API returns no log-probabilities of the prompt"
             raise Unsupported(
                 f"{self.name} does not take {', '.join(refused)}",
                 backend=self.name,
-                hint=of_prompt if asked["logprob_start_len"] else None,
+                hint=of_prompt if call.logprob_start_len >= 0 else None,
             )
 
-    def _asked(
+    def _build(
         self, call: Call, sampling: dict[str, Any], shaped: Shaped, *, stream: bool = False
     ) -> ApiRequest:
         """The request with these sampling parameters, under our names. Raises Unsupported for those that the

@@ -76,20 +76,25 @@ def as_json(request: GenerateReqInput) -> dict[str, Any]:
     return body
 
 
-def output_of(answer: Any, backend: str) -> GenerateOutput:
-    """An answer of POST /generate, or one event of its stream. Raises the error that it reports, and
-    BackendError for anything else."""
+def check_answer(answer: Any, backend: str) -> None:
+    """Raise the error that an answer of POST /generate, or an event of its stream, reports, and BackendError
+    if it is no answer."""
     match answer:
         case {"error": dict(error)}:
             raise error_of(error, backend)
         case {"text": str()} | {"choices": list()}:
-            pass
+            return
         case _:
             raise BackendError(f"the server's answer is not a generation: {str(answer)[:200]!r}")
+
+
+def output_of(answer: Any, backend: str) -> GenerateOutput:
+    """An answer of POST /generate. Raises the error that it reports, and BackendError."""
+    check_answer(answer, backend)
     return GenerateOutput(
         answer.get("text", ""),
         answer.get("output_ids") or [],
-        dict(answer.get("meta_info") or {}),
+        answer.get("meta_info") or {},
         answer.get("choices"),
     )
 

@@ -7,11 +7,36 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.protocol.messages import Message
-from sglang_dsl.backends.base import Call
+from sglang_dsl.backends.base import Call, Prompt
+from sglang_dsl.backends.common.prompts import turns
 from sglang_dsl.backends.common.remote import JsonForm, is_strict
+from sglang_dsl.errors import Unsupported
 
 STREAMED: Mapping[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
 """Fields of a request whose reply is streamed."""
+
+
+def chat_messages(
+    prompt: Prompt, backend: str, *, prefill: bool = False, hint: str | None = None
+) -> dict[str, Any]:
+    """Fields of a request that hold the prompt. Raises Unsupported.
+
+    prefill  whether the server can continue an assistant turn that has text already
+    hint     what else to do if it cannot
+    """
+    done, begun = turns(prompt, backend)
+    messages = [wire(message) for message in done]
+    if begun is None:
+        return {"messages": messages}
+    if not prefill:
+        start = "start assistant(...) with gen"
+        raise Unsupported(
+            f"{backend} cannot continue a reply that has begun ({str(begun.content)[:60]!r})",
+            backend=backend,
+            hint=start if hint is None else f"{start}, {hint}",
+        )
+    messages.append(wire(begun))
+    return {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
 
 
 def chat_fields(call: Call, form: JsonForm | None, limit_field: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ ANY_JSON = "$$ANY$$"
 def renamed(sampling: Mapping[str, Any], takes: Mapping[str, str], backend: str) -> dict[str, Any]:
     """Sampling parameters under an API's names. `takes`: our name -> the API's. Raises Unsupported for
     parameters that are not in it."""
-    if unknown := sorted(set(sampling) - set(takes)):
+    if unknown := sorted(name for name in sampling if name not in takes):
         raise Unsupported(
             f"{backend} does not take {', '.join(unknown)}",
             backend=backend,
@@ -240,7 +240,8 @@ class Shaped:
         # A stream: what came, what of it was shown, and the object that it begins with until that is over.
         self._came: list[str] = []
         self._shown, self._over = "", form is not None and form.wrapped
-        self._object, self._read = JsonStream(strings=False), 0
+        self._object: JsonStream | None = None
+        self._read = 0
         # Stop texts are about the value, not the JSON around it: a wrapped value is cut here.
         self._stops = call.sampling.stop if form is not None and form.wrapped else ()
 
@@ -249,11 +250,11 @@ class Shaped:
         return [] if self._stops else list(stops)
 
     def completion(self, texts: Sequence[str], metas: Sequence[dict[str, Any]]) -> Completion:
-        """What whole replies come to."""
-        found = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
-        told = [meta for _, meta in found]
-        meta = told[0] if len(told) == 1 else {**told[0], "samples": told}
-        return Completion(tuple(text for text, _ in found), meta)
+        """The completion for whole replies."""
+        read = [self._whole(text, dict(meta)) for text, meta in zip(texts, metas, strict=True)]
+        samples = [meta for _, meta in read]
+        meta = samples[0] if len(samples) == 1 else {**samples[0], "samples": samples}
+        return Completion(tuple(text for text, _ in read), meta)
 
     def piece(self, text: str) -> str:
         """What of a streamed piece can be shown now: an object that the reply begins with, as it comes. What
@@ -266,6 +267,8 @@ class Shaped:
             self._over |= bool(text) and text[0] != "{"
         if self._over or not text:
             return ""
+        if self._object is None:
+            self._object = JsonStream(strings=False)
         try:
             self._object.feed(text)
         except JsonStreamError as error:

@@ -122,7 +122,7 @@ class RuntimeBackend(Backend):
 
     def as_request(self, call: Call) -> GenerateReqInput:
         """The request for a call. Raises Unsupported for options that no request has."""
-        if unknown := sorted(set(call.options) - OPTIONS):
+        if unknown := sorted(call.options.keys() - OPTIONS):
             raise Unsupported(
                 f"the {self.peer} does not take {', '.join(unknown)}",
                 backend=self.name,

