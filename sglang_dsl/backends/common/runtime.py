@@ -77,6 +77,10 @@ class RuntimeBackend(Backend):
 
     async def generate(self, call: Call) -> Completion:
         if calls_tools(call):
+            if call.n != 1:
+                raise Unsupported(
+                    "a reply that may call tools is one text", backend=self.name, hint="use n=1"
+                )
             held, parser = held_to_tools(call, await self.tool_parser(), self.name)
             [output] = await self._answers(self.as_request(held))
             self.token_usage.count(output.meta)
